@@ -1,0 +1,1 @@
+"""The contract between agent and core: messages, records, and the environment of a worker."""

@@ -1,0 +1,67 @@
+"""What an agent tells a worker through its environment: one codec writes it and reads it back.
+
+Owns every BAGUA_* variable that passes from agent to worker. Values are checked when read, so a
+worker started by hand with half an environment gets one clear error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+PREFIX = "BAGUA_"
+
+
+class WorkerEnvironmentError(ValueError):
+    """A BAGUA_* variable is missing or unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """Every field is the variable BAGUA_<NAME IN CAPITALS>.
+
+    session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
+    slot: place on the node, fixed for the process's life. ledger_dir: empty for none. gate_fd: file
+    descriptor on which the runner waits for the agent's word to start the script; -1 for none.
+    failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds.
+    """
+
+    job_id: str
+    worker_id: str
+    agent_id: str
+    session_socket: str
+    bind_host: str
+    slot: int
+    slots: int
+    ledger_dir: str = ""
+    gate_fd: int = -1
+    failpoints: str = ""
+    digest_every_steps: int = 100
+    error_file: str = ""
+
+    def encode(self) -> dict[str, str]:
+        """Environment variables that `decode` reads back to an equal value."""
+        return {PREFIX + f.name.upper(): str(getattr(self, f.name)) for f in fields(self)}
+
+    @staticmethod
+    def is_present(environ: Mapping[str, str]) -> bool:
+        return PREFIX + "SESSION_SOCKET" in environ
+
+    @staticmethod
+    def decode(environ: Mapping[str, str]) -> WorkerEnvironment:
+        """Raises WorkerEnvironmentError naming the variable and its value."""
+        hints = get_type_hints(WorkerEnvironment)
+        values: dict[str, Any] = {}
+        for f in fields(WorkerEnvironment):
+            name = PREFIX + f.name.upper()
+            if name not in environ:
+                if isinstance(f.default, (str, int)):
+                    continue
+                raise WorkerEnvironmentError(f"{name} is not set; start the script with bagua-launch")
+            raw = environ[name]
+            try:
+                values[f.name] = hints[f.name](raw)
+            except ValueError as error:
+                raise WorkerEnvironmentError(f"{name}={raw!r} is not {hints[f.name].__name__}") from error
+        return WorkerEnvironment(**values)

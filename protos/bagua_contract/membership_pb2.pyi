@@ -1,0 +1,241 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StateName(_message.Message):
+    __slots__ = ("generation", "step", "operations")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    operations: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
+
+class JobSpec(_message.Message):
+    __slots__ = ("protocol", "nonce", "max_restarts", "script")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    nonce: str
+    max_restarts: int
+    script: str
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ...) -> None: ...
+
+class Desired(_message.Message):
+    __slots__ = ("min_nodes", "max_nodes")
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    min_nodes: int
+    max_nodes: int
+    def __init__(self, min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class Leader(_message.Message):
+    __slots__ = ("agent_id", "control_address")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    control_address: str
+    def __init__(self, agent_id: _Optional[str] = ..., control_address: _Optional[str] = ...) -> None: ...
+
+class Agent(_message.Message):
+    __slots__ = ("protocol", "agent_id", "node_name", "control_address", "slots", "topology", "leaving")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    agent_id: str
+    node_name: str
+    control_address: str
+    slots: int
+    topology: str
+    leaving: bool
+    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation")
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    worker_id: str
+    agent_id: str
+    slot: int
+    store_address: str
+    fingerprint: _containers.ScalarMap[str, str]
+    committed_generation: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "node_rank", "local_rank", "store_address", "since_generation", "join_revision", "holder")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    JOIN_REVISION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    agent_id: str
+    node_name: str
+    slot: int
+    global_rank: int
+    node_rank: int
+    local_rank: int
+    store_address: str
+    since_generation: int
+    join_revision: int
+    holder: bool
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., store_address: _Optional[str] = ..., since_generation: _Optional[int] = ..., join_revision: _Optional[int] = ..., holder: bool = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
+        PLANNED: _ClassVar[Generation.Kind]
+        LOSS: _ClassVar[Generation.Kind]
+    KIND_UNSPECIFIED: Generation.Kind
+    PLANNED: Generation.Kind
+    LOSS: Generation.Kind
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    nonce: str
+    number: int
+    base: int
+    kind: Generation.Kind
+    members: _containers.RepeatedCompositeFieldContainer[Placement]
+    reason: str
+    fingerprint: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Suspicion(_message.Message):
+    __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Suspicion.Kind]
+        BROKEN: _ClassVar[Suspicion.Kind]
+        STALLED: _ClassVar[Suspicion.Kind]
+    KIND_UNSPECIFIED: Suspicion.Kind
+    BROKEN: Suspicion.Kind
+    STALLED: Suspicion.Kind
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    kind: Suspicion.Kind
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    detail: str
+    sequence: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    IN_STEP_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_TAIL_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    agent_id: str
+    node_name: str
+    slot: int
+    global_rank: int
+    exit_code: int
+    cause: str
+    log_path: str
+    step: int
+    in_step: bool
+    script_failure: bool
+    traceback_tail: str
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ...) -> None: ...
+
+class Closing(_message.Message):
+    __slots__ = ("worker_id", "generation", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    step: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("outcome", "exit_code", "reason", "failure")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[Result.Outcome]
+        SUCCEEDED: _ClassVar[Result.Outcome]
+        FAILED: _ClassVar[Result.Outcome]
+        STOPPED: _ClassVar[Result.Outcome]
+    OUTCOME_UNSPECIFIED: Result.Outcome
+    SUCCEEDED: Result.Outcome
+    FAILED: Result.Outcome
+    STOPPED: Result.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    outcome: Result.Outcome
+    exit_code: int
+    reason: str
+    failure: Failure
+    def __init__(self, outcome: _Optional[_Union[Result.Outcome, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("worker_id", "difference")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    difference: str
+    def __init__(self, worker_id: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...

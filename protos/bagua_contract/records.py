@@ -1,0 +1,148 @@
+"""The records of one job as values: frozen, checked at birth, and their protobuf form.
+
+Owns the meaning of what stands in etcd. Knows nothing of etcd, processes or torch, so that agent and
+core can share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bagua_contract import membership_pb2 as pb
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateName:
+    """Which committed state this is; ordered, so the greatest is the furthest.
+
+    generation: the one of the last commit. step: steps committed. operations: collectives outside
+    steps finished since then. All zero names "no state".
+    """
+
+    generation: int = 0
+    step: int = 0
+    operations: int = 0
+
+    @property
+    def is_none(self) -> bool:
+        return self == StateName()
+
+
+class GenerationKind(Enum):
+    PLANNED = pb.Generation.PLANNED
+    LOSS = pb.Generation.LOSS
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One worker's place in a generation."""
+
+    worker_id: str
+    agent_id: str
+    node_name: str
+    slot: int
+    global_rank: int
+    node_rank: int
+    local_rank: int
+    store_address: str
+    since_generation: int
+    join_revision: int
+    holder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A numbered, immutable list of workers with their ranks, in rank order."""
+
+    number: int
+    base: int
+    kind: GenerationKind
+    members: tuple[Placement, ...]
+    nonce: str = ""
+    reason: str = ""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError(f"generation number must be at least 1, not {self.number}")
+        if [m.global_rank for m in self.members] != list(range(len(self.members))):
+            raise ValueError(f"generation {self.number}: ranks are not 0..{len(self.members) - 1} in order")
+        if len({m.worker_id for m in self.members}) != len(self.members):
+            raise ValueError(f"generation {self.number}: a worker is listed twice")
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def node_count(self) -> int:
+        return len({m.agent_id for m in self.members})
+
+    def placement_of(self, worker_id: str) -> Placement | None:
+        return next((m for m in self.members if m.worker_id == worker_id), None)
+
+    def encode(self) -> bytes:
+        return self.to_proto().SerializeToString()
+
+    def to_proto(self) -> pb.Generation:
+        return pb.Generation(
+            protocol=PROTOCOL_VERSION,
+            nonce=self.nonce,
+            number=self.number,
+            base=self.base,
+            kind=self.kind.value,
+            members=[
+                pb.Placement(
+                    worker_id=m.worker_id,
+                    agent_id=m.agent_id,
+                    node_name=m.node_name,
+                    slot=m.slot,
+                    global_rank=m.global_rank,
+                    node_rank=m.node_rank,
+                    local_rank=m.local_rank,
+                    store_address=m.store_address,
+                    since_generation=m.since_generation,
+                    join_revision=m.join_revision,
+                    holder=m.holder,
+                )
+                for m in self.members
+            ],
+            reason=self.reason,
+            fingerprint=dict(self.fingerprint),
+        )
+
+    @staticmethod
+    def from_proto(message: pb.Generation) -> Generation:
+        """Raises ValueError for a record that no leader of this protocol would write."""
+        return Generation(
+            number=message.number,
+            base=message.base,
+            kind=GenerationKind(message.kind),
+            members=tuple(
+                Placement(
+                    worker_id=m.worker_id,
+                    agent_id=m.agent_id,
+                    node_name=m.node_name,
+                    slot=m.slot,
+                    global_rank=m.global_rank,
+                    node_rank=m.node_rank,
+                    local_rank=m.local_rank,
+                    store_address=m.store_address,
+                    since_generation=m.since_generation,
+                    join_revision=m.join_revision,
+                    holder=m.holder,
+                )
+                for m in message.members
+            ),
+            nonce=message.nonce,
+            reason=message.reason,
+            fingerprint=dict(message.fingerprint),
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> Generation:
+        return Generation.from_proto(pb.Generation.FromString(data))

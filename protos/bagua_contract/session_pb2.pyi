@@ -1,0 +1,141 @@
+from bagua_contract import membership_pb2 as _membership_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "ready", "entered", "progress", "suspected", "left", "training_done")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_DONE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ready: Ready
+    entered: Entered
+    progress: Progress
+    suspected: Suspected
+    left: Left
+    training_done: TrainingDone
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., entered: _Optional[_Union[Entered, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., suspected: _Optional[_Union[Suspected, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., training_done: _Optional[_Union[TrainingDone, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "worker_id", "pid")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    worker_id: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("store_address", "fingerprint")
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    store_address: str
+    fingerprint: _containers.ScalarMap[str, str]
+    def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Entered(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    epoch: int
+    steps_per_s: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Suspected(_message.Message):
+    __slots__ = ("generation", "kind", "hosts", "detail")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    kind: _membership_pb2.Suspicion.Kind
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    detail: str
+    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[_Union[_membership_pb2.Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class TrainingDone(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class AgentMessage(_message.Message):
+    __slots__ = ("welcome", "new_generation", "leave", "close", "refused")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    NEW_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    new_generation: NewGeneration
+    leave: Leave
+    close: Close
+    refused: _membership_pb2.Refusal
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., new_generation: _Optional[_Union[NewGeneration, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., refused: _Optional[_Union[_membership_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol", "nonce")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    nonce: str
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ...) -> None: ...
+
+class NewGeneration(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: _membership_pb2.Generation
+    def __init__(self, generation: _Optional[_Union[_membership_pb2.Generation, _Mapping]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
