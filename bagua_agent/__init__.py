@@ -1,0 +1,1 @@
+"""The agent: one process per node and job. Never imports torch."""

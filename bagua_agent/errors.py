@@ -1,0 +1,45 @@
+"""What can go wrong, by whose move it needs: one tree of errors for launcher and agent.
+
+A message names the value and the next move. UserError is the user's to mend, PeerViolation means another
+process breaks the protocol, InfrastructureLost may come back by itself, InternalError is our bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BaguaError(Exception):
+    """Root of the tree; `exit_code` is what a command that ends with this error returns."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UserError(BaguaError):
+    """The user's mistake: a flag, a file, a value, a missing right."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class PeerViolation(BaguaError):
+    """Another process sent what the protocol does not allow."""
+
+
+class InfrastructureLost(BaguaError):
+    """Something outside the job is away or failed: network, store, disk."""
+
+
+class StoreUnavailable(InfrastructureLost):
+    """No etcd endpoint did what was asked in the time given; nothing was changed, or trying again is harmless."""
+
+
+class OutcomeUnknown(InfrastructureLost):
+    """A transaction was sent and no answer came: it may or may not have been done. Read before trying again."""
+
+
+class LeaseLost(InfrastructureLost):
+    """etcd does not know the lease (any more): its keys are gone."""
+
+
+class InternalError(BaguaError):
+    """Our bug: a state that must not be. Carries what is needed to find it."""

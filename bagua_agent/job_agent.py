@@ -1,0 +1,77 @@
+"""What does a node do for one job? Starts its workers, joins the job, and follows it to its end.
+
+`run_job` prepares and starts the workers before it loads what is slow to load; the loop is job_loop.py.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from bagua_agent.errors import BaguaError
+from bagua_agent.job_config import JobConfig
+from bagua_agent.local_address import local_address
+from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.process_messages import SignalCame, WorkerExited
+from bagua_agent.signals import SignalsToInbox
+
+
+def run_job(config: JobConfig) -> int:
+    """Run this node's part of the job; returns the exit code. Errors are printed, one line each."""
+    try:
+        return _run(config)
+    except BaguaError as error:
+        print(f"bagua-launch: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _run(config: JobConfig) -> int:
+    node_name = socket.gethostname().split(".")[0] or "node"
+    agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
+    address = local_address(
+        config.local_addr, _store_target(config), single_node=config.max_nodes == 1
+    )
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    directory = Path(tempfile.mkdtemp(prefix="bagua-"))  # 0700: nobody else reaches the session's socket
+    workers = NodeWorkers(
+        config,
+        agent_id,
+        node_name,
+        address,
+        str(directory / "session.sock"),
+        lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
+    )
+    try:
+        with SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number))):
+            workers.start()
+            # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
+            from bagua_agent.job_loop import JobLoop
+
+            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox)
+            try:
+                return loop.run()
+            finally:
+                loop.close()
+    finally:
+        workers.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _store_target(config: JobConfig) -> str | None:
+    if config.endpoints is None:
+        return None
+    from bagua_agent.store.endpoints import parse_endpoint
+
+    return parse_endpoint(config.endpoints[0]).target
+
+
+def _key_part(node_name: str) -> str:
+    """A host name as a part of ids and keys."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name)[:40] or "node"
+
+

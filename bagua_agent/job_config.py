@@ -1,0 +1,117 @@
+"""What one agent is asked to run, and the only home of the defaults.
+
+A checked value: whoever holds a JobConfig need not check it again. Knows nothing of flags, variables
+and files (bagua_launch reads those), and imports neither torch nor grpc, so that reading a command
+line stays fast.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class CommandKind(Enum):
+    """How `WorkerCommand.target` is started."""
+
+    SCRIPT = "script"  # python -u TARGET ARGS
+    MODULE = "module"  # python -u -m TARGET ARGS
+    EXECUTABLE = "executable"  # TARGET ARGS
+    RUN_PATH = "run-path"  # runpy.run_path(TARGET) as __main__, in an interpreter that is already up
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """The user's program. `args` reach it exactly as typed."""
+
+    kind: CommandKind
+    target: str
+    args: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        switch = "-m " if self.kind is CommandKind.MODULE else ""
+        return switch + shlex.join((self.target, *self.args))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCredentials:
+    """How to show oneself to etcd. All None: a plain connection."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    user: str | None = None
+    password_file: str | None = None
+
+
+DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """One node's part in a job.
+
+    Who: `slots` workers here, between `min_nodes` and `max_nodes` nodes in all.
+    Where: `endpoints` are entries that store/endpoints.py reads; None means that the agent starts an
+    etcd of its own, which also serves the others if the job admits more nodes. With `hosts_store` it
+    starts one at endpoints[0] instead, unless an etcd answers there already.
+    Logs: `redirects` and `tee` are "0".."3" or "LOCAL_RANK:VALUE,..." (1 stdout, 2 stderr, 3 both);
+    `local_ranks_filter` is "" or "0,2"; the duplicate filters are comma-separated words, ",," a comma.
+    Waits: None means without limit.
+    """
+
+    job_id: str
+    command: WorkerCommand
+    min_nodes: int = 1
+    max_nodes: int = 1
+    slots: int = 1
+
+    endpoints: tuple[str, ...] | None = None
+    hosts_store: bool = False
+    store_credentials: StoreCredentials = field(default_factory=StoreCredentials)
+
+    max_restarts: int = 0
+    role: str = "default"
+    start_method: str = "spawn"
+    monitor_interval_s: float = 0.1
+    signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
+    shutdown_timeout_s: float = 30.0
+    numa_binding: str | None = None
+    virtual_local_rank: bool = False
+
+    log_dir: str | None = None
+    redirects: str = "0"
+    tee: str = "0"
+    local_ranks_filter: str = ""
+    duplicate_stdout_filters: str = ""
+    duplicate_stderr_filters: str = ""
+
+    local_addr: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    node_rank: int | None = None
+
+    ledger_dir: str | None = None
+    digest_every_steps: int = 100
+    failpoints: str = ""
+
+    join_timeout_s: float | None = 600.0
+    # How long the first generation waits for more than the minimum, counted anew from each arrival.
+    last_call_s: float = 0.3
+    # How long a node's ready workers wait for its slower ones: late ones join a moment later anyway.
+    node_window_s: float = 1.0
+    lease_ttl_s: float = 3.0
+    probe_window_s: float = 0.5
+    below_minimum_timeout_s: float | None = None
+    holder_timeout_s: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(f"nodes {self.min_nodes}:{self.max_nodes} are not 1 <= least <= most")
+        if self.slots < 1:
+            raise ValueError(f"slots must be at least 1, not {self.slots}")
+        if self.endpoints is not None and not self.endpoints:
+            raise ValueError("endpoints is empty; None means an etcd of the agent's own")
+        if self.hosts_store and self.endpoints is None:
+            raise ValueError("hosts_store needs an endpoint to host at")

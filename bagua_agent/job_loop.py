@@ -1,0 +1,728 @@
+"""The agent's loop: takes what happened from the inbox, asks the pure machine, does what it says.
+
+Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
+others and comes back through the inbox. Owns no decision: membership/machine.py forms generations,
+restart_policy.py judges failures, ending.py below says when this node is done.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION, Generation
+
+from bagua_agent import narrator
+from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.inbox import LeadershipReported, LeaseChanged, StoreChanged, StoreConnected, WorkerSaid
+from bagua_agent.job_config import JobConfig
+from bagua_agent.job_store import JobStore, is_exposed, open_store
+from bagua_agent.leader_watch import LeaderWatch
+from bagua_agent.leadership import (
+    Elected,
+    GenerationRefused,
+    Leadership,
+    NotElected,
+    ProbeResult,
+    Report,
+    WriteFailed,
+)
+from bagua_agent.membership import actions as do
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.machine import State, new_state, step_all
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.restart_policy import judge
+from bagua_agent.membership.view import FailureView
+from bagua_agent.node_ending import Ending, NodeSituation, how_it_ends
+from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.process_messages import SignalCame, WorkerExited
+from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.store.client import KeyValue, Put, absent, mod_revision_is
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
+from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.store_events import LeaderKey, StoreEvents
+from bagua_agent.timers import Timers
+from bagua_agent.workers.exit_cause import ExitCause
+
+RETRY_S = 0.5
+IDLE_LOOK_S = 1.0
+LAST_WORDS_S = 2.0
+FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
+
+
+class JobLoop:
+    def __init__(
+        self,
+        config: JobConfig,
+        agent_id: str,
+        node_name: str,
+        address: str,
+        directory: Path,
+        workers: NodeWorkers,
+        inbox: queue.SimpleQueue[object],
+    ) -> None:
+        self._config = config
+        self._agent_id = agent_id
+        self._node_name = node_name
+        self._address = address
+        self._workers = workers
+        self._inbox = inbox
+        self._keys = JobKeys(config.job_id)
+        self._policy = Policy(
+            last_call_s=config.last_call_s,
+            node_window_s=config.node_window_s,
+            holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
+            max_restarts=config.max_restarts,
+            below_minimum_timeout_s=config.below_minimum_timeout_s,
+            probe_window_s=config.probe_window_s,
+        )
+        self._narrator = narrator.Narrator(workers.output.say, node_name)
+        self._events = StoreEvents(self._keys, self._unreadable)
+        self._timers = Timers()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bagua-writer")
+        self._closers: list[Callable[[], object]] = [lambda: self._writer.shutdown(cancel_futures=True)]
+        self._state: State = new_state(agent_id)
+        self._members: dict[str, pb.Member] = {}  # own workers that are ready
+        self._suspicion_sequence = 0
+        self._suspected: dict[str, int] = {}  # own worker -> generation of its standing suspicion
+        self._steps: dict[str, tuple[int, int]] = {}  # own worker -> generation, committed steps
+        self._generation: Generation | None = None
+        self._generation_revision = 0
+        self._leader: LeaderKey | None = None
+        self._closing = False
+        self._training_done: set[str] = set()
+        self._result: pb.Result | None = None
+        self._leaving_since_s: float | None = None
+        self._leaving_signal = 0
+        self._connected = True
+        self._disconnected_since_s = 0.0
+        self._own_exit_code = 0
+        self._session_server = SessionServer(
+            str(directory / "session.sock"),
+            config.slots,
+            lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message)),
+            lambda worker_id: None,  # its exit is what counts, and that comes by pidfd
+        )
+        self._closers.append(self._session_server.stop)
+        for worker_id in workers.worker_ids:
+            self._session_server.expect(worker_id)
+
+    # -- joining the job
+
+    def run(self) -> int:
+        """The exit code of this node's part. Raises BaguaError when the job can't be joined."""
+        self._open_store()
+        self._control = ControlServer(
+            self._address, self._config.job_id, self._agent_id, lambda: self._workers.worker_ids
+        )
+        self._closers.append(self._control.stop)
+        spec = self._ensure_job()
+        self._state = new_state(self._agent_id, spec.nonce)
+        self._leased = LeasedKeys(
+            self._store, self._config.lease_ttl_s, lambda event: self._inbox.put(LeaseChanged(event))
+        )
+        self._closers.append(self._leased.close)
+        self._leadership = Leadership(
+            self._store,
+            self._keys,
+            self._leased,
+            self._config.job_id,
+            self._config.probe_window_s,
+            lambda report: self._inbox.put(LeadershipReported(report)),
+        )
+        self._closers.append(self._leadership.stop)
+        self._leader_watch = LeaderWatch(self._leadership, self._agent_id, self._config.probe_window_s)
+        self._put_agent(leaving=False)
+        self._mirror = PrefixMirror(
+            self._store,
+            self._keys.prefix,
+            lambda changes: self._inbox.put(StoreChanged(changes)),
+            lambda connected: self._inbox.put(StoreConnected(connected)),
+        )
+        self._mirror.start()
+        self._closers.append(self._mirror.stop)
+        self._session_server.admit(spec.nonce)
+        self._workers.open_gates()
+        self._follow_leadership(None)
+        while (ending := self._ending()) is None:
+            self._take(self._next_message())
+        return self._end(ending)
+
+    def _open_store(self) -> None:
+        config = self._config
+        self._job_store: JobStore = open_store(config, self._address)
+        self._closers.append(self._job_store.close)
+        self._store = self._job_store.store
+        nodes = f"{config.min_nodes}:{config.max_nodes}"
+        self._narrator.tell(
+            f"job {config.job_id}: {config.slots} worker{'s' if config.slots > 1 else ''} here, "
+            f"{nodes if config.min_nodes != config.max_nodes else config.min_nodes} nodes, store "
+            + (self._job_store.endpoint if config.max_nodes > 1 else "private")
+        )
+        if self._job_store.server is not None and config.max_nodes > 1:
+            self._narrator.tell(
+                narrator.joining_command(self._job_store.endpoint, config.job_id, nodes, str(config.command))
+            )
+        if is_exposed(config) or (self._job_store.server is not None and config.max_nodes > 1):
+            self._narrator.tell(
+                "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
+                "so keep it on a private network"
+            )
+
+    def _ensure_job(self) -> pb.JobSpec:
+        """The job's spec, written by whoever comes first. A job of this id that has ended makes room."""
+        keys, config = self._keys, self._config
+        for _ in range(20):  # each round either succeeds or somebody else got further
+            ended = self._store.get(keys.result)
+            if ended is not None:
+                self._make_room(ended)
+            found = self._store.get(keys.spec)
+            if found is not None:
+                spec = pb.JobSpec.FromString(found.value)
+                if spec.protocol != PROTOCOL_VERSION:
+                    raise UserError(
+                        f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
+                        f"{PROTOCOL_VERSION}; install the job's version"
+                    )
+                return spec
+            spec = pb.JobSpec(
+                protocol=PROTOCOL_VERSION,
+                nonce=secrets.token_hex(8),
+                max_restarts=config.max_restarts,
+                script=config.command.target,
+            )
+            desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
+            try:
+                self._store.transact(
+                    [absent(keys.spec), absent(keys.result)],
+                    [
+                        Put(keys.spec, spec.SerializeToString()),
+                        Put(keys.desired, desired.SerializeToString()),
+                    ],
+                )
+            except InfrastructureLost:
+                continue  # unknown whether it was done: the next round reads
+        raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+    def _make_room(self, ended: KeyValue) -> None:
+        keys = self._keys
+        running, _ = self._store.get_prefix(keys.agents)
+        if running:
+            # Its agents go within moments of the result; their leases bound it.
+            deadline_s = time.monotonic() + FOLLOWERS_LEAVE_S
+            while running and time.monotonic() < deadline_s:
+                time.sleep(0.1)  # a rare wait at start-up, before there is any loop to wait in
+                running, _ = self._store.get_prefix(keys.agents)
+            if running:
+                raise UserError(
+                    f"job {self._config.job_id!r} has ended but {len(running)} agents are still in it; "
+                    "choose another --rdzv-id"
+                )
+        # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
+        once = [mod_revision_is(keys.result, ended.mod_revision)]
+        old = [keys.result, keys.spec, keys.desired, keys.generation, keys.closing, keys.leader]
+        for folder in (keys.failures, keys.finished_workers, keys.refusals, keys.members, keys.suspicions):
+            for kv in self._store.get_prefix(folder)[0]:
+                self._store.transact(once, deletes=[kv.key])
+        self._store.transact(once, deletes=old)
+
+    def _put_agent(self, leaving: bool) -> None:
+        agent = pb.Agent(
+            protocol=PROTOCOL_VERSION,
+            agent_id=self._agent_id,
+            node_name=self._node_name,
+            control_address=self._control.address,
+            slots=self._config.slots,
+            leaving=leaving,
+        )
+        self._leased.put(self._keys.agent(self._agent_id), agent.SerializeToString())
+
+    # -- the loop
+
+    def _next_message(self) -> object:
+        try:
+            return self._inbox.get(timeout=min(IDLE_LOOK_S, self._timers.next_in_s(time.monotonic())))
+        except queue.Empty:
+            return None
+
+    def _take(self, message: object) -> None:
+        now_s = time.monotonic()
+        match message:
+            case None:
+                pass
+            case WorkerSaid():
+                self._worker_said(message.worker_id, message.message, now_s)
+            case WorkerExited():
+                self._worker_exited(message.worker_id, message.returncode, now_s)
+            case StoreChanged():
+                self._store_changed(message.changes, now_s)
+            case StoreConnected():
+                self._store_connected(message.connected, now_s)
+            case LeaseChanged():
+                if isinstance(message.event, LeaseLapsed):
+                    self._follow_leadership(self._leader)
+            case LeadershipReported():
+                self._leadership_reported(message.report, now_s)
+            case SignalCame():
+                self._signalled(message.number, now_s)
+            case _:
+                raise AssertionError(f"nobody sends {message!r}")
+        for due in self._timers.take_due(now_s):
+            due(now_s)
+
+    def _advance(self, *happened: ev.Event) -> None:
+        """Give events to the machine and do what follows."""
+        result = step_all(self._state, happened, self._policy)
+        self._state = result.state
+        if self._state.leading and result.reason:
+            self._narrate_decision(result.reason)
+        for action in result.actions:
+            self._perform(action)
+
+    def _narrate_decision(self, reason: str) -> None:
+        if reason.startswith("waiting") and "being written" not in reason and "is pending" not in reason:
+            self._narrator.tell_once("decision", reason)
+
+    def _perform(self, action: do.Action) -> None:
+        match action:
+            case do.WriteGeneration():
+                self._leadership.write_generation(
+                    action.generation,
+                    self._generation_revision if action.expected_previous_number else 0,
+                )
+            case do.WriteResult():
+                self._leadership.write_result(
+                    action.outcome, action.exit_code, action.reason, self._failure_record(action.failure)
+                )
+            case do.ProbeAgents():
+                for question in action.questions:
+                    self._leadership.ask(question, action.sequence)
+            case do.RefuseMember():
+                self._leadership.refuse(action.worker_id, action.difference)
+            case do.RemoveDeadAgent():
+                ids = [m.worker_id for m in self._state.view.members.values() if m.agent_id == action.agent_id]
+                self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
+            case do.WakeAt():
+                self._timers.set(
+                    "machine", action.time_s, lambda now_s: self._advance(ev.TimePassed(now_s=now_s))
+                )
+
+    def _failure_record(self, failure: FailureView | None) -> pb.Failure | None:
+        if failure is None:
+            return None
+        stored = self._mirror.state().get(self._keys.failure(failure.worker_id))
+        return None if stored is None else pb.Failure.FromString(stored.value)
+
+    # -- the store
+
+    def _store_changed(self, changes: tuple[Change, ...], now_s: float) -> None:
+        keys = self._keys
+        happened = []
+        for change in changes:
+            event = self._events.event_of(change, now_s)
+            if event is not None:
+                happened.append(event)
+            if change.key == keys.generation and isinstance(event, ev.GenerationSeen):
+                self._generation_revision = change.mod_revision
+                self._generation_seen(event.generation)
+            elif change.key == keys.leader:
+                self._leader = _leader_key(change)
+                self._follow_leadership(self._leader)
+            elif change.key == keys.closing and change.value is not None and not self._closing:
+                self._closing = True
+                self._session_server.tell_close()
+                self._narrator.tell("every worker has committed its last step")
+            elif change.key == keys.result and change.value is not None:
+                self._result = pb.Result.FromString(change.value)
+            elif (worker_id := keys.id_in(keys.refusals, change.key)) and change.value is not None:
+                self._refused(worker_id, pb.Refusal.FromString(change.value).difference)
+            elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
+                self._narrator.tell_once(
+                    "desired", f"the job wants {event.min_nodes} to {event.max_nodes} nodes"
+                )
+        if happened:
+            self._advance(*happened)
+
+    def _generation_seen(self, generation: Generation) -> None:
+        before, self._generation = self._generation, generation
+        if before is not None and generation.number <= before.number:
+            return
+        self._session_server.tell_generation(generation)
+        self._narrator.tell(narrator.generation_written(before, generation))
+        for worker_id, suspected in list(self._suspected.items()):
+            if suspected < generation.number:
+                del self._suspected[worker_id]
+                self._leased.remove(self._keys.suspicion(worker_id))
+
+    def _refused(self, worker_id: str, difference: str) -> None:
+        if worker_id in self._workers.worker_ids:
+            self._narrator.tell(f"worker {worker_id} may not join: {difference}")
+            self._session_server.tell_refused(worker_id, difference)
+
+    def _unreadable(self, key: str, why: str) -> None:
+        self._narrator.tell_once(f"unreadable {key}", f"passing over {key}: {why}; remove it with etcdctl del")
+
+    def _store_connected(self, connected: bool, now_s: float) -> None:
+        if connected == self._connected:
+            return
+        self._connected = connected
+        self._disconnected_since_s = now_s
+        if connected:
+            self._narrator.tell("etcd answers again")
+            self._leased.recheck()
+        else:
+            self._narrator.tell("etcd does not answer; training goes on, changes of membership wait")
+
+    # -- leadership
+
+    def _follow_leadership(self, leader: LeaderKey | None) -> None:
+        now_s = time.monotonic()
+        if leader is None:
+            if self._state.leading:
+                self._leadership.lost()
+                self._advance(ev.LeadershipLost(now_s=now_s))
+            if self._result is None:
+                self._leadership.stand(self._agent_id, self._control.address)
+        elif leader.agent_id != self._agent_id:
+            if self._state.leading:
+                self._leadership.lost()
+                self._advance(ev.LeadershipLost(now_s=now_s))
+            self._leader_watch.leader_is(leader)
+
+    def _leadership_reported(self, report: Report, now_s: float) -> None:
+        match report:
+            case Elected():
+                if self._state.leading:
+                    self._advance(ev.LeadershipLost(now_s=now_s))
+                self._narrator.tell("this node leads: it forms the generations")
+                self._leader_watch.leader_is(None)
+                self._advance(ev.LeadershipWon(now_s=now_s, revision=report.create_revision))
+            case NotElected():
+                pass
+            case GenerationRefused():
+                self._advance(ev.GenerationWriteRefused(now_s=now_s, number=report.number, why=report.reason))
+            case ProbeResult():
+                if self._leader_watch.took(report):
+                    return
+                self._advance(
+                    ev.ProbeAnswered(
+                        now_s=now_s,
+                        agent_id=report.agent_id,
+                        sequence=report.sequence,
+                        verdict=report.verdict,
+                        relayed=report.relayed,
+                    )
+                )
+            case WriteFailed():
+                if report.what == "election":
+                    self._timers.set("election", now_s + RETRY_S, lambda _: self._stand_again())
+                elif report.what == "writing the result" and self._state.leading and self._result is None:
+                    self._advance(ev.ResultWriteRefused(now_s=now_s, why=report.reason))
+
+    def _stand_again(self) -> None:
+        if self._leader is None and not self._state.leading:
+            self._follow_leadership(None)
+
+    # -- workers
+
+    def _worker_said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
+        if self._workers.get(worker_id) is None:
+            return  # it ended meanwhile
+        match message.WhichOneof("kind"):
+            case "hello":
+                self._greet(worker_id)
+            case "ready":
+                self._worker_ready(worker_id, message.ready)
+            case "entered":
+                self._worker_entered(worker_id, message.entered)
+            case "progress":
+                self._worker_progress(worker_id, message.progress, now_s)
+            case "suspected":
+                self._worker_suspects(worker_id, message.suspected, now_s)
+            case "training_done":
+                self._worker_trained(worker_id, message.training_done)
+            case _:
+                pass
+
+    def _greet(self, worker_id: str) -> None:
+        if self._generation is not None:
+            self._session_server.tell_generation(self._generation, [worker_id])
+        if self._leaving_since_s is not None:
+            self._session_server.tell_leave()
+        if self._closing:
+            self._session_server.tell_close()
+
+    def _worker_ready(self, worker_id: str, ready: session_pb2.Ready) -> None:
+        worker = self._workers.get(worker_id)
+        assert worker is not None
+        worker.was_ready = True
+        # A worker that was left out asks anew: another key, so that its age counts from now.
+        self._leased.remove(self._keys.member(worker_id))
+        member = pb.Member(
+            protocol=PROTOCOL_VERSION,
+            worker_id=worker_id,
+            agent_id=self._agent_id,
+            slot=worker.slot,
+            store_address=ready.store_address,
+            fingerprint=dict(ready.fingerprint),
+        )
+        self._members[worker_id] = member
+        self._put_member(member)
+
+    def _put_member(self, member: pb.Member) -> None:
+        self._leased.put(self._keys.member(member.worker_id), member.SerializeToString())
+
+    def _worker_entered(self, worker_id: str, entered: session_pb2.Entered) -> None:
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        member.committed_generation = entered.generation
+        self._put_member(member)
+        self._narrator.tell_once(
+            "in force", f"generation {entered.generation} is in force from step {entered.step}"
+        )
+
+    def _worker_progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
+        self._steps[worker_id] = (progress.generation, progress.step)
+        if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
+            self._narrator.tell_progress(
+                now_s,
+                narrator.progress(
+                    progress.epoch,
+                    progress.step,
+                    progress.steps_per_s,
+                    dict(progress.metrics),
+                    progress.generation,
+                ),
+            )
+
+    def _worker_suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
+        if self._generation is not None and suspected.generation < self._generation.base:
+            return
+        self._suspicion_sequence += 1
+        self._suspected[worker_id] = suspected.generation
+        suspicion = pb.Suspicion(
+            worker_id=worker_id,
+            generation=suspected.generation,
+            kind=suspected.kind,
+            hosts=suspected.hosts,
+            detail=suspected.detail,
+            sequence=self._suspicion_sequence,
+        )
+        self._leased.put(self._keys.suspicion(worker_id), suspicion.SerializeToString())
+        # Should the leader itself be what is missing, somebody else has to find out.
+        relay = next(
+            (
+                a.control_address
+                for a in self._state.view.agents.values()
+                if self._leader and a.agent_id not in (self._agent_id, self._leader.agent_id)
+            ),
+            "",
+        )
+        self._leader_watch.suspect(relay, now_s)
+
+    def _worker_trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
+        self._training_done.add(worker_id)
+        closing = pb.Closing(worker_id=worker_id, generation=done.generation, step=done.step)
+        keys = self._keys
+        self._write_until_done(
+            "closing",
+            lambda: self._store.transact(
+                [absent(keys.closing)], [Put(keys.closing, closing.SerializeToString())]
+            ),
+        )
+
+    def _write_until_done(self, what: str, write: Callable[[], object]) -> None:
+        """Store writes that are desired state: tried again until etcd took them."""
+
+        def attempt() -> None:
+            try:
+                write()
+            except InfrastructureLost:
+                self._timers.set_from_thread(
+                    f"write {what}", time.monotonic() + RETRY_S, lambda _: self._writer.submit(attempt)
+                )
+
+        self._writer.submit(attempt)
+
+    def _worker_exited(self, worker_id: str, returncode: int, now_s: float) -> None:
+        if self._workers.get(worker_id) is None:
+            return
+        worker, cause = self._workers.ended(worker_id, returncode)
+        self._session_server.forget(worker_id)
+        was_member = self._members.pop(worker_id, None) is not None
+        keys = self._keys
+
+        def gone() -> None:
+            for key in (keys.suspicion(worker_id), keys.member(worker_id)):
+                self._leased.remove(key)
+
+        self._suspected.pop(worker_id, None)
+        if returncode == 0:
+            self._write_until_done(
+                f"finished {worker_id}",
+                lambda: (self._store.put(keys.finished(worker_id), b"\x01"), gone()),
+            )
+            return
+        if not self._stopping:
+            self._own_exit_code = returncode if returncode > 0 else 128 - returncode
+        if self._stopping:
+            gone()
+            return
+        if was_member and not cause.script_failure:
+            gone()  # at once: the others wait for nothing else
+        failure = self._failure(worker_id, worker.slot, returncode, cause, str(worker.files.directory))
+        self._write_until_done(
+            f"failure {worker_id}",
+            lambda: (self._store.put(keys.failure(worker_id), failure.SerializeToString()), gone()),
+        )
+        self._respawn(worker.slot, cause, failure, now_s)
+
+    @property
+    def _stopping(self) -> bool:
+        """Ends of workers are expected."""
+        return self._result is not None or self._leaving_since_s is not None
+
+    def _failure(
+        self, worker_id: str, slot: int, returncode: int, cause: ExitCause, log_path: str
+    ) -> pb.Failure:
+        placement = self._generation.placement_of(worker_id) if self._generation else None
+        generation, steps = self._steps.get(worker_id, (0, 0))
+        return pb.Failure(
+            worker_id=worker_id,
+            agent_id=self._agent_id,
+            node_name=self._node_name,
+            slot=slot,
+            global_rank=placement.global_rank if placement else -1,
+            exit_code=returncode,
+            cause=cause.summary,
+            log_path=log_path,
+            step=steps,
+            in_step=generation > 0,
+            script_failure=cause.script_failure,
+            traceback_tail=cause.traceback_tail,
+        )
+
+    def _respawn(self, slot: int, cause: ExitCause, failure: pb.Failure, now_s: float) -> None:
+        where = f"worker in slot {slot}"
+        known = [f for f in self._state.view.failures.values() if f.worker_id != failure.worker_id]
+        new = FailureView(
+            worker_id=failure.worker_id,
+            node_name=self._node_name,
+            step=failure.step,
+            in_step=failure.in_step,
+            script_failure=failure.script_failure,
+            summary=failure.cause,
+            order=1 << 62,
+        )
+        if self._closing or judge([*known, new], self._config.max_restarts).fail:
+            self._narrator.tell(f"{where} failed: {cause.summary}")
+            return  # the leader writes the result
+        delay_s = self._workers.respawn_delay_s(slot)
+        later = f" in {delay_s:g} s" if delay_s else ""
+        self._narrator.tell(f"{where} ended: {cause.summary}; starting another{later}")
+
+        def spawn(_: float) -> None:
+            if not self._stopping and not self._closing:
+                self._session_server.expect(self._workers.spawn(slot))
+
+        self._timers.set(f"respawn {slot}", now_s + delay_s, spawn)
+
+    # -- leaving and ending
+
+    def _signalled(self, number: int, now_s: float) -> None:
+        if self._leaving_since_s is not None:
+            self._leaving_since_s = float("-inf")  # the second time: now
+            return
+        self._leaving_since_s = now_s
+        self._leaving_signal = number
+        self._put_agent(leaving=True)
+        self._session_server.tell_leave()
+        self._narrator.tell("leaving at the next step boundary; a second signal ends it at once")
+        if not self._members:
+            self._leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
+
+    def _ending(self) -> Ending | None:
+        now_s = time.monotonic()
+        waited_s = None if self._leaving_since_s is None else now_s - self._leaving_since_s
+        others = [
+            a
+            for a in self._state.view.agents.values()
+            if a.agent_id != self._agent_id and not a.leaving
+        ]
+        return how_it_ends(
+            NodeSituation(
+                workers_running=len(self._workers.worker_ids),
+                result=None if self._result is None else (self._result.outcome, self._result.exit_code),
+                leaving_signal=self._leaving_signal,
+                leaving_for_s=waited_s,
+                shutdown_timeout_s=self._config.shutdown_timeout_s,
+                job_goes_on=bool(others) and self._result is None,
+                trained=bool(self._training_done),
+                store_away_for_s=0.0 if self._connected else now_s - self._disconnected_since_s,
+                own_exit_code=self._own_exit_code,
+            )
+        )
+
+    def _end(self, ending: Ending) -> int:
+        if ending.end_workers_within_s is not None:
+            self._workers.end_all(ending.end_workers_within_s)
+        if self._result is not None:
+            self._narrate_result(self._result)
+        elif ending.reason:
+            self._narrator.tell(ending.reason)
+        self._session_server.stop()
+        if self._connected:
+            self._writer.submit(lambda: None).result(timeout=LAST_WORDS_S)
+            self._leased.flush(LAST_WORDS_S)
+            self._wait_for_followers()
+        return ending.exit_code
+
+    def _narrate_result(self, result: pb.Result) -> None:
+        words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
+        self._narrator.tell(f"job {self._config.job_id} {words.get(result.outcome, 'ended')}: {result.reason}")
+        if not result.HasField("failure"):
+            return
+        f = result.failure
+        rank = f"global rank {f.global_rank}" if f.global_rank >= 0 else "in no generation yet"
+        how = f"exit code {f.exit_code}" if f.exit_code >= 0 else f"signal {-f.exit_code}"
+        self._narrator.tell(f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}")
+        for line in f.traceback_tail.splitlines():
+            self._narrator.tell(f"    {line}")
+
+    def _wait_for_followers(self) -> None:
+        """The node that hosts etcd goes last, so that the others learn how it ended."""
+        if self._job_store.server is None or self._config.max_nodes == 1:
+            return
+        deadline_s = time.monotonic() + FOLLOWERS_LEAVE_S
+        while time.monotonic() < deadline_s:
+            if not [a for a in self._state.view.agents if a != self._agent_id]:
+                return
+            try:
+                message = self._inbox.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if isinstance(message, StoreChanged):
+                self._store_changed(message.changes, time.monotonic())
+            elif isinstance(message, SignalCame):
+                return
+
+    def close(self) -> None:
+        """Everything that `run` and the constructor opened, last first."""
+        for closer in reversed(self._closers):
+            closer()
+
+
+def _leader_key(change: Change) -> LeaderKey | None:
+    if change.value is None:
+        return None
+    leader = pb.Leader.FromString(change.value)
+    return LeaderKey(leader.agent_id, leader.control_address, change.create_revision)

@@ -1,0 +1,88 @@
+"""Where is this job's store: given, hosted here for others, or private to this node?"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from bagua_agent.errors import StoreUnavailable, UserError
+from bagua_agent.job_config import JobConfig
+from bagua_agent.local_address import LOOPBACK
+from bagua_agent.store.client import Store
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.endpoints import DEFAULT_PORT, parse_endpoint, parse_endpoints
+from bagua_agent.store_access import store_config
+
+_IS_ANYONE_THERE_S = 0.5
+_UNLIMITED_S = 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStore:
+    """server: the etcd that this agent hosts, if any. endpoint: what others write to reach it."""
+
+    store: Store
+    endpoint: str
+    server: EmbeddedEtcd | None = None
+
+    def close(self) -> None:
+        self.store.close()
+        if self.server is not None:
+            self.server.stop()
+
+
+def open_store(config: JobConfig, address: str) -> JobStore:
+    """Connected. Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s."""
+    if config.endpoints is None:
+        listen = "unix" if config.max_nodes == 1 else f"{address}:{_free_port(address)}"
+        return _hosted(config, listen)
+    store = Store(store_config(config.endpoints, config.store_credentials))
+    if config.hosts_store:
+        try:
+            store.connect(_IS_ANYONE_THERE_S)
+        except StoreUnavailable:
+            store.close()
+            return _hosted(config, parse_endpoint(config.endpoints[0]).target)
+        return JobStore(store, ",".join(config.endpoints))
+    try:
+        store.connect(_UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s)
+    except BaseException:
+        store.close()
+        raise
+    return JobStore(store, ",".join(config.endpoints))
+
+
+def is_exposed(config: JobConfig) -> bool:
+    """Whether the store is reached beyond this machine without TLS: worth one warning."""
+    if config.store_credentials.ca_file or config.endpoints is None:
+        return False
+    for endpoint in parse_endpoints(",".join(config.endpoints)):
+        host = endpoint.target.rpartition(":")[0]
+        if not endpoint.is_unix and not endpoint.tls and not host.startswith(("127.", "localhost", "[::1]")):
+            return True
+    return False
+
+
+def _hosted(config: JobConfig, listen: str) -> JobStore:
+    server = EmbeddedEtcd.start(listen)
+    store = Store(store_config((server.endpoint,), config.store_credentials))
+    try:
+        store.connect(_IS_ANYONE_THERE_S)
+    except BaseException:
+        store.close()
+        server.stop()
+        raise
+    return JobStore(store, server.endpoint.removeprefix("http://"), server)
+
+
+def _free_port(address: str) -> int:
+    """etcd's own port if nobody has it, else any that is free now."""
+    for port in (DEFAULT_PORT, 0):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address or LOOPBACK, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise UserError(f"no TCP port can be taken on {address}; give --local-addr, or --rdzv-endpoint")

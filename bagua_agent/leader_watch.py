@@ -1,0 +1,62 @@
+"""Is the leader itself what is missing? Every agent whose worker is in trouble asks it, and removes its key if it is gone.
+
+Without this, losing the leader would cost a lease; with it, no more than losing anyone. A mistake is harmless: the leader's
+writes are fenced by its key.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.leadership import Leadership, ProbeResult
+from bagua_agent.membership.actions import Question
+from bagua_agent.membership.view import Verdict
+from bagua_agent.store_events import LeaderKey
+
+_RELAY = "relay"
+
+
+class LeaderWatch:
+    def __init__(self, leadership: Leadership, own_agent_id: str, probe_window_s: float) -> None:
+        self._leadership = leadership
+        self._own_agent_id = own_agent_id
+        self._ask_again_s = 2 * probe_window_s
+        self._leader: LeaderKey | None = None
+        self._sequence = 0
+        self._asked_at_s = float("-inf")
+        self._expected = 0
+        self._silent: int = 0
+
+    def leader_is(self, leader: LeaderKey | None) -> None:
+        """leader: another agent, or None while there is none or it is this one."""
+        if leader != self._leader:
+            self._leader = leader
+            self._asked_at_s = float("-inf")
+            self._expected = 0
+
+    def suspect(self, relay_address: str, now_s: float) -> None:
+        """A worker here can't go on: make sure that the leader lives. relay_address: of a third agent, or empty."""
+        leader = self._leader
+        if leader is None or now_s - self._asked_at_s < self._ask_again_s:
+            return
+        self._asked_at_s = now_s
+        # Negative, so that no answer is mistaken for one that the membership machine waits for.
+        self._sequence -= 1
+        self._silent = 0
+        self._expected = 2 if relay_address else 1
+        self._leadership.ask(
+            Question(leader.agent_id, leader.control_address, _RELAY if relay_address else "", relay_address),
+            self._sequence,
+        )
+
+    def took(self, result: ProbeResult) -> bool:
+        """Whether `result` answers a question of ours; a confirmed death removes the leader's key."""
+        if result.sequence >= 0:
+            return False
+        leader = self._leader
+        if leader is None or result.sequence != self._sequence or result.agent_id != leader.agent_id:
+            return True
+        self._silent += result.verdict is Verdict.UNANSWERED
+        gone = result.verdict is Verdict.REFUSED or (self._expected > 0 and self._silent >= self._expected)
+        if gone:
+            self._expected = 0
+            self._leadership.remove_dead_leader(leader.create_revision)
+        return True

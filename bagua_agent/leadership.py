@@ -1,0 +1,234 @@
+"""How do the leader's decisions reach the store? Election, fenced writes, probes.
+
+Owns the leadership key and the transactions that it fences. Runs store operations in one thread of its own, so
+that the agent's loop never waits for etcd; every outcome comes back through `report`, failures included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bagua_contract import control_pb2
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+from bagua_agent.errors import InfrastructureLost
+from bagua_agent.membership.actions import Outcome, Question
+from bagua_agent.membership.view import Verdict
+from bagua_agent.rpc.prober import probe, probe_through
+from bagua_agent.store.client import (
+    Put,
+    Store,
+    absent,
+    create_revision_is,
+    mod_revision_is,
+)
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.leased_keys import LeasedKeys
+
+log = logging.getLogger(__name__)
+
+_VERDICTS = {
+    control_pb2.ProbeReply.ALIVE: Verdict.ALIVE,
+    control_pb2.ProbeReply.REFUSED: Verdict.REFUSED,
+    control_pb2.ProbeReply.UNANSWERED: Verdict.UNANSWERED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    create_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotElected:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRefused:
+    """The transaction was not done, or nobody knows: read the record that stands there."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    agent_id: str
+    sequence: int
+    relayed: bool
+    verdict: Verdict
+
+
+Report = Elected | NotElected | GenerationRefused | WriteFailed | ProbeResult
+
+
+class Leadership:
+    def __init__(
+        self,
+        store: Store,
+        keys: JobKeys,
+        leased: LeasedKeys,
+        job_id: str,
+        probe_window_s: float,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._leased = leased
+        self._job_id = job_id
+        self._probe_window_s = probe_window_s
+        self._report = report
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bagua-leader")
+        self._probers = ThreadPoolExecutor(16, thread_name_prefix="bagua-probe")
+        self._fence = 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self._fence > 0
+
+    # -- election
+
+    def stand(self, agent_id: str, control_address: str) -> None:
+        """Try to become the leader. Reports Elected or NotElected."""
+        value = pb.Leader(agent_id=agent_id, control_address=control_address).SerializeToString()
+
+        def elect() -> None:
+            try:
+                revision = self._leased.put_if_absent(self._keys.leader, value)
+            except InfrastructureLost as error:
+                self._report(WriteFailed("election", str(error)))
+                return
+            if revision is None:
+                self._report(NotElected())
+            else:
+                self._fence = revision
+                self._report(Elected(revision))
+
+        self._submit(elect)
+
+    def lost(self) -> None:
+        """The key is not ours any more. Writes under way fail by themselves: they are fenced."""
+        self._fence = 0
+
+    def remove_dead_leader(self, create_revision: int) -> None:
+        """Remove the key of a leader whose death was confirmed. Fencing makes a mistake harmless."""
+
+        def remove() -> None:
+            self._transact(
+                "removing a dead leader's key",
+                [create_revision_is(self._keys.leader, create_revision)],
+                deletes=[self._keys.leader],
+            )
+
+        self._submit(remove)
+
+    # -- fenced writes
+
+    def write_generation(self, generation: Generation, previous_mod_revision: int) -> None:
+        """previous_mod_revision: of the record that `generation` follows; 0 if there is none."""
+        fence = self._fence
+
+        def write() -> None:
+            done = self._transact(
+                f"writing generation {generation.number}",
+                [
+                    create_revision_is(self._keys.leader, fence),
+                    mod_revision_is(self._keys.generation, previous_mod_revision),
+                ],
+                puts=[Put(self._keys.generation, generation.encode())],
+                quiet=True,
+            )
+            if done is not True:
+                self._report(GenerationRefused(generation.number, done or "somebody else wrote first"))
+
+        self._submit(write)
+
+    def write_result(self, outcome: Outcome, exit_code: int, reason: str, failure: pb.Failure | None) -> None:
+        result = pb.Result(outcome=outcome.value, exit_code=exit_code, reason=reason, failure=failure)
+        self._fenced(
+            "writing the result",
+            [absent(self._keys.result)],
+            puts=[Put(self._keys.result, result.SerializeToString())],
+        )
+
+    def refuse(self, worker_id: str, difference: str) -> None:
+        refusal = pb.Refusal(worker_id=worker_id, difference=difference)
+        self._fenced(
+            f"refusing {worker_id}", puts=[Put(self._keys.refused(worker_id), refusal.SerializeToString())]
+        )
+
+    def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
+        """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""
+        deletes = [self._keys.agent(agent_id)]
+        for worker_id in worker_ids:
+            deletes += [self._keys.member(worker_id), self._keys.suspicion(worker_id)]
+        self._fenced(
+            f"removing the dead agent {agent_id}",
+            [create_revision_is(self._keys.agent(agent_id), join_revision)],
+            deletes=deletes,
+        )
+
+    def _fenced(self, what: str, compares=(), puts=(), deletes=()) -> None:  # type: ignore[no-untyped-def]
+        fence = self._fence
+        self._submit(
+            lambda: self._transact(
+                what, [create_revision_is(self._keys.leader, fence), *compares], puts, deletes
+            )
+        )
+
+    def _transact(self, what, compares, puts=(), deletes=(), quiet=False):  # type: ignore[no-untyped-def]
+        """True if done, else why not."""
+        try:
+            if self._store.transact(compares, puts, deletes).succeeded:
+                return True
+            reason = "a comparison failed"
+        except InfrastructureLost as error:
+            reason = str(error)
+        if not quiet:
+            self._report(WriteFailed(what, reason))
+        return reason
+
+    # -- probes
+
+    def ask(self, question: Question, sequence: int) -> None:
+        """Reports one direct answer and, if there is a relay, one relayed."""
+        window_s = self._probe_window_s
+
+        def direct() -> None:
+            reply = probe(question.control_address, self._job_id, question.agent_id, window_s)
+            self._report(ProbeResult(question.agent_id, sequence, False, _VERDICTS[reply.verdict]))
+
+        def relayed() -> None:
+            reply = probe_through(
+                question.relay_address, question.control_address, self._job_id, question.agent_id, window_s
+            )
+            self._report(ProbeResult(question.agent_id, sequence, True, _VERDICTS[reply.verdict]))
+
+        self._probers.submit(direct)
+        if question.relay_agent_id:
+            self._probers.submit(relayed)
+
+    def _submit(self, work: Callable[[], object]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("a store operation of the leader failed in a way nobody foresaw")
+                raise
+
+        self._writer.submit(guarded)
+
+    def stop(self) -> None:
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._probers.shutdown(wait=True, cancel_futures=True)

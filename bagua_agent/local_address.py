@@ -1,0 +1,43 @@
+"""At which address do the other nodes reach this one? The one that its route to the store leaves from."""
+
+from __future__ import annotations
+
+import socket
+
+from bagua_agent.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+_DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: nothing is ever sent there, it only asks for a route
+
+
+def local_address(given: str | None, store_target: str | None, single_node: bool) -> str:
+    """given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node.
+
+    Raises UserError if `given` or the store's host is not a name or address of anything.
+    """
+    if given:
+        return _resolved(given, "--local-addr")
+    if store_target is not None and not store_target.startswith("unix:"):
+        host, _, port = store_target.rpartition(":")
+        address = _source_towards((_resolved(host.strip("[]"), "--rdzv-endpoint"), int(port)))
+        return address or LOOPBACK
+    if single_node:
+        return LOOPBACK
+    return _source_towards(_DOCUMENTATION_ADDRESS) or LOOPBACK
+
+
+def _resolved(host: str, flag: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise UserError(f"{flag} {host!r} can't be resolved ({error.strerror}); give an address") from error
+
+
+def _source_towards(destination: tuple[str, int]) -> str | None:
+    family = socket.AF_INET6 if ":" in destination[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(destination)  # a datagram socket's connect sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])

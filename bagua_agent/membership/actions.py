@@ -1,0 +1,102 @@
+"""What the leader asks its shell to do. Imperative; whatever fails comes back as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_agent.membership.view import FailureView, Waiting
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+
+class Outcome(Enum):
+    SUCCEEDED = pb.Result.SUCCEEDED
+    FAILED = pb.Result.FAILED
+    STOPPED = pb.Result.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class WriteGeneration:
+    """Only if the record still has expected_previous_number (0: there is none) and we still lead."""
+
+    generation: Generation
+    expected_previous_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """Only if we still lead and there is none. failure: the one to show to the user."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    failure: FailureView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Ask this agent directly and, unless relay_agent_id is empty, at the same time through that one."""
+
+    agent_id: str
+    control_address: str
+    relay_agent_id: str
+    relay_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAgents:
+    """Each question gives one direct and, if there is a relay, one relayed ProbeAnswered within the probe
+    window; no answer by then, or no relay to be reached, is UNANSWERED."""
+
+    questions: tuple[Question, ...]
+    sequence: int
+
+    @property
+    def agent_ids(self) -> tuple[str, ...]:
+        return tuple(q.agent_id for q in self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseMember:
+    worker_id: str
+    difference: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDeadAgent:
+    """Remove the agent's keys and its members', only if the agent's key still has join_revision."""
+
+    agent_id: str
+    join_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send TimePassed at time_s; replaces an earlier WakeAt."""
+
+    time_s: float
+
+
+Action = WriteGeneration | WriteResult | ProbeAgents | RefuseMember | RemoveDeadAgent | WakeAt
+
+
+@dataclass(frozen=True, slots=True)
+class AskWhetherAlive:
+    """Within a decision: agents to probe. The machine adds relays and the sequence."""
+
+    agent_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What should be done about the picture now, and why.
+
+    action: None means to wait. wake_at_s: look again then, if nothing happens before. waiting: a wait that
+    ends the job when it lasts too long, so somebody must remember since when.
+    """
+
+    action: WriteGeneration | WriteResult | AskWhetherAlive | None
+    reason: str
+    wake_at_s: float | None = None
+    waiting: Waiting | None = None

@@ -1,0 +1,49 @@
+"""Whose fingerprint fits the job's?
+
+The job's fingerprint is that of its newest generation; before the first one, that of the worker that was
+ready first. Revisions decide who that was, so all leaders refuse the same workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bagua_agent.membership.view import JobView
+
+
+def job_fingerprint(view: JobView) -> Mapping[str, str]:
+    if view.generation is not None:
+        return view.generation.fingerprint
+    first = min(
+        (m for m in view.members.values() if m.worker_id not in view.refused),
+        key=lambda m: (m.join_revision, m.worker_id),
+        default=None,
+    )
+    return {} if first is None else first.fingerprint
+
+
+def difference(job: Mapping[str, str], worker: Mapping[str, str]) -> str:
+    """Empty if they fit, else every field that differs, for the refused worker's log."""
+    if job == worker:
+        return ""
+    parts = [
+        f"{name}: the job has {job.get(name, 'nothing')!r}, this worker {worker.get(name, 'nothing')!r}"
+        for name in sorted(job.keys() | worker.keys())
+        if job.get(name) != worker.get(name)
+    ]
+    return "; ".join(parts)
+
+
+def misfits(view: JobView) -> dict[str, str]:
+    """Ready workers that may not join, not refused yet, with the difference.
+
+    Members of the generation in the record are never refused: they are already in.
+    """
+    job = job_fingerprint(view)
+    inside = {m.worker_id for m in view.generation.members} if view.generation is not None else set()
+    return {
+        worker_id: what
+        for worker_id, member in view.members.items()
+        if worker_id not in view.refused and worker_id not in inside
+        if (what := difference(job, member.fingerprint))
+    }

@@ -1,0 +1,109 @@
+"""Is the job over, and how did it end?
+
+Decides the result from what has happened; forms no generation. Rules 6 and 8 of ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.membership.actions import Decision, Outcome, WriteResult
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.restart_policy import judge
+from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
+
+
+def decide_end(
+    view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
+) -> Decision | None:
+    """The result, or a wait for it; None while the job goes on."""
+    if view.closing:
+        return _closing(view, standing, evidence, now_s, policy)
+    verdict = judge(view.failures.values(), policy.max_restarts)
+    if verdict.fail:
+        return _failed(verdict.reason, verdict.first_failure)
+    if _all_ended_well(view, standing):
+        return _succeeded("every worker ended with 0")
+    all_leave = bool(view.agents) and all(a.leaving for a in view.agents.values())
+    if all_leave and not standing.present:
+        if now_s < standing.missing_until_s and standing.missing:
+            # other agents may only be putting their keys again
+            reason = "waiting: all nodes that are there leave, others may come back"
+            return Decision(None, reason, standing.missing_until_s)
+        reason = "every node was asked to leave and has left"
+        return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+    return None
+
+
+def fail(reason: str) -> Decision:
+    return _failed(reason, None)
+
+
+def _failed(reason: str, failure: FailureView | None) -> Decision:
+    return Decision(WriteResult(Outcome.FAILED, 1, reason, failure), f"the job failed: {reason}")
+
+
+def _succeeded(reason: str) -> Decision:
+    return Decision(WriteResult(Outcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
+
+
+def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:
+    """Workers of the generation in force, with their agents: those who must end well.
+
+    Newcomers of a pending generation never trained, and those it leaves out may still be in force.
+    """
+    record = view.record(standing.in_force)
+    if record is not None and record.members:
+        return {m.worker_id: m.agent_id for m in record.members}
+    if view.generation is not None and view.generation.members:
+        return {
+            m.worker_id: m.agent_id
+            for m in view.generation.members
+            if m.since_generation <= standing.in_force
+        }
+    return {s.worker_id: s.agent_id for s in standing.survivors}
+
+
+def _all_ended_well(view: JobView, standing: Standing) -> bool:
+    """Without closing: a script that left its loop early, or that never trained."""
+    workers = _last_workers(view, standing)
+    if view.generation is not None:
+        # a worker of a node that leaves ends with 0 too, and that is no success
+        stay = all(a in view.agents and not view.agents[a].leaving for a in workers.values())
+        return bool(workers) and stay and workers.keys() <= view.finished
+    # A script may train nothing. Each node must have come first, or one that starts late would do nothing.
+    slots = sum(a.slots for a in view.agents.values() if not a.leaving)
+    return (
+        view.desired is not None
+        and len([a for a in view.agents.values() if not a.leaving]) >= view.desired.min_nodes
+        and not standing.present
+        and len(view.finished) >= slots > 0
+    )
+
+
+def _closing(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    workers = _last_workers(view, standing)
+    failed = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
+    if failed:
+        first = failed[0]
+        return _failed(
+            f"{first.worker_id} on {first.node_name} failed after training was done ({first.summary})",
+            first,
+        )
+    left = sorted(w for w in workers if w not in view.finished)
+    if not left:
+        return _succeeded("training is done and every worker ended with 0")
+    gone = [w for w in left if workers[w] not in view.agents or evidence.is_dead(view.agents[workers[w]])]
+    if not gone:
+        return Decision(None, f"closing: {len(left)} of {len(workers)} workers have yet to end, as {left[0]}")
+    # Its agent may come back and say how it ended. A host lost here may have been writing the final model.
+    since_s = evidence.waited_since_s(Waiting.ENDING, now_s)
+    if now_s >= since_s + policy.holder_timeout_s:
+        return fail(
+            f"training was done, but the agents of {', '.join(gone)} were lost before saying how these ended"
+        )
+    return Decision(
+        None,
+        f"closing: {', '.join(gone)} have yet to end and their agents are gone",
+        since_s + policy.holder_timeout_s,
+        Waiting.ENDING,
+    )

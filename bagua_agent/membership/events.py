@@ -1,0 +1,165 @@
+"""What happened, as an agent learns of it: past tense, frozen, each with the agent's own time.
+
+The store's keys come as events both when they are first read and when they change; the same key read twice is
+no change. Answers of actions come as events too, failures of actions included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bagua_agent.membership.view import Verdict
+from bagua_contract.records import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """now_s: time of the agent's monotonic clock at which it learned of this; never goes back."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSeen(Event):
+    """agents/<agent> was put."""
+
+    agent_id: str
+    node_name: str
+    slots: int
+    topology: str
+    leaving: bool
+    control_address: str
+    join_revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGone(Event):
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReady(Event):
+    """members/<worker> was put: ready, or a new commit is known."""
+
+    worker_id: str
+    agent_id: str
+    slot: int
+    store_address: str
+    fingerprint: Mapping[str, str]
+    committed_generation: int
+    join_revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberGone(Event):
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRefused(Event):
+    """refused/<worker> was put."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSeen(Event):
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationWriteRefused(Event):
+    """A WriteGeneration did not happen: we lead no longer, the record had changed, or the store was away.
+
+    If it is unknown whether it happened, read the record first: GenerationSeen, then this if it had not.
+    """
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspicionRaised(Event):
+    worker_id: str
+    generation: int
+    broken: bool
+    hosts: tuple[str, ...]
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspicionCleared(Event):
+    """suspicions/<worker> was deleted."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswered(Event):
+    """relayed: the answer came through another agent. sequence: that of the ProbeAgents."""
+
+    agent_id: str
+    sequence: int
+    verdict: Verdict
+    relayed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecorded(Event):
+    """failures/<worker> was put. order: create revision of the key."""
+
+    worker_id: str
+    node_name: str
+    step: int
+    in_step: bool
+    script_failure: bool
+    summary: str
+    order: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFinished(Event):
+    """A worker ended with 0."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredChanged(Event):
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosingSeen(Event):
+    """generation: the one that confirmed the last step."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSeen(Event):
+    """control/result was put: nothing is decided any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultWriteRefused(Event):
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed(Event):
+    """A WakeAt came due, or nothing happened for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipWon(Event):
+    """revision: create revision of control/leader, the fencing token."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipLost(Event):
+    """The key is gone or another's. Actions under way may still fail or succeed."""

@@ -1,0 +1,220 @@
+"""What generation should be written now, if any? Rules 1 to 8 of ARCHITECTURE.md.
+
+Looks at the whole picture each time (level-triggered) and remembers nothing, so it never matters how the
+picture came about. The result is an action or a wait, always with a reason a person can act on.
+
+Invariants: after a first commit no generation without a holder (I6), except an empty one, in which nobody
+steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless a newcomer of that
+one died; nodes that stay are never more than the most.
+
+**Too few nodes would remain.** Workers do not know the minimum, so a generation below it would step. A leave
+that brings the job below the minimum therefore writes an empty generation: the leaver goes, the others step
+aside at the same boundary, keep their state and wait. Once enough nodes are there again a LOSS generation
+takes in those who kept the state together with the newcomers. After a loss nothing is written instead, since
+the survivors cannot step anyhow; unless one of them wants to leave and waits for a generation without it.
+
+**The last holders leave.** As long as a newcomer could take over the state, they stay until it has committed.
+Until then they do not count towards the most: the state matters more than one node too many for some steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bagua_agent.membership import targets
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
+from bagua_agent.membership.candidates import Offer, offers, readiness
+from bagua_agent.membership.detection import inquire
+from bagua_agent.membership.ending import decide_end, fail
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.ranks import Chosen
+from bagua_agent.membership.standing import Standing, stand
+from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
+from bagua_contract.records import Generation, GenerationKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """All that a decision looks at."""
+
+    view: JobView
+    desired: Desired
+    standing: Standing
+    evidence: Evidence
+    now_s: float
+    policy: Policy
+
+    def offers(self, inside: Iterable[str]) -> tuple[list[Offer], float | None]:
+        """The complete nodes that wait, and when the next is complete."""
+        found = offers(self.view, self.standing.present, frozenset(inside), self.policy)
+        ready = [o for o in found if o.complete_at_s <= self.now_s]
+        return ready, min((o.complete_at_s for o in found if o.complete_at_s > self.now_s), default=None)
+
+
+def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    """What should be done now. Pure: the same picture gives the same decision at every agent."""
+    standing = stand(view, evidence, now_s, policy)
+    end = decide_end(view, standing, evidence, now_s, policy)
+    if end is not None:
+        return end
+    if view.desired is None:
+        return Decision(None, "waiting: the desired number of nodes is not written yet")
+    case = _Case(view, view.desired, standing, evidence, now_s, policy)
+    record = view.generation
+    if not standing.survivors if record is None else _nobody_ever_trained(view, record):
+        return _first(case)
+    if standing.lost:
+        return _at_once(case, f"lost {_some(standing.lost)}", broken=True)
+    inquiry = inquire(view, standing, evidence, now_s, policy)
+    if not inquiry.settled:
+        return Decision(
+            AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
+            f"asking whether {_some(inquiry.ask + inquiry.awaited)} live: "
+            f"suspected by {_some([s.worker_id for s in standing.suspicions])}",
+            inquiry.again_at_s,
+        )
+    if inquiry.broken:
+        broken = _some([s.worker_id for s in standing.suspicions if s.broken])
+        return _at_once(case, f"the communicator of {broken} is broken and everybody lives", broken=True)
+    if record is None:
+        # etcd lost its keys: the members of one generation put theirs again within moments
+        again_s = max(m.ready_since_s for m in standing.present.values()) + policy.last_call_s
+        if now_s < again_s:
+            return Decision(None, "waiting: the record is lost, members come back", again_s)
+        return _at_once(case, "the record was lost", broken=False)
+    if not record.members:
+        return _at_once(case, "enough nodes again", broken=False)
+    if standing.pending and not standing.newcomers_gone:
+        return Decision(None, f"waiting: generation {record.number} is pending, nobody has committed in it")
+    if standing.missing:
+        # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
+        # them would never be brought by all, and if somebody misses them a suspicion will say so.
+        wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
+        return Decision(None, f"waiting: {_some(standing.missing)} gone and nobody suspects them", wake_s)
+    return _planned(case, record)
+
+
+def _nobody_ever_trained(view: JobView, record: Generation) -> bool:
+    """All of a first generation failed in its first step: there is no state to wait for."""
+    ends = [view.failures.get(m.worker_id) for m in record.members]
+    return record.base == 0 and all(f is not None and f.in_step and f.step == 0 for f in ends)
+
+
+def _first(case: _Case) -> Decision:
+    """Rule 1."""
+    most = case.desired.max_nodes
+    complete, soon_s = case.offers(())
+    if len(complete) < case.desired.min_nodes:
+        return _too_few(case, len(complete), soon_s)
+    # counted anew from each arrival: nodes of one start come in a stream
+    last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
+    if len(complete) < most and case.now_s < last_call_until_s:
+        wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
+        return Decision(None, f"last call: {len(complete)} of at most {most} nodes are ready", wake_s)
+    chosen = targets.first(case.view, complete[:most])
+    # base 0: it follows nothing, so nobody has to bring a state
+    return _write(case, GenerationKind.PLANNED, chosen, 0, f"{min(len(complete), most)} nodes are ready")
+
+
+def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
+    """A LOSS generation of the survivors, with newcomers only where they are too few.
+
+    broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
+    """
+    view, standing, record = case.view, case.standing, case.view.generation
+    ready, soon_s = case.offers(s.worker_id for s in standing.survivors)
+    target = targets.survivors(view, case.desired, standing, ready)
+    if target.has_holder and target.nodes >= targets.least_nodes(view, case.desired, standing):
+        return _write(case, GenerationKind.LOSS, target.workers, _base(case), why)
+    leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
+    # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
+    planned = record is not None and record.kind is GenerationKind.PLANNED
+    bound = record is not None and (bool(record.members) or (broken and planned))
+    if leaver is not None and bound:
+        why = f"{why}; too few nodes remain and {leaver.node_name} wants to leave"
+        return _empty(case, GenerationKind.LOSS, why)
+    if not target.has_holder:
+        return _no_holder(case, why)
+    return _too_few(case, target.nodes, soon_s, f"; {why}")
+
+
+def _planned(case: _Case, record: Generation) -> Decision:
+    inside = {m.worker_id for m in record.members}
+    ready, soon_s = case.offers(inside)
+    target = targets.planned(case.view, record, case.desired, case.standing, ready)
+    ids = {w.worker_id for w in target.workers}
+    if ids == inside:
+        held, spare = _some(target.held_back), _some(o.agent.node_name for o in ready)
+        return Decision(
+            None,
+            f"generation {record.number} stands with {record.world_size} workers on {record.node_count} nodes"
+            + (f"; {held} leaves once another node has the state" if held else "")
+            + (f"; spare: {spare}" if spare else ""),
+            soon_s,
+        )
+    why = targets.changes(record, target)
+    if target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing):
+        return _write(case, GenerationKind.PLANNED, target.workers, _base(case), why)
+    if soon_s is not None:
+        # a node that is nearly complete may save the job a stop
+        return Decision(None, f"waiting for a node to be complete before stopping: {why}", soon_s)
+    # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
+    kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
+    remain = f"{target.nodes} of at least {case.desired.min_nodes} nodes remain, so all step aside"
+    return _empty(case, kind, f"{why}; {remain}")
+
+
+def _base(case: _Case) -> int:
+    record = case.view.generation
+    if record is None:
+        return case.view.committed_generation
+    # nobody steps in an empty generation: in force before was what it followed
+    return case.standing.in_force if record.members else record.base
+
+
+def _empty(case: _Case, kind: GenerationKind, reason: str) -> Decision:
+    """Its base is the record that lists whoever keeps the state; see standing.py."""
+    record = case.view.generation
+    base = 0 if record is None else record.number if record.members else record.base
+    return _write(case, kind, (), base, reason)
+
+
+def _write(
+    case: _Case, kind: GenerationKind, workers: tuple[Chosen, ...], base: int, reason: str
+) -> Decision:
+    generation = targets.record_of(case.view, kind, workers, base, reason)
+    previous = 0 if case.view.generation is None else case.view.generation.number
+    return Decision(
+        WriteGeneration(generation, previous),
+        f"generation {generation.number} ({kind.name}, {len(workers)} workers): {reason}",
+    )
+
+
+def _no_holder(case: _Case, why: str) -> Decision:
+    """Rule 2."""
+    view, limit_s = case.view, case.policy.holder_timeout_s
+    held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
+    if held and held <= view.failures.keys():
+        return fail(f"every worker that held the state has ended ({why})")
+    until_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s) + limit_s
+    if case.now_s >= until_s:
+        return fail(f"no worker that holds the state came back within {limit_s:g} s ({why})")
+    return Decision(None, f"waiting: nobody that holds the state is there ({why})", until_s, Waiting.HOLDER)
+
+
+def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> Decision:
+    count = f"{nodes} of {case.desired.min_nodes} nodes{readiness(case.view, case.standing.present)}{why}"
+    wake_s, limit_s = soon_s, case.policy.below_minimum_timeout_s
+    if limit_s is not None:
+        until_s = case.evidence.waited_since_s(Waiting.MINIMUM, case.now_s) + limit_s
+        if case.now_s >= until_s:
+            return fail(f"too few nodes for {limit_s:g} s: {count}")
+        wake_s = until_s if soon_s is None else min(soon_s, until_s)
+    return Decision(None, f"waiting: {count}", wake_s, Waiting.MINIMUM)
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    """A line of the log is read by a person: a thousand names help nobody."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

@@ -1,0 +1,71 @@
+"""Which worker has which rank? A function of revisions and generation numbers alone.
+
+Every leader gives the same workers the same ranks: nothing here depends on arrival or on a clock.
+Invariants: ranks are contiguous, those of a node too; rank 0 is a holder if there is any.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bagua_contract.records import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A worker that will be in the generation, before it has a rank."""
+
+    worker_id: str
+    agent_id: str
+    node_name: str
+    slot: int
+    topology: str
+    store_address: str
+    since_generation: int
+    join_revision: int
+    holder: bool
+
+
+def assign(chosen: Iterable[Chosen]) -> tuple[Placement, ...]:
+    """Placements in rank order. The order of `chosen` does not matter."""
+    nodes: defaultdict[str, list[Chosen]] = defaultdict(list)
+    for worker in chosen:
+        nodes[worker.agent_id].append(worker)
+    placements: list[Placement] = []
+    for node_rank, node in enumerate(sorted(nodes.values(), key=_node_order)):
+        # by id last: a slot listed twice must still give one order
+        workers = sorted(node, key=lambda w: (w.slot, w.worker_id))
+        if node_rank == 0:
+            # The first slot of the first node may be a respawned worker without state: rank 0 goes to the
+            # node's first holder, the others keep the order of their slots.
+            first = next((w for w in workers if w.holder), workers[0])
+            workers = [first] + [w for w in workers if w is not first]
+        for local_rank, w in enumerate(workers):
+            placements.append(
+                Placement(
+                    worker_id=w.worker_id,
+                    agent_id=w.agent_id,
+                    node_name=w.node_name,
+                    slot=w.slot,
+                    global_rank=len(placements),
+                    node_rank=node_rank,
+                    local_rank=local_rank,
+                    store_address=w.store_address,
+                    since_generation=w.since_generation,
+                    join_revision=w.join_revision,
+                    holder=w.holder,
+                )
+            )
+    return tuple(placements)
+
+
+def _node_order(node: list[Chosen]) -> tuple[bool, int, str, int, str]:
+    return (
+        not any(w.holder for w in node),
+        min(w.since_generation for w in node),
+        min(w.topology for w in node),
+        min(w.join_revision for w in node),
+        node[0].agent_id,
+    )

@@ -1,0 +1,216 @@
+"""What stands: which generations may be in force, who survives of them, who holds the state, who is lost.
+
+Derived from the picture alone, so a leader elected a moment ago finds the same. Decides nothing.
+
+A PLANNED record with number N and base B is pending until somebody is known to have committed in N. Until
+then B and N may both be in force: reports of commits come late. So
+
+- only workers that are in both count as carried over. In the record these are the placements whose
+  since_generation is at most the in-force bound: whoever came with N has since_generation N.
+- a worker of B that N leaves out never counts as a holder. If N is in force it has stepped aside and its
+  state is old; if it then were taken as the holder, the steps of N would be done twice.
+- for the same reason a worker that a record left out gets a new since_generation when it comes back, even
+  while its old generation may be in force. Copying a state once too often is harmless.
+
+So the base's record is never needed to find survivors. It is remembered (JobView.earlier) to notice at once
+the death of a worker that the pending record leaves out; a leader that never saw it learns of that through
+the suspicions of the others.
+
+An empty record (everybody steps aside, because too few nodes would remain) lists nobody, so who holds the
+state is read from the record that it followed, whose number is its base. A leader that never saw that one
+takes the workers known to have committed in the base: this may miss a holder, but never finds a false one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import Evidence, JobView, MemberView, SuspicionView
+from bagua_contract.records import Generation, GenerationKind, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A worker that carries on from what is in force. holder: known to have the job's state."""
+
+    worker_id: str
+    agent_id: str
+    node_name: str
+    since_generation: int
+    join_revision: int
+    holder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """in_force: the newest generation known to be in force (a lower bound); 0: none.
+
+    present: workers that are there, by id. survivors: see above. lost: members that break what may be in
+    force. newcomers_gone: members of the pending record that died before it was in force.
+    missing: members whose keys are gone, but that are given until missing_until_s to put them again.
+    """
+
+    in_force: int
+    pending: bool
+    present: Mapping[str, MemberView]
+    survivors: tuple[Survivor, ...]
+    lost: tuple[str, ...]
+    newcomers_gone: tuple[str, ...]
+    missing: tuple[str, ...]
+    missing_until_s: float
+    suspicions: tuple[SuspicionView, ...]
+
+    @property
+    def has_holder(self) -> bool:
+        return any(s.holder for s in self.survivors)
+
+
+def in_force(view: JobView, record: Generation | None) -> int:
+    """The newest generation up to `record` that is known to be in force."""
+    if record is None:
+        return 0
+    at_once = record.kind is GenerationKind.LOSS or record.base == 0
+    known = max(record.base, view.committed_generation, view.closing_generation or 0)
+    return record.number if at_once else min(known, record.number)
+
+
+def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Standing:
+    record = view.generation
+    bound = in_force(view, record)
+    present = _present(view, evidence)
+    suspicions = tuple(
+        s
+        for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
+        # Rule 4: of what is older than the generation in force nobody needs to know any more.
+        if record is not None and bound <= s.generation <= record.number and s.worker_id in present
+    )
+    pending = record is not None and bound < record.number
+    grace_until_s = evidence.elected_at_s + policy.election_grace_s
+    lost: list[str] = []
+    newcomers_gone: list[str] = []
+    missing: list[str] = []
+    if record is not None:
+        for placement in record.members:
+            if placement.worker_id in present:
+                continue
+            if _is_excused(view, evidence, placement, suspicions, now_s < grace_until_s):
+                missing.append(placement.worker_id)
+            elif placement.since_generation > bound:
+                newcomers_gone.append(placement.worker_id)
+            else:
+                lost.append(placement.worker_id)
+        if pending:
+            lost += _lost_outside(view, record, bound, present, suspicions)
+    return Standing(
+        in_force=bound,
+        pending=pending,
+        present=present,
+        survivors=_survivors(view, bound, present),
+        lost=tuple(lost),
+        newcomers_gone=tuple(newcomers_gone),
+        missing=tuple(missing),
+        missing_until_s=grace_until_s,
+        suspicions=suspicions,
+    )
+
+
+def _present(view: JobView, evidence: Evidence) -> dict[str, MemberView]:
+    """Ready, on an agent that lives, and not known to have ended."""
+    there = {a.agent_id for a in view.agents.values() if not evidence.is_dead(a)}
+    return {
+        worker_id: m
+        for worker_id, m in view.members.items()
+        if m.agent_id in there
+        and worker_id not in view.failures
+        and worker_id not in view.finished
+        and worker_id not in view.refused
+    }
+
+
+def _is_excused(
+    view: JobView,
+    evidence: Evidence,
+    placement: Placement,
+    suspicions: Iterable[SuspicionView],
+    in_grace: bool,
+) -> bool:
+    """Whether a missing member need not be dropped now: nobody misses it, and it may come back or has ended
+    well together with all others."""
+    if placement.worker_id in view.failures or any(suspicions):
+        return False
+    if placement.worker_id in view.finished:
+        return True
+    agent = view.agents.get(placement.agent_id)
+    return in_grace and (agent is None or not evidence.is_dead(agent))
+
+
+def _lost_outside(
+    view: JobView,
+    record: Generation,
+    bound: int,
+    present: Mapping[str, MemberView],
+    suspicions: Iterable[SuspicionView],
+) -> list[str]:
+    """Members of the generation in force that the pending record leaves out, and that are gone.
+
+    Most have left as they were asked, which says nothing. But if one failed, or somebody who is still in that
+    generation misses a peer, the switch will never happen.
+    """
+    base = view.record(bound)
+    if base is None:
+        return []
+    missed = any(s.generation == bound for s in suspicions)
+    inside = {m.worker_id for m in record.members}
+    return [
+        m.worker_id
+        for m in base.members
+        if m.worker_id not in inside
+        and m.worker_id not in present
+        and (missed or m.worker_id in view.failures)
+    ]
+
+
+def _survivors(view: JobView, bound: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:
+    record = view.generation
+    if record is not None and not record.members:
+        followed = view.record(record.base)
+        if followed is None:
+            return _committed_in(view, record.base, present)
+        record, bound = followed, in_force(view, followed)
+    if record is None:
+        # The record is lost (etcd lost its keys) but members remember: the furthest hold the state.
+        furthest = max((m.committed_generation for m in present.values()), default=0)
+        return _committed_in(view, furthest, present) if furthest else ()
+    return tuple(
+        Survivor(
+            worker_id=p.worker_id,
+            agent_id=p.agent_id,
+            node_name=p.node_name,
+            since_generation=p.since_generation,
+            join_revision=p.join_revision,
+            holder=p.holder
+            # its first commit here is reported, so it is no longer behind
+            or present[p.worker_id].committed_generation >= p.since_generation
+            # in a first generation all begin alike
+            or record.base == 0,
+        )
+        for p in record.members
+        if p.worker_id in present and p.since_generation <= bound
+    )
+
+
+def _committed_in(view: JobView, number: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:
+    return tuple(
+        Survivor(
+            worker_id=m.worker_id,
+            agent_id=m.agent_id,
+            node_name=view.agents[m.agent_id].node_name,
+            since_generation=number,
+            join_revision=m.join_revision,
+            holder=True,
+        )
+        for m in sorted(present.values(), key=lambda m: m.join_revision)
+        if m.committed_generation >= number > 0
+    )

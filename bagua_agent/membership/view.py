@@ -1,0 +1,178 @@
+"""The picture the leader decides on: what stands in the store, and what it learned by asking.
+
+Owns the shape of that picture only. Knows no etcd, no clock and no rule. All times are of the one
+clock of the agent that holds the picture; order between agents comes from revisions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bagua_contract.records import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came."""
+
+    agent_id: str
+    node_name: str
+    slots: int
+    topology: str
+    leaving: bool
+    control_address: str
+    join_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """members/<worker>: ready. ready_since_s: when this agent first saw the key."""
+
+    worker_id: str
+    agent_id: str
+    slot: int
+    store_address: str
+    fingerprint: Mapping[str, str]
+    committed_generation: int
+    join_revision: int
+    ready_since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SuspicionView:
+    """suspicions/<worker>. broken: its communicator can't be used again; else a collective stalls.
+
+    seen_since_s: when this agent first saw this sequence.
+    """
+
+    worker_id: str
+    generation: int
+    broken: bool
+    hosts: tuple[str, ...]
+    sequence: int
+    seen_since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailureView:
+    """failures/<worker>. order: create revision of the key; the least is the first of the job."""
+
+    worker_id: str
+    node_name: str
+    step: int
+    in_step: bool
+    script_failure: bool
+    summary: str
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """How many nodes the job wants."""
+
+    min_nodes: int
+    max_nodes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(f"nodes must be 1 <= least <= most, not {self.min_nodes}:{self.max_nodes}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job as its keys tell it.
+
+    nonce: the job's, from its spec. earlier: records older than `generation` that this agent saw and that may
+    still be in force, or that list the holders which an empty record no longer lists; empty at an agent that
+    came later.
+    committed_generation: the newest that any member, still there or not, reported a commit in.
+    closing_generation: the generation that confirmed the end; None while training goes on.
+    finished: workers that ended with 0. refused: workers that may not join.
+    """
+
+    nonce: str = ""
+    generation: Generation | None = None
+    earlier: tuple[Generation, ...] = ()
+    committed_generation: int = 0
+    agents: Mapping[str, AgentView] = field(default_factory=dict)
+    members: Mapping[str, MemberView] = field(default_factory=dict)
+    suspicions: Mapping[str, SuspicionView] = field(default_factory=dict)
+    failures: Mapping[str, FailureView] = field(default_factory=dict)
+    desired: Desired | None = None
+    closing_generation: int | None = None
+    finished: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def closing(self) -> bool:
+        return self.closing_generation is not None
+
+    def record(self, number: int) -> Generation | None:
+        """The record of that number, if this agent still has it."""
+        if self.generation is not None and self.generation.number == number:
+            return self.generation
+        return next((g for g in self.earlier if g.number == number), None)
+
+
+class Verdict(Enum):
+    """What an agent answered to "are you there?"."""
+
+    ALIVE = "alive"
+    REFUSED = "refused"
+    UNANSWERED = "unanswered"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A question under way. relay_agent_id: whoever asks on the leader's behalf; empty for nobody."""
+
+    agent_id: str
+    join_revision: int
+    sequence: int
+    asked_at_s: float
+    relay_agent_id: str
+    direct: Verdict | None = None
+    relayed: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadAgent:
+    """A confirmed death. It counts for the key of that join_revision only: put anew, the agent lives."""
+
+    agent_id: str
+    join_revision: int
+    at_s: float
+    how: str
+
+
+class Waiting(Enum):
+    """Waits that may end the job when they last too long."""
+
+    MINIMUM = "too few nodes"
+    HOLDER = "nobody holds the state"
+    ENDING = "a worker has yet to end"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What this leader knows beside the store; the next leader starts without it.
+
+    alive_agents: agent to the time at which the question it answered was asked.
+    """
+
+    observer_agent_id: str
+    elected_at_s: float = float("-inf")
+    dead_agents: Mapping[str, DeadAgent] = field(default_factory=dict)
+    alive_agents: Mapping[str, float] = field(default_factory=dict)
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    waiting: Waiting | None = None
+    waiting_since_s: float = 0.0
+
+    def is_dead(self, agent: AgentView) -> bool:
+        dead = self.dead_agents.get(agent.agent_id)
+        return dead is not None and dead.join_revision == agent.join_revision
+
+    def waited_since_s(self, waiting: Waiting, now_s: float) -> float:
+        return self.waiting_since_s if self.waiting is waiting else now_s

@@ -1,0 +1,91 @@
+"""What does the terminal say about the job? One line per thing that happened; pure text in, pure text out.
+
+Lines read the same on a terminal and in a log file: a time, the node, what happened, why. No cursor movement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from bagua_contract.records import Generation, GenerationKind
+
+PROGRESS_EVERY_S = 5.0
+MOST_NAMES = 6
+
+
+def names(items: Iterable[str]) -> str:
+    listed = sorted(set(items))
+    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
+    return ", ".join(listed[:MOST_NAMES]) + more
+
+
+def describe_change(before: Generation | None, after: Generation) -> str:
+    """Which nodes came and went from `before` to `after`, as "+host-3 -host-1"; workers where nodes stay."""
+    if before is None:
+        return names(m.node_name for m in after.members)
+    was = {m.worker_id: m for m in before.members}
+    now = {m.worker_id: m for m in after.members}
+    parts = []
+    for sign, ids, other, records in (
+        ("+", now.keys() - was.keys(), was, now),
+        ("-", was.keys() - now.keys(), now, was),
+    ):
+        staying = {m.agent_id for m in other.values()}
+        whole = {records[i].node_name for i in ids if records[i].agent_id not in staying}
+        single = {
+            f"{records[i].node_name}:{records[i].slot}" for i in ids if records[i].agent_id in staying
+        }
+        if whole or single:
+            parts.append(sign + names(whole | single))
+    return " ".join(parts) or "same workers"
+
+
+def generation_written(before: Generation | None, after: Generation) -> str:
+    when = "at the next step boundary" if after.kind is GenerationKind.PLANNED and after.base else "now"
+    if not after.members:
+        return f"generation {after.number}, {when}: no workers; {after.reason}"
+    return (
+        f"generation {after.number}, {when}: {_count(after.world_size, 'worker')} on "
+        f"{_count(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
+    )
+
+
+def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, float], generation: int) -> str:
+    shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
+    return f"epoch {epoch}  step {step}  {steps_per_s:.1f} steps/s{shown}  (generation {generation})"
+
+
+def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str:
+    return (
+        "other nodes join with:\n"
+        f"    bagua-launch --nnodes {nodes} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+class Narrator:
+    """Prefixes lines with time and node, and holds back progress that comes too often."""
+
+    def __init__(self, say: Callable[[str], None], node_name: str) -> None:
+        self._say = say
+        self._node_name = node_name
+        self._last: dict[str, str] = {}
+        self._progress_at_s = float("-inf")
+
+    def tell(self, text: str) -> None:
+        self._say(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
+
+    def tell_once(self, topic: str, text: str) -> None:
+        """Only if it differs from the last text on this topic."""
+        if self._last.get(topic) != text:
+            self._last[topic] = text
+            self.tell(text)
+
+    def tell_progress(self, now_s: float, text: str) -> None:
+        if now_s - self._progress_at_s >= PROGRESS_EVERY_S:
+            self._progress_at_s = now_s
+            self.tell(text)

@@ -1,0 +1,63 @@
+"""Is this node's part in the job over, and with which exit code? Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_contract import membership_pb2 as pb
+
+STORE_AWAY_AT_THE_END_S = 10.0
+RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that failed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSituation:
+    """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
+    after the second. job_goes_on: other nodes stay. trained: a worker here confirmed the last commit."""
+
+    workers_running: int
+    result: tuple[int, int] | None
+    leaving_signal: int
+    leaving_for_s: float | None
+    shutdown_timeout_s: float
+    job_goes_on: bool
+    trained: bool
+    store_away_for_s: float
+    own_exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """end_workers_within_s: grace for workers that still run; None if there are none."""
+
+    exit_code: int
+    reason: str
+    end_workers_within_s: float | None = None
+
+
+def how_it_ends(s: NodeSituation) -> Ending | None:
+    """None: go on."""
+    if s.leaving_for_s is not None:
+        return _leaving(s, s.leaving_for_s)
+    if s.result is not None:
+        outcome, exit_code = s.result
+        if outcome == pb.Result.SUCCEEDED and s.workers_running:
+            return None  # a worker that the job no longer needs is on its way out
+        grace_s = RESULT_GRACE_S if s.workers_running else None
+        return Ending(exit_code, "", grace_s)
+    if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:
+        return Ending(s.own_exit_code, "all workers here are done; etcd is away, so nobody says how the job ended")
+    return None
+
+
+def _leaving(s: NodeSituation, waited_s: float) -> Ending | None:
+    interrupted = 128 + s.leaving_signal
+    if s.workers_running == 0:
+        if s.job_goes_on:
+            return Ending(0, "left; the job goes on without this node")
+        if s.result is not None and s.result[0] == pb.Result.SUCCEEDED:
+            return Ending(0, "")
+        return Ending(interrupted, "the job stops here: no node is left")
+    if waited_s >= s.shutdown_timeout_s:
+        return Ending(interrupted, "ended at once", 0.0)
+    return None

@@ -1,0 +1,16 @@
+"""What processes and signals bring to the agent's loop. Apart from inbox.py, which needs gRPC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    worker_id: str
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalCame:
+    number: int

@@ -1,0 +1,48 @@
+"""Are you there? The service that other agents ask, on TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from bagua_contract import control_pb2, control_pb2_grpc
+
+from bagua_agent.rpc.prober import probe
+
+STOP_GRACE_S = 0.5
+MOST_INDIRECT_TIMEOUT_S = 5.0
+
+
+class ControlServer(control_pb2_grpc.AgentControlServicer):
+    def __init__(
+        self, bind_host: str, job_id: str, agent_id: str, workers_alive: Callable[[], list[str]]
+    ) -> None:
+        self._job_id = job_id
+        self._agent_id = agent_id
+        self._workers_alive = workers_alive
+        self._server = grpc.server(
+            ThreadPoolExecutor(4, thread_name_prefix="bagua-control"),
+            options=[("grpc.so_reuseport", 0)],  # a taken port must fail, not share
+        )
+        control_pb2_grpc.add_AgentControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        host = f"[{bind_host}]" if ":" in bind_host else bind_host
+        port = self._server.add_insecure_port(f"{host}:0")
+        self.address = f"{host}:{port}"
+        self._server.start()
+
+    def Probe(  # noqa: N802 (gRPC's name)
+        self, request: control_pb2.ProbeRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ProbeReply:
+        if request.job_id != self._job_id or request.agent_id != self._agent_id:
+            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
+        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.ALIVE, workers=self._workers_alive())
+
+    def ProbeFor(  # noqa: N802 (gRPC's name)
+        self, request: control_pb2.ProbeForRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ProbeReply:
+        timeout_s = min(request.timeout_s, MOST_INDIRECT_TIMEOUT_S)
+        return probe(request.control_address, request.request.job_id, request.request.agent_id, timeout_s)
+
+    def stop(self) -> None:
+        self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)

@@ -1,0 +1,55 @@
+"""Is that agent alive, certainly gone, or silent? One bounded question, directly or through another agent."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+
+import grpc
+from bagua_contract import control_pb2, control_pb2_grpc
+
+_GONE = {errno.ECONNREFUSED, errno.ECONNRESET}
+
+
+def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
+    """REFUSED only on proof: the host answered that nobody listens, or another agent does. Never raises for
+    anything the network does."""
+    deadline_s = time.monotonic() + timeout_s
+    host, _, port = address.rpartition(":")
+    try:
+        # A plain connect first: gRPC hides the difference between refused and silent.
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            pass
+    except OSError as error:
+        if error.errno in _GONE:
+            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
+        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+    request = control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id)
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply: control_pb2.ProbeReply = stub.Probe(
+                request, timeout=max(0.01, deadline_s - time.monotonic())
+            )
+        except grpc.RpcError:
+            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+    return reply
+
+
+def probe_through(
+    helper_address: str, address: str, job_id: str, agent_id: str, timeout_s: float
+) -> control_pb2.ProbeReply:
+    """Ask the agent at helper_address to probe the one at address. UNANSWERED if the helper is silent."""
+    request = control_pb2.ProbeForRequest(
+        request=control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id),
+        control_address=address,
+        timeout_s=timeout_s,
+    )
+    with grpc.insecure_channel(helper_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply: control_pb2.ProbeReply = stub.ProbeFor(request, timeout=timeout_s + 0.2)
+        except grpc.RpcError:
+            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+    return reply

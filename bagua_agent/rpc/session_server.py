@@ -1,0 +1,152 @@
+"""The agent's end of the worker sessions: one gRPC stream per worker, over a Unix socket.
+
+Owns the server and the open streams. Decides nothing: what workers say goes into the agent's inbox, what the
+agent wants said goes into a stream's outbox. A stream is accepted only for a worker that the agent expects, so a
+stranger who guesses no worker id is turned away (the socket's directory is 0700 besides).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
+from bagua_contract.records import PROTOCOL_VERSION, Generation
+
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+STOP_GRACE_S = 1.0
+
+_Outbox = queue.SimpleQueue[session_pb2.AgentMessage | None]
+
+
+class SessionServer(session_pb2_grpc.WorkerSessionServicer):
+    """on_message(worker_id, message), on_ended(worker_id): called from gRPC's threads."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        slots: int,
+        on_message: Callable[[str, session_pb2.WorkerMessage], None],
+        on_ended: Callable[[str], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_ended = on_ended
+        self._lock = threading.Lock()
+        self._expected: set[str] = set()
+        self._outboxes: dict[str, _Outbox] = {}
+        self._welcome: session_pb2.AgentMessage | None = None
+        # A stream keeps one thread for what comes in; respawned workers overlap with the ones that end.
+        self._server = grpc.server(ThreadPoolExecutor(2 * slots + 2, thread_name_prefix="bagua-session"))
+        session_pb2_grpc.add_WorkerSessionServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix:{socket_path}")
+        self._server.start()
+
+    def admit(self, nonce: str) -> None:
+        """From now on workers are welcomed: their agent belongs to the job."""
+        message = session_pb2.AgentMessage(
+            welcome=session_pb2.Welcome(protocol=PROTOCOL_VERSION, nonce=nonce)
+        )
+        with self._lock:
+            self._welcome = message
+            for outbox in self._outboxes.values():
+                outbox.put(message)
+
+    def expect(self, worker_id: str) -> None:
+        with self._lock:
+            self._expected.add(worker_id)
+
+    def forget(self, worker_id: str) -> None:
+        with self._lock:
+            self._expected.discard(worker_id)
+            outbox = self._outboxes.pop(worker_id, None)
+        if outbox is not None:
+            outbox.put(None)
+
+    # -- to workers
+
+    def tell_generation(self, generation: Generation, worker_ids: list[str] | None = None) -> None:
+        self._tell(
+            session_pb2.AgentMessage(
+                new_generation=session_pb2.NewGeneration(generation=generation.to_proto())
+            ),
+            worker_ids,
+        )
+
+    def tell_leave(self) -> None:
+        self._tell(session_pb2.AgentMessage(leave=session_pb2.Leave()), None)
+
+    def tell_close(self) -> None:
+        self._tell(session_pb2.AgentMessage(close=session_pb2.Close()), None)
+
+    def tell_refused(self, worker_id: str, difference: str) -> None:
+        refusal = membership_pb2.Refusal(worker_id=worker_id, difference=difference)
+        self._tell(session_pb2.AgentMessage(refused=refusal), [worker_id])
+
+    def _tell(self, message: session_pb2.AgentMessage, worker_ids: list[str] | None) -> None:
+        with self._lock:
+            for worker_id, outbox in self._outboxes.items():
+                if worker_ids is None or worker_id in worker_ids:
+                    outbox.put(message)
+
+    # -- from workers
+
+    def Attach(  # noqa: N802 (gRPC's name)
+        self, request_iterator: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
+    ) -> Iterator[session_pb2.AgentMessage]:
+        first = next(request_iterator, None)
+        if first is None or not first.HasField("hello"):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
+        assert first is not None
+        hello = first.hello
+        if hello.protocol != PROTOCOL_VERSION:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"worker speaks protocol {hello.protocol}, agent {PROTOCOL_VERSION}; install one version of bagua",
+            )
+        worker_id = hello.worker_id
+        outbox: _Outbox = queue.SimpleQueue()
+        with self._lock:
+            if worker_id not in self._expected or worker_id in self._outboxes:
+                known = False
+            else:
+                known = True
+                self._outboxes[worker_id] = outbox
+                if self._welcome is not None:
+                    outbox.put(self._welcome)
+        if not known:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"no worker {worker_id!r} is expected here")
+        context.add_callback(lambda: outbox.put(None))
+        self._on_message(worker_id, first)
+        threading.Thread(
+            target=self._read, args=(worker_id, request_iterator, outbox), name="bagua-session-in", daemon=True
+        ).start()
+        while (message := outbox.get()) is not None:
+            yield message
+
+    def _read(
+        self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage], outbox: _Outbox
+    ) -> None:
+        try:
+            for message in messages:
+                self._on_message(worker_id, message)
+        except grpc.RpcError:
+            pass  # the worker is gone; its exit is seen by pidfd, this is only the second witness
+        except Exception as error:
+            # gRPC's server iterator raises a bare Exception when the call is cancelled.
+            if type(error) is not Exception:
+                raise
+        outbox.put(None)
+        with self._lock:
+            if self._outboxes.get(worker_id) is outbox:
+                del self._outboxes[worker_id]
+        self._on_ended(worker_id)
+
+    def stop(self) -> None:
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.put(None)
+        self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)

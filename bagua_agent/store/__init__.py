@@ -1,0 +1,1 @@
+"""etcd: keys, connection, transactions, leases, watches, and the embedded server."""

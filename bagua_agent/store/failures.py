@@ -1,0 +1,93 @@
+"""What does a failed call to etcd mean? Classifies gRPC's status codes and etcd's messages; pure.
+
+The question that matters is whether the request may have been done: only what certainly was not may be sent
+again by someone who must not do it twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import grpc
+
+LONGEST_DETAIL = 300
+
+
+class Trouble(Enum):
+    NOT_SENT = auto()  # the endpoint is away; the request never reached it
+    MAYBE_DONE = auto()  # no answer, or an error that came after the request was accepted
+    BUSY = auto()  # etcd declined for now
+    TOKEN_REJECTED = auto()  # authenticate again
+    LOGIN_REJECTED = auto()  # wrong user or password
+    DENIED = auto()  # no right to this key
+    LEASE_GONE = auto()
+    HISTORY_GONE = auto()  # the revision asked for was compacted, or this store never had it
+    FULL = auto()  # the disk quota is used up: etcd serves reads only
+    NOT_ETCD = auto()  # something else answers there
+    REFUSED = auto()  # etcd says that the request itself is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    trouble: Trouble
+    detail: str
+
+    @property
+    def certainly_not_done(self) -> bool:
+        return self.trouble is not Trouble.MAYBE_DONE
+
+
+class CallFailed(Exception):
+    """One attempt at one endpoint failed. Stays inside the store package."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+_NEVER_SENT = (
+    "failed to connect",  # covers refused connections, missing sockets, handshakes of TLS that failed
+    "connections to all backends failing",
+    "name resolution",
+    "dns resolution failed",
+    "handshake failed",
+)
+_TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is old", "auth store is old")
+
+
+def classify(code: grpc.StatusCode, details: str | None) -> Failure:
+    """What a failed call means; `details` is the message that came with `code`."""
+    text = " ".join((details or "").split())
+    return Failure(_trouble(code, text.lower()), text[:LONGEST_DETAIL] or code.name.lower().replace("_", " "))
+
+
+def _trouble(code: grpc.StatusCode, text: str) -> Trouble:
+    if any(sign in text for sign in _TOKEN):
+        return Trouble.TOKEN_REJECTED
+    if "lease not found" in text:
+        return Trouble.LEASE_GONE
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            # "no leader" is said before a proposal is made
+            sent = not any(sign in text for sign in _NEVER_SENT) and "no leader" not in text
+            return Trouble.MAYBE_DONE if sent else Trouble.NOT_SENT
+        case grpc.StatusCode.OUT_OF_RANGE:
+            return Trouble.HISTORY_GONE
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Trouble.FULL if "space" in text else Trouble.BUSY
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return Trouble.TOKEN_REJECTED
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return Trouble.DENIED
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return Trouble.NOT_ETCD
+        case grpc.StatusCode.INVALID_ARGUMENT if "authentication failed" in text:
+            return Trouble.LOGIN_REJECTED
+        case (
+            grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND
+        ):
+            return Trouble.REFUSED
+        case _:
+            # DEADLINE_EXCEEDED, CANCELLED (the connection was closed under the call), INTERNAL, UNKNOWN, ...
+            return Trouble.MAYBE_DONE

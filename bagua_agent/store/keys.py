@@ -1,0 +1,108 @@
+"""Which key holds what? The layout of one job under /bagua/v1/jobs/<job>/, as in ARCHITECTURE.md; pure.
+
+Ids become parts of keys, so they are checked here: no slash, no control character, never "." or "..".
+"""
+
+from __future__ import annotations
+
+import re
+
+from bagua_agent.errors import UserError
+
+JOBS_PREFIX = "/bagua/v1/jobs/"
+LONGEST_ID = 100
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def check_id(kind: str, value: str) -> str:
+    """`value`, if it may be part of a key. Raises UserError naming it."""
+    if not _ID.fullmatch(value) or value in (".", ".."):
+        raise UserError(
+            f"{kind} id {value!r} is not allowed; use 1 to {LONGEST_ID} of A-Z a-z 0-9 . _ - (not '.' or '..')"
+        )
+    return value
+
+
+class JobKeys:
+    """Every key of one job. Raises UserError for an id that may not be part of a key."""
+
+    __slots__ = ("job_id", "prefix")
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = check_id("job", job_id)
+        self.prefix = f"{JOBS_PREFIX}{job_id}/"
+
+    @property
+    def spec(self) -> str:
+        return self.prefix + "spec"
+
+    @property
+    def desired(self) -> str:
+        return self.prefix + "control/desired"
+
+    @property
+    def leader(self) -> str:
+        return self.prefix + "control/leader"
+
+    @property
+    def generation(self) -> str:
+        return self.prefix + "control/generation"
+
+    @property
+    def closing(self) -> str:
+        return self.prefix + "control/closing"
+
+    @property
+    def result(self) -> str:
+        return self.prefix + "control/result"
+
+    @property
+    def agents(self) -> str:
+        return self.prefix + "agents/"
+
+    @property
+    def members(self) -> str:
+        return self.prefix + "members/"
+
+    @property
+    def suspicions(self) -> str:
+        return self.prefix + "suspicions/"
+
+    @property
+    def failures(self) -> str:
+        return self.prefix + "failures/"
+
+    @property
+    def finished_workers(self) -> str:
+        return self.prefix + "finished/"
+
+    @property
+    def refusals(self) -> str:
+        return self.prefix + "refused/"
+
+    def agent(self, agent_id: str) -> str:
+        return self.agents + check_id("agent", agent_id)
+
+    def member(self, worker_id: str) -> str:
+        return self.members + check_id("worker", worker_id)
+
+    def suspicion(self, worker_id: str) -> str:
+        return self.suspicions + check_id("worker", worker_id)
+
+    def failure(self, worker_id: str) -> str:
+        return self.failures + check_id("worker", worker_id)
+
+    def finished(self, worker_id: str) -> str:
+        return self.finished_workers + check_id("worker", worker_id)
+
+    def refused(self, worker_id: str) -> str:
+        return self.refusals + check_id("worker", worker_id)
+
+    @staticmethod
+    def id_in(folder: str, key: str) -> str | None:
+        """The id in `key` if it lies directly in `folder` (`keys.members`, ...), else None."""
+        if not key.startswith(folder):
+            return None
+        tail = key[len(folder) :]
+        return tail if _ID.fullmatch(tail) else None

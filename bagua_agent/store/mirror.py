@@ -1,0 +1,268 @@
+"""What does a prefix of the store hold right now? A local copy, kept up to date, that tells its owner every change.
+
+Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and the changes of
+one transaction together; after a gap that the store's history does not cover (compaction, a store that lost its
+data) the difference is told instead. Knows nothing of what the keys mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from bagua_contract import etcd_pb2 as pb
+
+from bagua_agent.errors import InternalError, UserError
+from bagua_agent.store.client import KeyValue, Store, decode_key, encode_key, end_of_prefix
+from bagua_agent.store.connection import Connection
+from bagua_agent.store.endpoints import Endpoint
+from bagua_agent.store.etcd_stubs import etcd3
+from bagua_agent.store.failures import CallFailed, Failure, Trouble
+from bagua_agent.store.watch_stream import WatchStream
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.02
+_LONGEST_BACKOFF_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """value is None if the key was removed; create_revision is then that of the removed key, and mod_revision
+    the revision of the removal, as far as it is known."""
+
+    key: str
+    value: bytes | None
+    mod_revision: int
+    create_revision: int
+
+
+def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revision: int) -> tuple[Change, ...]:
+    """What leads from `old` to `new`, as seen at `revision`: removals first, then writes by revision; pure."""
+    removed = sorted(old.keys() - new.keys())
+    written = sorted(
+        (kv for k, kv in new.items() if old.get(k) != kv), key=lambda kv: (kv.mod_revision, kv.key)
+    )
+    return (
+        *(Change(key, None, revision, old[key].create_revision) for key in removed),
+        *(Change(kv.key, kv.value, kv.mod_revision, kv.create_revision) for kv in written),
+    )
+
+
+class PrefixMirror:
+    """`start`, then `on_changes` is called with each batch of changes, first from `start` itself with all keys,
+    later from the mirror's thread; never twice at a time. on_connection tells whether the watch is up. A callback
+    that raises is our bug: it is logged, and the mirror goes on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        on_changes: Callable[[tuple[Change, ...]], None],
+        on_connection: Callable[[bool], None] | None = None,
+        silence_s: float = 1.0,
+    ) -> None:
+        """silence_s: how long the watch may be silent before the endpoint must show that it lives; as long again
+        without an answer, and another endpoint is taken."""
+        self._store = store
+        self._prefix = prefix
+        self._on_changes = on_changes
+        self._on_connection = on_connection
+        self._silence_s = silence_s
+        self._lock = threading.Lock()
+        self._state: dict[str, KeyValue] = {}
+        self._revision = 0  # up to which the state is complete
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._connected = False
+        self._history_lost = False  # etcd said that it no longer has the revision we would go on from
+        self._thread: threading.Thread | None = None
+
+    def start(self, timeout_s: float | None = None) -> None:
+        """Reads the prefix, tells it as one batch, and begins to watch. Raises StoreUnavailable, UserError."""
+        if self._thread is not None:
+            raise InternalError(f"the mirror of {self._prefix} was started twice")
+        keys, revision = self._store.get_prefix(self._prefix, timeout_s)
+        self._thread = threading.Thread(target=self._run, name="store-mirror", daemon=True)
+        self._replace(keys, revision)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends the thread; no callback runs after it returns. From a callback: ends after that callback."""
+        with self._lock:
+            self._stopping.set()
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise InternalError(
+                f"the mirror of {self._prefix} did not end in {timeout_s:g} s: a callback hangs?"
+            )
+
+    def state(self) -> dict[str, KeyValue]:
+        """A copy of all keys."""
+        with self._lock:
+            return dict(self._state)
+
+    @property
+    def revision(self) -> int:
+        """Up to which `state` is complete."""
+        with self._lock:
+            return self._revision
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        endpoints = self._store.config.endpoints
+        index = failed_since_pause = 0
+        backoff_s = _FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            try:
+                self._follow(endpoints[index])
+            except CallFailed as error:
+                if not self._stopping.is_set():
+                    level = logging.ERROR if error.failure.trouble is Trouble.DENIED else logging.INFO
+                    _log.log(level, "watch of %s at %s: %s", self._prefix, endpoints[index], error)
+            except UserError as error:  # a certificate that was readable at the start
+                _log.error("watch of %s at %s: %s", self._prefix, endpoints[index], error)
+            if self._connected:
+                failed_since_pause, backoff_s = 0, _FIRST_BACKOFF_S
+            self._tell_connection(False)
+            index = (index + 1) % len(endpoints)
+            failed_since_pause += 1
+            if failed_since_pause >= len(endpoints):
+                failed_since_pause = 0
+                self._stopping.wait(backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _follow(self, endpoint: Endpoint) -> None:
+        """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops."""
+        connection = Connection(endpoint, self._store.config)
+        try:
+            with self._lock:
+                self._connection = connection  # from here on `stop` ends what runs on it
+            while not self._stopping.is_set():
+                store_revision = self._catch_up(connection)
+                stream = WatchStream(connection, self._prefix, self.revision + 1, self._silence_s)
+                try:
+                    self._read(stream, store_revision, connection)
+                finally:
+                    stream.close()
+        finally:
+            with self._lock:
+                self._connection = None
+            connection.close()
+
+    def _read(self, stream: WatchStream, store_revision: int, connection: Connection) -> None:
+        """Applies the stream until it ends; returns if the prefix must be read again."""
+        for response in stream:
+            if response.compact_revision or (response.created and response.header.revision < store_revision):
+                # compacted, or another store than the one that was asked a moment ago
+                self._history_lost = True
+                return
+            if response.canceled:
+                connection.forget_token()  # the most likely reason, and harmless otherwise
+                raise CallFailed(
+                    Failure(Trouble.REFUSED, response.cancel_reason or "etcd cancelled the watch")
+                )
+            if response.created:
+                self._tell_connection(True)
+            if response.events:
+                self._apply(response.events)
+
+    def _catch_up(self, connection: Connection) -> int:
+        """Makes sure that the store's history leads on from our state, or takes over its present state.
+
+        Returns a revision that the store has reached.
+        """
+        timeout_s = self._store.config.attempt_timeout_s
+        if not self._history_lost:
+            store_revision = self._confirmed(connection, timeout_s)
+            if store_revision is not None:
+                return store_revision
+        answer = connection.call(
+            lambda c: c.get_prefix_response(encode_key(self._prefix), sort_order="ascend"), timeout_s
+        )
+        self._history_lost = False
+        self._replace([KeyValue.of(kv) for kv in answer.kvs], answer.header.revision)
+        return int(answer.header.revision)
+
+    def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
+        """The store's revision, if it held what we hold at the revision we hold it for; None if its history is
+        another one: a store that lost its data, perhaps grown past our revision since.
+
+        Then the changes after our revision lead on from our state. To ask for one leased key is enough: lease ids
+        are made from the time, so another history cannot have the same one. Else the whole prefix is compared.
+        """
+        with self._lock:
+            state, revision = dict(self._state), self._revision
+        leased = [kv for kv in state.values() if kv.lease_id]
+        request = etcd3.etcdrpc.RangeRequest(key=encode_key(self._prefix), revision=revision)
+        if leased:
+            witness = max(leased, key=lambda kv: kv.mod_revision)
+            state = {witness.key: witness}
+            request.key = encode_key(witness.key)
+        else:
+            request.range_end = end_of_prefix(self._prefix)
+        try:
+            answer = connection.call(lambda c: c.raw(c.kvstub.Range, request), timeout_s)
+        except CallFailed as error:
+            if error.failure.trouble is Trouble.HISTORY_GONE:
+                return None
+            raise
+        if {kv.key: kv for kv in map(KeyValue.of, answer.kvs)} != state:
+            return None
+        return int(answer.header.revision)
+
+    # ---- state
+
+    def _replace(self, keys: Iterable[KeyValue], revision: int) -> None:
+        new = {kv.key: kv for kv in keys}
+        with self._lock:
+            changes = difference(self._state, new, revision)
+            self._state = new
+            self._revision = revision
+        self._tell(changes)
+
+    def _apply(self, events: Iterable[pb.Event]) -> None:
+        changes = []
+        with self._lock:
+            for event in events:
+                revision = event.kv.mod_revision
+                if revision <= self._revision:
+                    continue  # known from before the stream broke
+                key = decode_key(event.kv.key)
+                if event.type == pb.Event.DELETE:
+                    old = self._state.pop(key, None)
+                    changes.append(Change(key, None, revision, old.create_revision if old is not None else 0))
+                else:
+                    kv = self._state[key] = KeyValue.of(event.kv)
+                    changes.append(Change(key, kv.value, revision, kv.create_revision))
+            if changes:
+                self._revision = changes[-1].mod_revision
+        self._tell(tuple(changes))
+
+    def _tell(self, changes: tuple[Change, ...]) -> None:
+        if not changes or self._stopping.is_set():
+            return
+        try:
+            self._on_changes(changes)
+        except Exception:  # the owner's bug must not end the mirror, nor go unseen
+            _log.exception("bug: on_changes of the mirror of %s raised", self._prefix)
+
+    def _tell_connection(self, connected: bool) -> None:
+        if connected == self._connected:
+            return
+        self._connected = connected
+        if self._on_connection is None or self._stopping.is_set():
+            return
+        try:
+            self._on_connection(connected)
+        except Exception:  # as above
+            _log.exception("bug: on_connection of the mirror of %s raised", self._prefix)

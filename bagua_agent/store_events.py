@@ -1,0 +1,118 @@
+"""What do changed keys mean? Translates the store's changes into events of the membership machine.
+
+Pure but for the clock value it is given. A value that can't be read is reported and passed over: one corrupted key must
+not stop an agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+from google.protobuf.message import DecodeError
+
+from bagua_agent.membership import events as ev
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.mirror import Change
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderKey:
+    """control/leader as it stands."""
+
+    agent_id: str
+    control_address: str
+    create_revision: int
+
+
+class StoreEvents:
+    """on_unreadable(key, why) hears of values that no agent of this protocol writes."""
+
+    def __init__(self, keys: JobKeys, on_unreadable: Callable[[str, str], None]) -> None:
+        self._keys = keys
+        self._on_unreadable = on_unreadable
+
+    def event_of(self, change: Change, now_s: float) -> ev.Event | None:
+        """None for a change that membership does not care about."""
+        try:
+            return self._removed(change, now_s) if change.value is None else self._put(change, now_s)
+        except (DecodeError, ValueError) as error:
+            self._on_unreadable(change.key, str(error))
+            return None
+
+    def _removed(self, change: Change, now_s: float) -> ev.Event | None:
+        keys = self._keys
+        if agent_id := keys.id_in(keys.agents, change.key):
+            return ev.AgentGone(now_s=now_s, agent_id=agent_id)
+        if worker_id := keys.id_in(keys.members, change.key):
+            return ev.MemberGone(now_s=now_s, worker_id=worker_id)
+        if worker_id := keys.id_in(keys.suspicions, change.key):
+            return ev.SuspicionCleared(now_s=now_s, worker_id=worker_id)
+        return None
+
+    def _put(self, change: Change, now_s: float) -> ev.Event | None:
+        keys, key, value = self._keys, change.key, change.value or b""
+        if keys.id_in(keys.agents, key):
+            a = pb.Agent.FromString(value)
+            return ev.AgentSeen(
+                now_s=now_s,
+                agent_id=a.agent_id,
+                node_name=a.node_name,
+                slots=a.slots,
+                topology=a.topology,
+                leaving=a.leaving,
+                control_address=a.control_address,
+                join_revision=change.create_revision,
+            )
+        if keys.id_in(keys.members, key):
+            m = pb.Member.FromString(value)
+            return ev.MemberReady(
+                now_s=now_s,
+                worker_id=m.worker_id,
+                agent_id=m.agent_id,
+                slot=m.slot,
+                store_address=m.store_address,
+                fingerprint=dict(m.fingerprint),
+                committed_generation=m.committed_generation,
+                join_revision=change.create_revision,
+            )
+        if keys.id_in(keys.suspicions, key):
+            s = pb.Suspicion.FromString(value)
+            return ev.SuspicionRaised(
+                now_s=now_s,
+                worker_id=s.worker_id,
+                generation=s.generation,
+                broken=s.kind == pb.Suspicion.BROKEN,
+                hosts=tuple(s.hosts),
+                sequence=s.sequence,
+            )
+        if keys.id_in(keys.failures, key):
+            f = pb.Failure.FromString(value)
+            return ev.FailureRecorded(
+                now_s=now_s,
+                worker_id=f.worker_id,
+                node_name=f.node_name,
+                step=f.step,
+                in_step=f.in_step,
+                script_failure=f.script_failure,
+                summary=f.cause,
+                order=change.create_revision,
+            )
+        if worker_id := keys.id_in(keys.finished_workers, key):
+            return ev.WorkerFinished(now_s=now_s, worker_id=worker_id)
+        if worker_id := keys.id_in(keys.refusals, key):
+            return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
+        if key == keys.generation:
+            return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
+        if key == keys.desired:
+            d = pb.Desired.FromString(value)
+            if not 1 <= d.min_nodes <= d.max_nodes:
+                raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
+            return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
+        if key == keys.closing:
+            return ev.ClosingSeen(now_s=now_s, generation=pb.Closing.FromString(value).generation)
+        if key == keys.result:
+            return ev.ResultSeen(now_s=now_s)
+        return None

@@ -1,0 +1,31 @@
+"""What is due when? Named timers of one loop; setting one again replaces it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Due = Callable[[float], object]
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timers: dict[str, tuple[float, Due]] = {}
+
+    def set(self, name: str, at_s: float, due: Due) -> None:
+        """due(now_s) is called once from the loop, at at_s or soon after."""
+        with self._lock:
+            self._timers[name] = (at_s, due)
+
+    set_from_thread = set  # the loop looks at least once a second, so nobody needs to be woken
+
+    def next_in_s(self, now_s: float) -> float:
+        with self._lock:
+            first_s = min((at_s for at_s, _ in self._timers.values()), default=float("inf"))
+        return max(0.0, first_s - now_s)
+
+    def take_due(self, now_s: float) -> list[Due]:
+        with self._lock:
+            names = [name for name, (at_s, _) in self._timers.items() if at_s <= now_s]
+            return [self._timers.pop(name)[1] for name in names]

@@ -1,0 +1,1 @@
+"""Processes of a node: how workers start, what they print, how they end and why."""

@@ -1,0 +1,94 @@
+"""Why did a worker end? Pure: from return code, error file and the tail of stderr.
+
+Owns the rule which endings are the script's fault and draw on the budget of restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+
+SUMMARY_CHARACTERS = 300
+TAIL_LINES = 20
+
+# Signals that a program brings on itself; all others come from outside.
+FAULT_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+
+# The last line of a traceback: a dotted name, then perhaps a colon and text.
+_EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(: .*)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCause:
+    """exit_code: negative for the number of a signal. summary: one line for a person."""
+
+    exit_code: int
+    signal_name: str | None
+    summary: str
+    traceback_tail: str
+    script_failure: bool
+
+
+def exit_cause(returncode: int, error_file_text: str | None = None, stderr_tail: str = "") -> ExitCause:
+    """error_file_text: content of error.json, None if there is none. Never raises."""
+    message, callstack = _recorded(error_file_text)
+    name = signal_name(returncode)
+    if returncode == 0:
+        return ExitCause(0, None, "exit code 0", "", False)
+    if name is not None:
+        summary = f"killed by {name}" + (f" after {message}" if message else "")
+        failure = -returncode in FAULT_SIGNALS
+    else:
+        message = message or _exception_in(stderr_tail)
+        summary = message or f"exit code {returncode}"
+        failure = True
+    tail = "\n".join((callstack or stderr_tail).rstrip().splitlines()[-TAIL_LINES:])
+    return ExitCause(returncode, name, _one_line(summary), tail, failure)
+
+
+def signal_name(returncode: int) -> str | None:
+    """Of a negative return code; None if it is not one."""
+    if returncode >= 0:
+        return None
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"  # a real-time signal has no name
+
+
+def _recorded(text: str | None) -> tuple[str, str]:
+    """Message and traceback of an error file; empty for what it lacks, whoever wrote it."""
+    if not text:
+        return "", ""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return "", ""  # cut off: the worker died while writing
+    message = content.get("message") if isinstance(content, dict) else None
+    if isinstance(message, str):
+        return message, ""
+    if not isinstance(message, dict):
+        return "", ""
+    extra = message.get("extraInfo")
+    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    text_of = message.get("message")
+    return text_of if isinstance(text_of, str) else "", callstack if isinstance(callstack, str) else ""
+
+
+def _exception_in(stderr_tail: str) -> str:
+    """The exception line of the last traceback in the tail, or nothing."""
+    lines = stderr_tail.splitlines()
+    for start in range(len(lines) - 1, -1, -1):
+        if lines[start].startswith(("Traceback (most recent call last)", '  File "')):
+            for line in lines[start + 1 :]:
+                if _EXCEPTION_LINE.match(line):
+                    return line
+            return ""
+    return ""
+
+
+def _one_line(text: str) -> str:
+    line = text.strip().partition("\n")[0].strip()
+    return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 3] + "..."

@@ -1,0 +1,134 @@
+"""The guardian: a small process that outlives the agent by an instant, to kill what it left.
+
+It reads group ids from a pipe that only the agent holds. End-of-file means that the agent is gone, in
+whatever way, and every group still registered is killed. Covers grandchildren, which get no
+parent-death signal. A process that made a session of its own (setsid) is out of its reach.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from bagua_agent.errors import InternalError
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+
+# Runs isolated and without site packages, to stay small. A group number can be used again only after
+# the group is empty; then its leader has another start time, and it is left alone.
+PROGRAM = r"""
+import os
+import _signal as signal  # the plain module loads enum and half a megabyte
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+
+def started(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19]
+    except OSError:
+        return None
+
+groups = {}
+rest = b""
+while data := os.read(0, 65536):
+    *lines, rest = (rest + data).split(b"\n")
+    for line in lines:
+        group = int(line[1:])
+        if line[:1] == b"+":
+            groups[group] = started(group)
+        else:
+            groups.pop(group, None)
+for group, start in groups.items():
+    now = started(group)
+    if now is None or now == start:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            pass
+"""
+
+
+class Guardian:
+    """Kills every registered process group when this process is gone. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        with self._lock:
+            if self._process is None:
+                self._process = self._launch()
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def register(self, pgid: int) -> None:
+        """From now on `pgid` does not outlive this process."""
+        if pgid <= 1:
+            raise InternalError(f"process group {pgid} cannot be guarded")
+        with self._lock:
+            self._groups.add(pgid)
+            self._tell(b"+%d\n" % pgid)
+
+    def unregister(self, pgid: int) -> None:
+        with self._lock:
+            self._groups.discard(pgid)
+            self._tell(b"-%d\n" % pgid)
+
+    def stop(self) -> None:
+        """End the guardian. Groups still registered are killed by it."""
+        with self._lock:
+            process, self._process = self._process, None
+            self._groups.clear()
+            if process is None:
+                return
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+
+    def _tell(self, message: bytes) -> None:
+        if self._process is None:
+            raise InternalError("the guardian is not running")
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), message)
+        except BrokenPipeError:
+            self._replace()
+
+    def _replace(self) -> None:
+        old = self._process
+        assert old is not None and old.stdin is not None
+        old.stdin.close()
+        old.kill()
+        old.wait(STOP_TIMEOUT_S)
+        log.warning("the guardian (pid %d) is gone with code %s; starting another", old.pid, old.returncode)
+        self._process = self._launch()
+        assert self._process.stdin is not None
+        os.write(self._process.stdin.fileno(), b"".join(b"+%d\n" % group for group in self._groups))
+
+    @staticmethod
+    def _launch() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-E", "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+            bufsize=0,
+        )

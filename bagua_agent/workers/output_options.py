@@ -1,0 +1,123 @@
+"""What torchrun's output flags mean: which stream of which slot goes to a file, the terminal, or both.
+
+Pure: text in, frozen values out. Errors name the flag and the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+from bagua_agent.errors import UserError
+
+
+class Streams(IntFlag):
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """Streams per slot: a default, and slots that differ."""
+
+    default: Streams = Streams.NONE
+    by_slot: Mapping[int, Streams] = field(default_factory=dict)
+
+    def of(self, slot: int) -> Streams:
+        return self.by_slot.get(slot, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Where one stream of one worker goes. filters: lines with any of these also go to the common file."""
+
+    file: bool
+    terminal: bool
+    filters: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """local_ranks_filter: slots that may write to the terminal; None for all."""
+
+    redirects: StreamChoice = StreamChoice()
+    tee: StreamChoice = StreamChoice()
+    local_ranks_filter: frozenset[int] | None = None
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(
+        *,
+        redirects: str = "0",
+        tee: str = "0",
+        local_ranks_filter: str = "",
+        duplicate_stdout_filters: str = "",
+        duplicate_stderr_filters: str = "",
+    ) -> OutputOptions:
+        """From the flags' texts. Raises UserError."""
+        return OutputOptions(
+            redirects=parse_streams("--redirects", redirects),
+            tee=parse_streams("--tee", tee),
+            local_ranks_filter=parse_slots("--local-ranks-filter", local_ranks_filter),
+            stdout_filters=parse_filters(duplicate_stdout_filters),
+            stderr_filters=parse_filters(duplicate_stderr_filters),
+        )
+
+    def plan(self, slot: int, stream: Streams) -> StreamPlan:
+        """Redirected: file only. Teed: file and terminal. Neither: terminal only."""
+        if stream not in (Streams.OUT, Streams.ERR):
+            raise ValueError(f"plan of {stream!r}: one stream at a time")
+        teed = bool(self.tee.of(slot) & stream)
+        redirected = bool(self.redirects.of(slot) & stream)
+        shown = self.local_ranks_filter is None or slot in self.local_ranks_filter
+        texts = self.stdout_filters if stream is Streams.OUT else self.stderr_filters
+        return StreamPlan(
+            file=teed or redirected,
+            terminal=shown and (teed or not redirected),
+            filters=tuple(text.encode() for text in texts),
+        )
+
+    def needs_prefix(self, slots: int, nodes: int) -> bool:
+        """Whether the reader of the terminal must be told whose line it is."""
+        showing = [
+            slot
+            for slot in range(slots)
+            if self.plan(slot, Streams.OUT).terminal or self.plan(slot, Streams.ERR).terminal
+        ]
+        return len(showing) > 1 or (nodes > 1 and bool(showing))
+
+
+def parse_streams(flag: str, text: str) -> StreamChoice:
+    """ "3" for every slot, or "0:1,1:2" for the slots named (the others: none)."""
+    text = text.strip()
+    if re.fullmatch(r"[0-3]", text):
+        return StreamChoice(Streams(int(text)))
+    if re.fullmatch(r"(\d+:[0-3],)*\d+:[0-3]", text):
+        pairs = [entry.split(":") for entry in text.split(",")]
+        return StreamChoice(Streams.NONE, {int(slot): Streams(int(value)) for slot, value in pairs})
+    raise UserError(
+        f"{flag} {text!r} is neither 0..3 (0 none, 1 stdout, 2 stderr, 3 both)"
+        ' nor a list of local_rank:value such as "0:3,1:2"'
+    )
+
+
+def parse_slots(flag: str, text: str) -> frozenset[int] | None:
+    """ "0,2" names slots 0 and 2; an empty text is no filter."""
+    if not text.strip():
+        return None
+    entries = [entry.strip() for entry in text.split(",")]
+    wrong = next((entry for entry in entries if not re.fullmatch(r"\d+", entry)), None)
+    if wrong is not None:
+        raise UserError(f"{flag} {text!r}: {wrong!r} is not a local rank; give a list such as 0,2")
+    return frozenset(int(entry) for entry in entries)
+
+
+def parse_filters(text: str) -> tuple[str, ...]:
+    """Comma-separated; a double comma stands for a comma inside a filter."""
+    parts = re.split(r"(?<!,),(?!,)", text)
+    return tuple(part.replace(",,", ",") for part in parts if part)

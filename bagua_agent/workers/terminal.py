@@ -1,0 +1,106 @@
+"""One place where several streams write: whole lines, a bounded backlog, never a blocking write.
+
+Owns who has an unfinished line there. Knows no worker; an owner is any hashable name. A caller that
+sees `is_full` reads no more from what feeds it, so the backlog stays bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections.abc import Hashable
+
+from bagua_agent.workers.stream_lines import Segment
+
+BACKLOG_BYTES = 256 * 1024
+FILE_WRITE_BYTES = 64 * 1024
+
+
+class Terminal:
+    """Writes to a descriptor that it does not own and whose flags it leaves alone."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._is_tty = os.isatty(fd)
+        # A pipe or terminal that polls writable takes this many bytes without blocking.
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._write_bytes = FILE_WRITE_BYTES if regular else select.PIPE_BUF
+        self._backlog = bytearray()
+        self._open_owner: Hashable = None
+        self._overwrite = False  # the open line is a progress bar's
+        self._broken = False
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._backlog)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._backlog) >= BACKLOG_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._backlog) < BACKLOG_BYTES // 2
+
+    def add_raw(self, owner: Hashable, data: bytes) -> None:
+        """Bytes of an only writer, as they are."""
+        self._close_line_of_another(owner)
+        self._append(data)
+        self._open_owner = None if data.endswith(b"\n") else owner
+
+    def add_line(self, line: bytes) -> None:
+        self._close_line_of_another(None)
+        self._append(line + b"\n")
+
+    def add_segment(self, owner: Hashable, prefix: bytes, segment: Segment) -> None:
+        self._close_line_of_another(owner)
+        going_on = self._open_owner is not None
+        if not going_on and not segment.text and segment.end != b"\n":
+            return  # the carriage return with which a progress bar begins
+        if going_on and self._overwrite and segment.text:
+            self._append(b"\r" + prefix)
+        elif not going_on:
+            self._append(prefix)
+        self._append(segment.text)
+        if segment.end == b"\n" or (segment.end == b"\r" and not self._is_tty):
+            self._append(b"\n")
+            self._open_owner, self._overwrite = None, False
+        else:
+            self._open_owner = owner
+            self._overwrite = segment.end == b"\r"
+
+    def end_line(self, owner: Hashable) -> None:
+        """The owner writes no more: an unfinished line of it is ended."""
+        if self._open_owner == owner:
+            self._close_line_of_another(None)
+
+    def _close_line_of_another(self, owner: Hashable) -> None:
+        if self._open_owner is not None and self._open_owner != owner:
+            self._append(b"\n")
+            self._open_owner, self._overwrite = None, False
+
+    def _append(self, data: bytes) -> None:
+        if not self._broken:
+            self._backlog += data
+
+    def write_some(self) -> None:
+        """Write what the descriptor takes; call when it polls writable."""
+        try:
+            written = os.write(self.fd, self._backlog[: self._write_bytes])
+        except BlockingIOError:
+            return  # someone else made it non-blocking
+        except OSError:
+            # The reader is gone (a closed terminal, `| head`): nobody to tell, and training goes on.
+            self._broken = True
+            self._backlog.clear()
+            return
+        del self._backlog[:written]
+
+
+def open_terminals(out_fd: int, err_fd: int) -> tuple[Terminal, Terminal]:
+    """For stdout and stderr; one and the same if both lead to the same place, so lines stay whole."""
+    out = Terminal(out_fd)
+    first, second = os.fstat(out_fd), os.fstat(err_fd)
+    same = (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+    return out, out if same else Terminal(err_fd)

@@ -1,0 +1,116 @@
+"""Bagua's communication core: what a training script imports.
+
+    import bagua_core as bagua
+    bagua.init_process_group()
+    model = bagua.DistributedDataParallel(Net(), optimizers=[optimizer])
+    loader = bagua.ElasticDataLoader(dataset, global_batch_size=64, seed=0)
+    for epoch in loader.epochs(10):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+
+The same script runs under plain `python` (a world of one) and under `bagua-launch`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bagua_core.communication.communicator import ReduceOp
+from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.elastic import runtime as _runtime
+from bagua_core.elastic.state_registry import Stateful
+from bagua_core.parallel import DistributedDataParallel
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DistributedDataParallel",
+    "ElasticDataLoader",
+    "ReduceOp",
+    "allreduce",
+    "barrier",
+    "generation",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_launched",
+    "next_step",
+    "register_state",
+    "report",
+]
+
+
+def init_process_group() -> None:
+    """Open the session with this node's agent; without one, be a world of one.
+
+    Raises SessionError if the agent does not answer, WorkerEnvironmentError for a broken environment.
+    """
+    _runtime.engine()
+
+
+def is_launched() -> bool:
+    """Whether an agent started this process; False under plain `python`."""
+    return _runtime.engine().launched
+
+
+def get_rank() -> int:
+    """Global rank in the generation in force; 0 before the first step."""
+    return _runtime.engine().global_rank
+
+
+def get_world_size() -> int:
+    """Workers in the generation in force; 1 before the first step."""
+    return _runtime.engine().world_size
+
+
+def get_local_rank() -> int:
+    """This worker's slot on its node: fixed for the life of the process, so it can choose a device."""
+    return _runtime.engine().local_rank
+
+
+def generation() -> int:
+    """Number of the generation in force; 0 in a world of one."""
+    return _runtime.engine().generation_number
+
+
+def next_step() -> int:
+    """Boundary of loops that do not use ElasticDataLoader: call it at the top of each iteration.
+
+    Commits or rolls back the step before, follows changes of membership, and returns the number of steps
+    committed so far; after a failed step that is the same number again. Stop when it is enough:
+
+        while bagua.next_step() < 1000:
+            train()
+    """
+    return _runtime.engine().next_step()
+
+
+def register_state(name: str, stateful: Stateful) -> None:
+    """Make `stateful` (with state_dict and load_state_dict: a scheduler, a scaler) part of the job's state.
+
+    Failed steps restore it, workers that join receive it. Raises TypeError, ValueError (name taken).
+    """
+    _runtime.engine().register_state(name, stateful)
+
+
+def report(**metrics: float) -> None:
+    """Show numbers such as `loss=0.3` beside the job's progress on the terminal."""
+    _runtime.engine().metrics.update({name: float(value) for name, value in metrics.items()})
+
+
+def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
+    """Reduce `tensor` over all workers, outside steps (evaluation, counting); returns the result.
+
+    tensor: any shape, the same on every worker; it is not changed. If a worker is lost meanwhile the
+    survivors run it again among themselves from the input that was kept. Raises MismatchedCollective if workers ask for
+    different collectives. Before the first step it is the tensor itself.
+    """
+    return _runtime.engine().allreduce(tensor, op)
+
+
+def barrier() -> None:
+    """Return when every worker has called it. Outside steps."""
+    _runtime.engine().allreduce(torch.zeros(1))

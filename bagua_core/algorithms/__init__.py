@@ -1,0 +1,30 @@
+"""How do workers share what they learned? One file an algorithm; here they are found by name."""
+
+from __future__ import annotations
+
+from bagua_core.algorithms.algorithm import Algorithm
+from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
+
+_BY_NAME: dict[str, type[Algorithm]] = {GradientAllreduce.name: GradientAllreduce}
+
+
+class UnknownAlgorithmError(ValueError):
+    """No algorithm has this name."""
+
+
+def algorithm_names() -> tuple[str, ...]:
+    return tuple(sorted(_BY_NAME))
+
+
+def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
+    """The algorithm of this name with its defaults, or the one given. Raises UnknownAlgorithmError."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if not isinstance(algorithm, str) or algorithm not in _BY_NAME:
+        raise UnknownAlgorithmError(
+            f"algorithm={algorithm!r} is unknown; use one of {', '.join(algorithm_names())}"
+        )
+    return _BY_NAME[algorithm]()
+
+
+__all__ = ["Algorithm", "GradientAllreduce", "UnknownAlgorithmError", "algorithm_names", "find_algorithm"]

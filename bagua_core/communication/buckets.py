@@ -1,0 +1,86 @@
+"""Which gradients travel together, and in which order do the groups leave?
+
+Owns the plan of buckets and their default sizes. Pure: knows shapes, not tensors, and no communicator.
+Every rank computes the same plan from the same parameters, so the order is agreed without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+DEFAULT_BUCKET_CAP_MB = 25  # as torch's DDP, whose users have tuned around it
+FIRST_BUCKET_BYTES = 1024 * 1024  # small, so that communication starts early in the backward
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSpec:
+    """One parameter's gradient as planning sees it."""
+
+    elements: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """One bucket. members: places in registration order; offsets: first element of each member."""
+
+    dtype: torch.dtype
+    device: torch.device
+    members: tuple[int, ...]
+    offsets: tuple[int, ...]
+    elements: int
+
+
+def plan_buckets(
+    gradients: Sequence[GradientSpec],
+    bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> tuple[BucketPlan, ...]:
+    """Buckets in the order in which they are launched.
+
+    gradients: in registration order. Backward is taken to produce them in reverse, so the last ones fill
+    the first bucket. A bucket has one dtype and device, and is closed once it holds its cap or more; a
+    gradient is never split. Buckets of several dtypes leave in the order in which they fill.
+    """
+    if bucket_cap_bytes <= 0 or first_bucket_bytes <= 0:
+        raise ValueError(f"bucket sizes must be positive: {bucket_cap_bytes}, {first_bucket_bytes} bytes")
+    open_members: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    open_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
+    caps: dict[tuple[torch.dtype, torch.device], int] = {}
+    closed: list[tuple[int, ...]] = []
+    for index in reversed(range(len(gradients))):
+        spec = gradients[index]
+        key = (spec.dtype, spec.device)
+        open_members.setdefault(key, []).append(index)
+        open_bytes[key] = open_bytes.get(key, 0) + spec.size_bytes
+        if open_bytes[key] >= caps.get(key, min(first_bucket_bytes, bucket_cap_bytes)):
+            closed.append(tuple(open_members.pop(key)))
+            del open_bytes[key]
+            caps[key] = bucket_cap_bytes
+    # by the member that completes a bucket, the smallest: what is still open fills last
+    leftovers = sorted((tuple(m) for m in open_members.values()), key=lambda members: -members[-1])
+    ordered = sorted([*closed, *leftovers], key=lambda members: -members[-1])
+    return tuple(_bucket(members, gradients) for members in ordered)
+
+
+def carries_pair(bucket: BucketPlan) -> bool:
+    """Whether two more fp32 numbers can ride at the end of this bucket, readable without a device."""
+    return bucket.dtype == torch.float32 and bucket.device.type == "cpu"
+
+
+def _bucket(members: tuple[int, ...], gradients: Sequence[GradientSpec]) -> BucketPlan:
+    offsets: list[int] = []
+    elements = 0
+    for index in members:
+        offsets.append(elements)
+        elements += gradients[index].elements
+    first = gradients[members[0]]
+    return BucketPlan(first.dtype, first.device, members, tuple(offsets), elements)

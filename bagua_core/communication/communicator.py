@@ -1,0 +1,119 @@
+"""The collectives of one generation: one interface, whatever carries the bytes.
+
+Every implementation passes tests/contracts/test_communicator.py. Operations are asynchronous; whoever
+waits can always be released by the abort flag, even when a peer is silent for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+
+
+class ReduceOp(Enum):
+    SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+class CollectiveFailed(Exception):
+    """The transport failed. hosts: addresses of the peers it named, if any."""
+
+    def __init__(self, detail: str, hosts: tuple[str, ...] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hosts = hosts
+
+
+class CollectiveAborted(CollectiveFailed):
+    """Given up on purpose: the abort flag was set. The buffer may still be written to later."""
+
+
+class AbortFlag:
+    """Set once, seen by every wait of a communicator. `add_waiter` lets a wait sleep on a condition
+    of its own instead of polling."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+        self._waiters: list[Callable[[], None]] = []
+
+    def set(self, reason: str) -> None:
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason
+            waiters, self._waiters = self._waiters, []
+        for wake in waiters:
+            wake()
+
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    def is_set(self) -> bool:
+        return self._reason is not None
+
+    def add_waiter(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once when the flag is set; at once if it is."""
+        with self._lock:
+            if self._reason is None:
+                self._waiters.append(wake)
+                return
+        wake()
+
+    def remove_waiter(self, wake: Callable[[], None]) -> None:
+        with self._lock:
+            if wake in self._waiters:
+                self._waiters.remove(wake)
+
+
+class Pending(ABC):
+    """An operation under way on buffers that belong to it until it is done."""
+
+    @abstractmethod
+    def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
+        """Return when done. Raises CollectiveFailed or CollectiveAborted.
+
+        stalled(waited_s): called from the waiting thread each time another stall_after_s has passed.
+        """
+
+    @abstractmethod
+    def is_done(self) -> bool: ...
+
+
+class Communicator(ABC):
+    """global_rank and world_size are of its generation. All tensors are contiguous."""
+
+    generation: int
+    global_rank: int
+    world_size: int
+    abort_flag: AbortFlag
+
+    @abstractmethod
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        """In place."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
+        """In place."""
+
+    @abstractmethod
+    def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """output: [world_size, *tensor.shape]."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending: ...
+
+    @abstractmethod
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
+
+    def abort(self, reason: str) -> None:
+        """Release every wait; afterwards the communicator is of no use."""
+        self.abort_flag.set(reason)

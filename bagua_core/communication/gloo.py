@@ -1,0 +1,313 @@
+"""The collectives of one generation over Gloo: CPU tensors, TCP between hosts.
+
+Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
+never block in Gloo, whose operations cannot be given up while a peer is silent.
+A group that failed or was aborted is kept for ever: destroying it would wait for its operations.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from bagua_core.communication.communicator import (
+    AbortFlag,
+    CollectiveAborted,
+    Communicator,
+    Pending,
+    ReduceOp,
+)
+from bagua_core.communication.gloo_errors import collective_failed
+from bagua_core.communication.pending import DonePending, FailedPending, WakeablePending
+
+_Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
+
+_OPERATIONS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.AVG: dist.ReduceOp.SUM,  # divided after the sum, alike for every transport
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+_REDUCIBLE = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    }
+)
+
+# Groups whose operations may still run. Only ever appended to: a destructor that meets a pending
+# operation blocks until that operation's timeout. A process that holds any ends with os._exit.
+_retired: list[_Group] = []
+
+
+class GlooCommunicator(Communicator):
+    """Use build_gloo. Any thread may send, receive, wait or abort.
+
+    Collectives are matched by their order, so one thread starts them, in the same order on all ranks.
+    """
+
+    def __init__(
+        self,
+        group: _Group,
+        generation: int,
+        global_rank: int,
+        world_size: int,
+        abort_flag: AbortFlag,
+    ) -> None:
+        self.generation = generation
+        self.global_rank = global_rank
+        self.world_size = world_size
+        self.abort_flag = abort_flag
+        self._group = group
+        self._retire_lock = threading.Lock()
+        self._is_retired = False
+
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        _check_usable(tensor)
+        if tensor.dtype not in _REDUCIBLE:
+            raise TypeError(f"Gloo cannot reduce {tensor.dtype}; convert the tensor to a wider type first")
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPERATIONS[op]
+        divide_by = self.world_size if op is ReduceOp.AVG else None
+        return self._start("allreduce", lambda: self._group.allreduce([tensor], options), tensor, divide_by)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(source)
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        data = _as_bytes(tensor)
+        return self._start("broadcast", lambda: self._group.broadcast([data], options), tensor)
+
+    def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        _check_usable(output)
+        _check_usable(tensor)
+        if output.shape != (self.world_size, *tensor.shape) or output.dtype != tensor.dtype:
+            raise ValueError(
+                f"allgather of {tuple(tensor.shape)} {tensor.dtype} among {self.world_size} cannot "
+                f"fill an output of {tuple(output.shape)} {output.dtype}"
+            )
+        if not tensor.numel():
+            return DonePending()
+        parts = list(_as_bytes(output).view(self.world_size, -1).unbind(0))
+        data = _as_bytes(tensor)
+        return self._start("allgather", lambda: self._group.allgather([parts], [data]), tensor)
+
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        data = _as_bytes(tensor)
+        return self._start_pairwise("send", lambda: self._group.send([data], destination, tag), tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(source)
+        data = _as_bytes(tensor)
+        return self._start_pairwise("receive", lambda: self._group.recv([data], source, tag), tensor)
+
+    def abort(self, reason: str) -> None:
+        self.retire()
+        super().abort(reason)
+
+    def retire(self) -> None:
+        """Never destroy this group: something in it may still run."""
+        with self._retire_lock:
+            if not self._is_retired:
+                self._is_retired = True
+                _retired.append(self._group)
+
+    def _check_rank(self, global_rank: int) -> None:
+        if not 0 <= global_rank < self.world_size:
+            raise ValueError(f"global_rank {global_rank} is not in a world of {self.world_size}")
+
+    def _start(
+        self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor, divide_by: int | None = None
+    ) -> Pending:
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        if not tensor.numel():
+            return DonePending()
+        try:
+            work = begin()
+        except RuntimeError as error:
+            self.retire()
+            return FailedPending(collective_failed(what, error))
+        return _GlooCollective(self, what, work, tensor, divide_by)
+
+    def _start_pairwise(self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor) -> Pending:
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        if not tensor.numel():
+            return DonePending()
+        try:
+            work = begin()
+        except RuntimeError as error:
+            self.retire()
+            return FailedPending(collective_failed(what, error))
+        return _GlooPairwise(self, what, work, tensor)
+
+
+class _GlooCollective(WakeablePending):
+    """Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an abort."""
+
+    def __init__(
+        self,
+        communicator: GlooCommunicator,
+        what: str,
+        work: dist.Work,
+        tensor: torch.Tensor,
+        divide_by: int | None,
+    ) -> None:
+        super().__init__(communicator.abort_flag)
+        self._communicator = communicator
+        self._what = what
+        self._work = work
+        self._tensor = tensor
+        self._divide_by = divide_by
+        self._collect_lock = threading.Lock()
+
+    def is_done(self) -> bool:
+        return self._work.is_completed()
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        self._work.get_future().add_done_callback(wake)
+
+    def _collect(self) -> None:
+        try:
+            # done, or its future is and the work follows within the same call in Gloo's thread
+            self._work.wait()
+        except RuntimeError as error:
+            self._communicator.retire()
+            if self._abort_flag.is_set():
+                raise CollectiveAborted(self._abort_flag.reason or "aborted") from error
+            raise collective_failed(self._what, error) from error
+        if self._divide_by is not None:
+            with self._collect_lock:
+                if self._divide_by is not None:
+                    _divide(self._tensor, self._divide_by)
+                    self._divide_by = None
+
+    def _abandoned(self) -> None:
+        self._communicator.retire()
+
+
+class _GlooPairwise(WakeablePending):
+    """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
+
+    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffer alive.
+    """
+
+    def __init__(
+        self, communicator: GlooCommunicator, what: str, work: dist.Work, tensor: torch.Tensor
+    ) -> None:
+        super().__init__(communicator.abort_flag)
+        self._communicator = communicator
+        self._what = what
+        self._work = work
+        self._tensor = tensor
+        self._lock = threading.Lock()
+        self._error: RuntimeError | None = None
+        self._done = False
+        self._wakes: list[Callable[[object], None]] = []
+        threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
+
+    def _run(self) -> None:
+        error: RuntimeError | None = None
+        try:
+            self._work.wait()
+        except RuntimeError as raised:
+            error = raised
+        with self._lock:
+            self._error = error
+            self._done = True
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake(None)
+
+    def is_done(self) -> bool:
+        return self._done
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        with self._lock:
+            if not self._done:
+                self._wakes.append(wake)
+                return
+        wake(None)
+
+    def _collect(self) -> None:
+        if self._error is None:
+            return
+        self._communicator.retire()
+        if self._abort_flag.is_set():
+            raise CollectiveAborted(self._abort_flag.reason or "aborted") from self._error
+        raise collective_failed(self._what, self._error) from self._error
+
+    def _abandoned(self) -> None:
+        self._communicator.retire()
+
+
+def build_gloo(
+    generation: int,
+    global_rank: int,
+    world_size: int,
+    store: Store,
+    bind_host: str,
+    timeout_s: float,
+    abort_flag: AbortFlag,
+) -> GlooCommunicator:
+    """Connect to all members of the generation through `store`. Blocks, for at most about timeout_s.
+
+    Gloo's constructor cannot be interrupted: call this in a thread of its own and leave that thread behind
+    if the generation is given up; the result is then marked aborted and retired here.
+    timeout_s bounds every operation of the group too. Raises CollectiveFailed.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    try:
+        # all connections are made now: a lazy one would put its cost, and its failure, into a step
+        options._devices = [gloo.create_device(hostname=bind_host, lazy_init=False)]
+        named = PrefixStore(f"bagua/generation/{generation}", store)
+        group = gloo(named, global_rank, world_size, options)
+    except RuntimeError as error:
+        raise collective_failed(f"connecting generation {generation} from {bind_host}", error) from error
+    communicator = GlooCommunicator(group, generation, global_rank, world_size, abort_flag)
+    if abort_flag.is_set():
+        communicator.retire()
+        raise CollectiveAborted(abort_flag.reason or "aborted")
+    return communicator
+
+
+def _check_usable(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"the Gloo communicator carries CPU tensors, not {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"a collective needs a contiguous tensor; this one has strides {tensor.stride()}")
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes: moving data must not depend on which types Gloo can add."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _divide(tensor: torch.Tensor, divisor: int) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.div_(divisor)
+    else:
+        tensor.div_(divisor, rounding_mode="trunc")

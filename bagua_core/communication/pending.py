@@ -1,0 +1,94 @@
+"""How does a wait end? By completion or by the abort flag, whichever comes first.
+
+Owns the one waiting loop of all communicators. Knows no transport: each says when its operation is done.
+A wait sleeps on one queue that completion and abort both wake; it never blocks inside a transport.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
+
+
+class WakeablePending(Pending):
+    """A Pending whose transport can call back on completion, from any thread."""
+
+    def __init__(self, abort_flag: AbortFlag) -> None:
+        self._abort_flag = abort_flag
+
+    @abstractmethod
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        """Call `wake` with anything once the operation is done; at once if it is."""
+
+    @abstractmethod
+    def _collect(self) -> None:
+        """The operation is done: finish it, or raise CollectiveFailed. Called once or more."""
+
+    def _abandoned(self) -> None:
+        """A wait was given up while the operation still ran."""
+        return None
+
+    def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
+        if not self.is_done():
+            self._sleep(stalled, stall_after_s)
+        self._collect()
+
+    def _sleep(self, stalled: Callable[[float], None] | None, stall_after_s: float) -> None:
+        # a SimpleQueue, because its put is one C call: the transport's thread holds the GIL only for that
+        wakes: SimpleQueue[Any] = SimpleQueue()
+        aborted = _AbortWake(wakes)
+        began_s = time.monotonic()
+        self._abort_flag.add_waiter(aborted)
+        try:
+            self._call_when_done(wakes.put)
+            while True:
+                try:
+                    woken_by = wakes.get(timeout=stall_after_s)
+                except Empty:
+                    if stalled is not None:
+                        stalled(time.monotonic() - began_s)
+                    continue
+                if woken_by is aborted:
+                    self._abandoned()
+                    raise CollectiveAborted(self._abort_flag.reason or "aborted")
+                return
+        finally:
+            self._abort_flag.remove_waiter(aborted)
+
+
+class _AbortWake:
+    """Puts itself on the queue, so that the wait can tell an abort from completion."""
+
+    def __init__(self, wakes: SimpleQueue[Any]) -> None:
+        self._wakes = wakes
+
+    def __call__(self) -> None:
+        self._wakes.put(self)
+
+
+class DonePending(Pending):
+    """Nothing was left to do, for example on an empty tensor."""
+
+    def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
+        return None
+
+    def is_done(self) -> bool:
+        return True
+
+
+class FailedPending(Pending):
+    """The operation could not even start. Only `wait` raises, so that callers have one place to look."""
+
+    def __init__(self, error: CollectiveFailed) -> None:
+        self._error = error
+
+    def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
+        raise self._error
+
+    def is_done(self) -> bool:
+        return True

@@ -1,0 +1,1 @@
+"""How samples reach the training script: shares of a global batch, whoever is in the job."""

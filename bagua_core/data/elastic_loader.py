@@ -1,0 +1,321 @@
+"""The data loader of an elastic job: each step's global batch, split over the workers there are.
+
+Owns the iteration (when boundaries are asked for, which micro-batches a step yields) and this rank's
+view of the position; commits, roll-backs and heals are the engine's, which moves the position with
+`seek`. What it yields is a pure function of (seed, epoch, batch, step plan).
+Invariant: one boundary per step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from bagua_core.data.partition import (
+    batch_count,
+    epoch_order,
+    global_batch,
+    global_batch_range,
+    micro_batch_count,
+    micro_share,
+    share,
+)
+from bagua_core.data.prefetch import BatchKey, Prefetcher
+from bagua_core.data.sample_seeding import has_no_randomness
+from bagua_core.elastic.step_interface import MicroBatch, StepEngine, StepPlan
+
+# the loader's own epoch, the one that prefetching has reached, and the one the ledger still looks at
+_KEPT_ORDERS = 3
+
+_REFUSED = {
+    "batch_size": "use global_batch_size: the samples of one step over all workers",
+    "sampler": "the order follows from seed and epoch (shuffle=False keeps the data set's own)",
+    "batch_sampler": "use global_batch_size; the split follows the workers there are",
+    "generator": "use seed",
+    "in_order": "batches always come in order",
+}
+
+
+class ElasticDataLoader:
+    """Takes torch.utils.data.DataLoader's arguments, with `global_batch_size` for `batch_size`.
+
+        for epoch in loader.epochs(10):
+            for inputs, targets in loader:
+                ...
+
+    A `break` ends nothing: the step under way ends at the next boundary (committed if its reduction
+    was done) as if the loop had gone on, and iterating again continues the same epoch after what is
+    committed. So does an exception. Every worker must break at the same step.
+
+    A worker without a share (it is copying the job's state, or the batch has fewer samples than the
+    job has workers) gets a filler of at most two real samples, whose gradient the engine replaces.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        global_batch_size: int | None = None,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        max_local_batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        seed_samples: bool = True,
+        engine: StepEngine | None = None,
+        **others: Any,
+    ) -> None:
+        """max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
+        seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
+
+        Raises TypeError or ValueError, naming the value, for what an elastic job cannot have.
+        """
+        _refuse(others, dataset)
+        if global_batch_size is None:
+            raise TypeError("global_batch_size is required: the samples of one step over all workers")
+        _require_positive("global_batch_size", global_batch_size)
+        if max_local_batch_size is not None:
+            _require_positive("max_local_batch_size", max_local_batch_size)
+        if num_workers > 0 and not persistent_workers:
+            raise ValueError("persistent_workers=False: loader workers outlive epochs here; leave it out")
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.max_local_batch_size = max_local_batch_size
+        self._global_batch_size = global_batch_size
+        self._length = len(dataset)
+        self._batches = batch_count(self._length, global_batch_size, drop_last)
+        if self._batches == 0:
+            dropped = " with drop_last=True" if self._length else ""
+            raise ValueError(
+                f"a data set of {self._length} samples has no batch of global_batch_size="
+                f"{global_batch_size}{dropped}"
+            )
+        self._epoch = 0
+        self._batch = 0
+        self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
+        self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
+        self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
+        self._iteration = 0
+        self._orders: OrderedDict[int, torch.LongTensor] = OrderedDict()
+        self._prefetcher = Prefetcher(
+            dataset,
+            self,
+            sample_seed=seed if seed_samples and not has_no_randomness(dataset) else None,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor,
+        )
+        self._engine = engine
+        self._attached = False  # the loader that is iterated, not one that is only made, is the job's
+
+    # -- for the training script
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self._batches
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
+
+        A newcomer begins with the epoch that the others are in. An epoch comes again if its loop was
+        left early.
+        """
+        while True:
+            if self._next_plan is None:
+                self._take_boundary()
+            if self._epoch < count:
+                self._announced = self._epoch
+                yield self._epoch
+            elif self._attached_engine().finish():
+                return
+            else:
+                self._next_plan = None  # left out and taken in again: the job may have steps to do
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches that are left of the epoch that `epochs` named, or else of the job's current one."""
+        epoch, self._announced = self._announced, None
+        self._iteration += 1
+        return self._iterate(epoch, self._iteration)
+
+    def close(self) -> None:
+        """Stop the loader's worker processes, within a few seconds."""
+        self._prefetcher.close()
+
+    @property
+    def worker_process_ids(self) -> list[int]:
+        return self._prefetcher.worker_process_ids
+
+    def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
+        engine = self._attached_engine()
+        look_again = True
+        while True:
+            if iteration != self._iteration:
+                raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+            if self._next_plan is None or look_again:
+                # A plan kept since the boundary that ended the last epoch may be of a generation that was
+                # lost since, in an evaluation say. A boundary before the step begins only looks again.
+                self._take_boundary()
+            look_again = False
+            plan = self._next_plan
+            assert plan is not None
+            if epoch is None:
+                epoch = self._epoch
+            if self._epoch != epoch:
+                # Forward at the epoch's end. Backward for a worker that was left out after a commit that
+                # the others then did without it.
+                return
+            batch = self._batch
+            samples = len(global_batch_range(self._length, batch, self._global_batch_size))
+            active_index, active_count = plan.active_index, plan.active_count
+            micro_batches = micro_batch_count(samples, active_count, self.max_local_batch_size)
+            for micro in range(micro_batches):
+                key = BatchKey(active_index, active_count, epoch, batch, micro)
+                own = 0
+                if active_index is not None:
+                    own = len(micro_share(samples, active_count, active_index, micro_batches, micro))
+                data = self._prefetcher.take(key)
+                # only now: a sample that cannot be read leaves the step unbegun
+                self._next_plan = None
+                engine.begin_micro_batch(MicroBatch(own / samples, micro == micro_batches - 1))
+                yield data
+                del data  # the script's batch must not live on while the next one is loaded
+                if iteration != self._iteration:
+                    raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+
+    def _take_boundary(self) -> None:
+        engine = self._attached_engine()
+        # before the first boundary: nobody in the job waits for our processes to start
+        self._prefetcher.start()
+        self._next_plan = plan = engine.boundary()
+        self._steady = (plan.global_rank, plan.world_size)
+
+    def _attached_engine(self) -> StepEngine:
+        engine = self._engine
+        if engine is None:
+            # late: a loader that is only made (and in tests one with its own engine) needs no runtime
+            from bagua_core.elastic import runtime
+
+            engine = self._engine = runtime.engine()
+        if not self._attached:
+            engine.attach_source(self)
+            self._attached = True
+        return engine
+
+    # -- for the engine (DataSource)
+
+    @property
+    def global_batch_size(self) -> int:
+        return self._global_batch_size
+
+    def fingerprint(self) -> dict[str, str]:
+        order = self._order(0)
+        return {
+            "dataset_length": str(self._length),
+            "global_batch_size": str(self._global_batch_size),
+            "max_local_batch_size": str(self.max_local_batch_size),
+            "seed": str(self.seed),
+            "shuffle": str(self.shuffle),
+            "drop_last": str(self.drop_last),
+            # a torch that shuffles otherwise would train on other samples than it claims
+            "order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}",
+        }
+
+    def position(self) -> dict[str, int]:
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def seek(self, position: dict[str, int]) -> None:
+        epoch, batch = position["epoch"], position["batch"]
+        if epoch < 0 or not 0 <= batch < self._batches:
+            raise ValueError(f"position {position} is not in epochs of {self._batches} batches")
+        self._epoch, self._batch = epoch, batch
+
+    def after(self, position: dict[str, int]) -> dict[str, int]:
+        epoch, batch = self._after(position["epoch"], position["batch"])
+        return {"epoch": epoch, "batch": batch}
+
+    def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
+        active_index = replace(plan, global_rank=global_rank).active_index
+        if active_index is None:
+            return []
+        indices = self._batch_indices(position["epoch"], position["batch"])
+        places = share(indices.numel(), plan.active_count, active_index)
+        return indices[places.start : places.stop].tolist()
+
+    # -- for the prefetcher (Plan)
+
+    def indices_of(self, key: BatchKey) -> list[int]:
+        if key.active_index is not None:
+            indices = self._batch_indices(key.epoch, key.batch)
+            samples = indices.numel()
+            micro_batches = micro_batch_count(samples, key.active_count, self.max_local_batch_size)
+            places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
+            if places:
+                return indices[places.start : places.stop].tolist()
+        # Two samples, for batch normalization refuses to train on one
+        return self._order(key.epoch)[:2].tolist()
+
+    def following(self, key: BatchKey) -> BatchKey:
+        samples = len(global_batch_range(self._length, key.batch, self._global_batch_size))
+        if key.micro + 1 < micro_batch_count(samples, key.active_count, self.max_local_batch_size):
+            return key._replace(micro=key.micro + 1)
+        # whoever is healing now takes its share in the next step
+        active_index, active_count = self._steady
+        return BatchKey(active_index, active_count, *self._after(key.epoch, key.batch), 0)
+
+    def _after(self, epoch: int, batch: int) -> tuple[int, int]:
+        return (epoch, batch + 1) if batch + 1 < self._batches else (epoch + 1, 0)
+
+    def _batch_indices(self, epoch: int, batch: int) -> torch.Tensor:
+        return global_batch(self._order(epoch), batch, self._global_batch_size)
+
+    def _order(self, epoch: int) -> torch.LongTensor:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self._orders[epoch] = epoch_order(self.seed, epoch, self._length, self.shuffle)
+            if len(self._orders) > _KEPT_ORDERS:
+                self._orders.popitem(last=False)
+        else:
+            self._orders.move_to_end(epoch)
+        return order
+
+
+def _refuse(others: dict[str, Any], dataset: Any) -> None:
+    for name, value in others.items():
+        if name not in _REFUSED:
+            raise TypeError(f"ElasticDataLoader has no argument {name}={value!r}")
+        if value is None or (name == "in_order" and value):
+            continue
+        raise TypeError(f"{name}={value!r} does not go with an elastic job: {_REFUSED[name]}")
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{type(dataset).__name__} is an IterableDataset: which samples are left after a change of "
+            "membership cannot be known; use a data set with __len__ and __getitem__"
+        )
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(f"{type(dataset).__name__} has no __len__: an epoch must have a known length")
+
+
+def _require_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is not an integer")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")

@@ -1,0 +1,75 @@
+"""Which rank uses which samples? The split of an epoch into global batches, shares and micro-batches.
+
+Owns that arithmetic and nothing else: no engine, no loader, no state. All ranks compute it for
+themselves, so the same arguments give the same answer on every machine.
+Invariants: shares of a batch are disjoint, cover it, and differ by at most one sample; the number of
+micro-batches is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK_64 = (1 << 64) - 1
+
+
+def mixed_seed(*parts: int) -> int:
+    """64 bits that follow from `parts` in this order (splitmix64), so that near seeds are unrelated."""
+    state = 0
+    for part in parts:
+        state = (state + (part & _MASK_64) + 0x9E3779B97F4A7C15) & _MASK_64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+        state ^= state >> 31
+    return state
+
+
+def epoch_order(seed: int, epoch: int, length: int, shuffle: bool) -> torch.LongTensor:
+    """Indices of the dataset in the order in which the job uses them in `epoch`. [length], int64."""
+    if not shuffle:
+        order = torch.arange(length)
+    else:
+        generator = torch.Generator(device="cpu").manual_seed(mixed_seed(seed, epoch))
+        order = torch.randperm(length, generator=generator)
+    assert isinstance(order, torch.LongTensor)
+    return order
+
+
+def batch_count(length: int, global_batch_size: int, drop_last: bool) -> int:
+    """Global batches per epoch; the last one is short unless it is dropped."""
+    return length // global_batch_size if drop_last else -(-length // global_batch_size)
+
+
+def global_batch_range(length: int, batch: int, global_batch_size: int) -> range:
+    """Places in the epoch's order that global batch number `batch` takes."""
+    start = batch * global_batch_size
+    return range(start, min(start + global_batch_size, length))
+
+
+def global_batch(order: torch.Tensor, batch: int, global_batch_size: int) -> torch.Tensor:
+    """The dataset's indices in global batch number `batch`; a view of `order`."""
+    places = global_batch_range(order.numel(), batch, global_batch_size)
+    return order[places.start : places.stop]
+
+
+def share(count: int, parts: int, part: int) -> range:
+    """Places 0..count-1 that part `part` of `parts` takes; the first parts are one longer if need be."""
+    least, longer = divmod(count, parts)
+    start = part * least + min(part, longer)
+    return range(start, start + least + (part < longer))
+
+
+def micro_batch_count(count: int, parts: int, max_local_batch_size: int | None) -> int:
+    """Micro-batches of a step, by the largest share, so that every rank runs the same number."""
+    if max_local_batch_size is None:
+        return 1
+    largest_share = -(-count // parts)
+    return max(1, -(-largest_share // max_local_batch_size))
+
+
+def micro_share(count: int, parts: int, part: int, micro_batches: int, micro: int) -> range:
+    """Places within the global batch of micro-batch `micro` of part `part`. Empty for some micro-batch
+    where a share is smaller than the number of micro-batches."""
+    whole = share(count, parts, part)
+    piece = share(len(whole), micro_batches, micro)
+    return range(whole.start + piece.start, whole.start + piece.stop)

@@ -1,0 +1,75 @@
+"""What random numbers does a sample's augmentation draw? Those that follow from (seed, epoch, sample).
+
+Whoever loads a sample, in whatever worker process and generation, augments it alike. Seeds Python's,
+numpy's (if imported) and torch's CPU generator; not CUDA's. Knows nothing of ranks or positions.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from bagua_core.data.partition import mixed_seed
+
+
+def has_no_randomness(dataset: object) -> bool:
+    """True where seeding would be wasted: tensors that are only indexed."""
+    # exact types: a subclass may well augment
+    if type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return has_no_randomness(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(has_no_randomness(part) for part in dataset.datasets)
+    return False
+
+
+def seed_random_sources(value: int) -> None:
+    """value: 64 bits. Leaves CUDA's generators alone, which torch.manual_seed would not."""
+    random.seed(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(value & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(value & 0x7FFFFFFFFFFFFFFF)
+
+
+@contextmanager
+def random_sources_kept() -> Iterator[None]:
+    """What is drawn or seeded within does not show in the training script's own random numbers."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)
+
+
+def load_samples(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """The samples as torch's own loader reads them: in one call where the dataset offers it."""
+    together = getattr(dataset, "__getitems__", None)
+    if together is not None:
+        return together(list(indices))  # type: ignore[no-any-return]
+    return [dataset[index] for index in indices]
+
+
+def load_seeded_samples(dataset: Any, seed: int, epoch: int, indices: Sequence[int]) -> list[Any]:
+    """Each sample read under its own seed; one by one even where the dataset has `__getitems__`,
+    for what a sample draws must not depend on its neighbours in the share."""
+    together = getattr(dataset, "__getitems__", None)
+    epoch_seed = mixed_seed(seed, epoch)
+    samples = []
+    for index in indices:
+        seed_random_sources(mixed_seed(epoch_seed, index))
+        samples.append(dataset[index] if together is None else together([index])[0])
+    return samples

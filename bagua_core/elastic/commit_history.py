@@ -1,0 +1,166 @@
+"""Which lines of the ledger must this rank write now? The committed steps whose lines may still be missing.
+
+Owns the release rule (rule 5 of a step). Pure: knows no file and no samples; a `Line` names what to write.
+Invariants: a line is returned only when every member of the generation in force has the step, so it cannot be
+undone; a step is kept until every rank is known to have written its line or had it written by another.
+Whoever is handed lines writes them before it contributes to another collective.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+
+Roster = Mapping[str, int]
+"""Members of the generation in force: worker_id -> `Placement.since_generation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A committed step: all that is needed to write any rank's line of it.
+
+    step: its number, as in its StepPlan. position: of the loader, as sorted items. workers: worker_ids by
+    global_rank. healing: ranks with a share of 0. time_s: when this rank, or the one it copied, committed it.
+    """
+
+    generation: int
+    step: int
+    position: tuple[tuple[str, int], ...]
+    workers: tuple[str, ...]
+    healing: frozenset[int] = frozenset()
+    time_s: float = 0.0
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The ledger's line of one rank in one step; `global_rank` is of the entry's generation."""
+
+    entry: Entry
+    global_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """released_in_step: the step whose reduction showed that everyone has this one; None until then."""
+
+    entry: Entry
+    released_in_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The kept steps, oldest first: two in steady state, one more per step in which somebody healed."""
+
+    kept: tuple[Kept, ...] = ()
+
+    def committed(self, entry: Entry) -> History:
+        """This rank committed `entry` at a boundary. Raises ValueError if it does not follow the last one."""
+        if self.kept:
+            last = self.kept[-1].entry
+            if entry.step != last.step + 1 or entry.generation < last.generation:
+                raise ValueError(
+                    f"step {entry.step} of generation {entry.generation} committed after "
+                    f"step {last.step} of generation {last.generation}"
+                )
+        return History((*self.kept, Kept(entry)))
+
+    def collective_completed(
+        self, step: int, healing: Set[int], me: str, roster: Roster
+    ) -> tuple[History, tuple[Line, ...]]:
+        """The last reduction of `step`, or the first collective of the end, completed on this rank: all members
+        of `roster` contributed.
+
+        step: as in its StepPlan; at the end, that of the step that would be next. healing: ranks with a share
+        of 0 in that step. Returns the lines to write now.
+        """
+        if healing:
+            # They contributed without having the state: nothing is known to be with everyone.
+            return self, ()
+        kept: list[Kept] = []
+        lines: list[Line] = []
+        for k in self.kept:
+            if k.released_in_step is None:
+                k = replace(k, released_in_step=step)
+                lines += _lines(k.entry, me, roster, own=True)
+            elif k.released_in_step < step:
+                # Everyone committed the step that released it, hence wrote, before contributing to this one.
+                continue
+            kept.append(k)
+        return History(tuple(kept)), tuple(lines)
+
+    def entered(self, me: str, roster: Roster) -> tuple[Line, ...]:
+        """This rank exchanged names in a new generation. Lines, of released steps, whose rank is gone and may
+        have died before it wrote. Those of steps not released wait: whoever is behind may yet undo them."""
+        return tuple(
+            line
+            for k in self.kept
+            if k.released_in_step is not None
+            for line in _lines(k.entry, me, roster, own=False)
+        )
+
+    def copied(self, me: str, roster: Roster) -> tuple[History, tuple[Line, ...]]:
+        """This rank swapped in a holder's state; self is that holder's history at its last boundary.
+
+        Returns what becomes this rank's history. A step that the holder released is with everyone, but this
+        rank may not have written its line.
+        """
+        return self, tuple(
+            line
+            for k in self.kept
+            if k.released_in_step is not None
+            for line in _lines(k.entry, me, roster, own=True)
+        )
+
+    def encode(self) -> str:
+        """JSON that `decode` reads back to an equal value; travels with a copied state."""
+        return json.dumps(
+            [
+                {
+                    "generation": k.entry.generation,
+                    "step": k.entry.step,
+                    "position": dict(k.entry.position),
+                    "workers": list(k.entry.workers),
+                    "healing": sorted(k.entry.healing),
+                    "time_s": k.entry.time_s,
+                    "released_in_step": k.released_in_step,
+                }
+                for k in self.kept
+            ]
+        )
+
+    @staticmethod
+    def decode(text: str) -> History:
+        return History(
+            tuple(
+                Kept(
+                    Entry(
+                        generation=k["generation"],
+                        step=k["step"],
+                        position=tuple(sorted(k["position"].items())),
+                        workers=tuple(k["workers"]),
+                        healing=frozenset(k["healing"]),
+                        time_s=k["time_s"],
+                    ),
+                    k["released_in_step"],
+                )
+                for k in json.loads(text)
+            )
+        )
+
+
+def _lines(entry: Entry, me: str, roster: Roster, own: bool) -> list[Line]:
+    """Lines of the ranks that will not write theirs, and this rank's own if asked.
+
+    A worker that is in `roster` again, but not without interruption, forgot the step when it came back.
+    """
+    lines = []
+    for global_rank, worker_id in enumerate(entry.workers):
+        stayed = roster.get(worker_id, entry.generation + 1) <= entry.generation
+        if not stayed or (own and worker_id == me):
+            lines.append(Line(entry, global_rank))
+    return lines

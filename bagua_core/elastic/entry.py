@@ -1,0 +1,52 @@
+"""Who has which state? The first exchange of every generation.
+
+Owns the wire form of one fixed-size row per member. The decision over the rows is heal_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from bagua_contract.records import Generation, StateName
+
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.elastic import heal_plan
+
+_COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """One member's row. outside: it stands in a collective outside a step, not at a boundary."""
+
+    name: StateName
+    outside: bool
+    position: Mapping[str, int]
+
+    def to_row(self) -> list[int]:
+        return [
+            self.name.generation,
+            self.name.step,
+            self.name.operations,
+            int(self.outside),
+            self.position["epoch"],
+            self.position["batch"],
+        ]
+
+    @staticmethod
+    def from_row(row: list[int]) -> Info:
+        return Info(StateName(*row[:3]), bool(row[3]), {"epoch": row[4], "batch": row[5]})
+
+
+def exchange(
+    communicator: Communicator, generation: Generation, own: Info, wait: Callable[[Pending], None]
+) -> tuple[heal_plan.HealPlan, list[Info]]:
+    """Every member's row, and what follows from them. Raises CollectiveFailed."""
+    row = torch.tensor(own.to_row(), dtype=torch.int64)
+    rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
+    wait(communicator.allgather(rows, row))
+    infos = [Info.from_row(r) for r in rows.tolist()]
+    since = [m.since_generation for m in generation.members]
+    return heal_plan.plan([i.name for i in infos], [i.outside for i in infos], since), infos

@@ -1,0 +1,81 @@
+"""Which generation does this worker go to next? A pure decision over what it knows.
+
+Knows nothing of communicators, heals or the store. `floor` is the newest generation that this worker can't
+use any more: it failed to enter it, or was in it and it broke.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_contract.records import Generation, GenerationKind
+
+
+class Move(Enum):
+    STAY = "stay"  # the generation in force goes on
+    ENTER = "enter"
+    WAIT = "wait"  # for another record
+    STEP_OUT = "step out"  # a generation without this worker took effect: it holds nothing now
+    END = "end"  # exit code 0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    worker_id: str
+    current: Generation | None  # in force here
+    broken: bool  # its communicator can't be used any more
+    agreed: Generation | None  # all members brought this pending generation
+    newest: Generation | None
+    floor: int = 0
+    leaving: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    move: Move
+    reason: str
+    generation: Generation | None = None
+
+
+def decide(s: Situation) -> Decision:
+    """What this worker does at a boundary, or while it waits for one."""
+    if s.current is None:
+        return _newcomer(s)
+    if s.newest is not None and s.newest.kind is GenerationKind.LOSS and s.newest.number > s.current.number:
+        return _towards(s, s.newest)
+    if s.broken:
+        if s.closed:
+            return Decision(Move.END, "the job is closing and its last generation broke")
+        return Decision(Move.WAIT, f"generation {s.current.number} is broken; waiting for the next")
+    if s.agreed is not None:
+        return _towards(s, s.agreed)
+    return Decision(Move.STAY, "nothing new")
+
+
+def _newcomer(s: Situation) -> Decision:
+    newest = s.newest
+    if newest is not None and newest.number > s.floor and newest.placement_of(s.worker_id):
+        return Decision(Move.ENTER, f"generation {newest.number} lists this worker", newest)
+    if s.closed:
+        return Decision(Move.END, "the job is closing and needs no more workers")
+    if s.leaving:
+        return Decision(Move.END, "the node leaves and no generation in force lists this worker")
+    return Decision(Move.WAIT, "waiting to be listed in a generation")
+
+
+def _towards(s: Situation, generation: Generation) -> Decision:
+    if not generation.placement_of(s.worker_id):
+        return Decision(Move.STEP_OUT, f"generation {generation.number} leaves this worker out", generation)
+    if generation.number <= s.floor:
+        return Decision(Move.WAIT, f"generation {generation.number} could not be entered; waiting for the next")
+    return Decision(Move.ENTER, f"generation {generation.number} takes effect", generation)
+
+
+def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:
+    """Give up entering `entering`? A newcomer follows any newer record; a member of the generation before,
+    having switched with all others, only a loss: a newer planned one cannot have been agreed without it."""
+    if newest is None or newest.number <= entering.number:
+        return False
+    return newcomer or newest.kind is GenerationKind.LOSS

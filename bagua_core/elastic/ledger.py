@@ -1,0 +1,222 @@
+"""Which samples did every committed step use? One JSON line per rank and committed step.
+
+Owns the files' form, writing and reading them, and what a correct history looks like. When a line is
+due, and whose it is, is decided in the engine. Imports no torch: benchmarks and tools read ledgers too.
+Invariant: each line is one write of one whole line; readers deduplicate by (generation, step, global_rank).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+SUFFIX = ".jsonl"
+_MOST_VIOLATIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One rank's part in one committed step. time: seconds since 1970 on the machine that wrote it."""
+
+    time: float
+    generation: int
+    step: int
+    global_rank: int
+    world_size: int
+    epoch: int
+    samples: Sequence[int]
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return (self.generation, self.step, self.global_rank)
+
+    def encode(self) -> bytes:
+        values = asdict(self)
+        values["samples"] = list(self.samples)
+        return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+    @staticmethod
+    def decode(text: bytes) -> LedgerLine:
+        """Raises ValueError for anything but one whole line."""
+        values = json.loads(text)
+        names = {f.name for f in fields(LedgerLine)}
+        if not isinstance(values, dict) or not names <= values.keys():
+            raise ValueError(f"not a ledger line: {text[:80]!r}")
+        kept = {name: values[name] for name in names}
+        kept["samples"] = tuple(kept["samples"])
+        return LedgerLine(**kept)
+
+
+class LedgerWriter:
+    """Appends to <directory>/<worker_id>.jsonl. Never raises into training: the first error is said
+    through `on_error`, and writing goes on as far as it can."""
+
+    def __init__(self, directory: str | Path, worker_id: str, on_error: Callable[[str], None]) -> None:
+        self._path = Path(directory) / f"{worker_id.replace('/', '_')}{SUFFIX}"
+        self._on_error = on_error
+        self._error_said = False
+        self._torn = False
+        self._descriptor = -1
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o644)
+            size_bytes = os.fstat(self._descriptor).st_size
+            # a worker of this name may have died within a line
+            self._torn = size_bytes > 0 and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n"
+        except OSError as error:
+            self._say(error)
+
+    def write(self, line: LedgerLine) -> None:
+        if self._descriptor < 0:
+            return
+        data = (b"\n" if self._torn else b"") + line.encode()
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as error:
+            self._say(error)
+            return
+        if written:
+            self._torn = written < len(data)
+        if written < len(data):
+            self._say(OSError(f"only {written} of {len(data)} bytes were written"))
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError as error:  # a network file system reports a full disk only here
+                self._say(error)
+
+    def _say(self, error: OSError) -> None:
+        if not self._error_said:
+            self._error_said = True
+            self._on_error(f"the ledger {self._path} is incomplete: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All lines of one job, deduplicated, by step, generation and rank.
+
+    torn: pieces of lines that were never finished. conflicts: lines of one key that differ.
+    """
+
+    lines: tuple[LedgerLine, ...]
+    torn: int = 0
+    conflicts: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(lines: Iterable[LedgerLine], torn: int = 0) -> Ledger:
+        by_key: dict[tuple[int, int, int], LedgerLine] = {}
+        conflicts = []
+        for line in lines:
+            known = by_key.setdefault(line.key, line)
+            if (known.world_size, known.epoch, tuple(known.samples)) != (
+                line.world_size,
+                line.epoch,
+                tuple(line.samples),
+            ):
+                conflicts.append(
+                    f"generation {line.generation}, step {line.step}, global rank {line.global_rank} "
+                    "was written twice with different contents"
+                )
+        ordered = sorted(by_key.values(), key=lambda line: (line.step, line.generation, line.global_rank))
+        return Ledger(tuple(ordered), torn, tuple(conflicts))
+
+    @property
+    def steps(self) -> int:
+        """Different committed steps."""
+        return len({line.step for line in self.lines})
+
+    def check(self, dataset_length: int, epochs: int, *, samples_per_epoch: int | None = None) -> list[str]:
+        """What is wrong, in words; empty if this is one whole history.
+
+        epochs: how many are finished; a later one may be under way. samples_per_epoch: how many of the
+        data set's samples each epoch uses (fewer than all with drop_last).
+        """
+        found = [*self.conflicts, *self._step_violations()]
+        found += self._sample_violations(dataset_length, epochs, samples_per_epoch)
+        if len(found) > _MOST_VIOLATIONS:
+            found[_MOST_VIOLATIONS:] = [f"... and {len(found) - _MOST_VIOLATIONS} more"]
+        return found
+
+    def _step_violations(self) -> list[str]:
+        found = []
+        steps: dict[int, dict[int, list[LedgerLine]]] = {}
+        for line in self.lines:
+            steps.setdefault(line.step, {}).setdefault(line.generation, []).append(line)
+        previous: tuple[int, int] | None = None
+        for step, generations in steps.items():
+            if len(generations) > 1:
+                found.append(f"step {step} was committed in generations {sorted(generations)}")
+            for generation, lines in generations.items():
+                sizes = {line.world_size for line in lines}
+                if len(sizes) > 1:
+                    found.append(
+                        f"step {step}, generation {generation}: world sizes {sorted(sizes)} do not agree"
+                    )
+                missing = sorted(set(range(max(sizes))) - {line.global_rank for line in lines})
+                beyond = [line.global_rank for line in lines if line.global_rank >= max(sizes)]
+                if missing or beyond:
+                    found.append(
+                        f"step {step}, generation {generation}: global ranks {missing} are missing"
+                        + (f", {beyond} are not of it" if beyond else "")
+                    )
+                if len({line.epoch for line in lines}) > 1:
+                    found.append(f"step {step}, generation {generation}: ranks were in different epochs")
+            newest = max(generations)
+            if previous is not None:
+                if step != previous[0] + 1:
+                    found.append(f"steps {previous[0] + 1}..{step - 1} are missing")
+                if min(generations) < previous[1]:
+                    found.append(f"step {step} is of an earlier generation than step {previous[0]}")
+            previous = (step, newest)
+        return found
+
+    def _sample_violations(
+        self, dataset_length: int, epochs: int, samples_per_epoch: int | None
+    ) -> list[str]:
+        found = []
+        used: dict[int, dict[int, int]] = {epoch: {} for epoch in range(epochs)}
+        for line in self.lines:
+            of_epoch = used.setdefault(line.epoch, {})
+            for sample in line.samples:
+                if not 0 <= sample < dataset_length:
+                    found.append(f"step {line.step}: sample {sample} is not in the data set")
+                if sample in of_epoch:
+                    found.append(
+                        f"epoch {line.epoch}: sample {sample} was used in steps {of_epoch[sample]} "
+                        f"and {line.step}"
+                    )
+                of_epoch[sample] = line.step
+        expected = dataset_length if samples_per_epoch is None else samples_per_epoch
+        for epoch in range(epochs):
+            if len(used[epoch]) < expected:
+                missing = [s for s in range(dataset_length) if s not in used[epoch]]
+                shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+                found.append(
+                    f"epoch {epoch}: {expected - len(used[epoch])} of {expected} samples were never used "
+                    f"(not used: {shown})"
+                )
+            elif len(used[epoch]) > expected:
+                found.append(f"epoch {epoch}: {len(used[epoch])} samples were used instead of {expected}")
+        return found
+
+
+def read(directory: str | Path) -> Ledger:
+    """All ledger files of a directory; it may still be written to."""
+    lines = []
+    torn = 0
+    for path in sorted(Path(directory).glob(f"*{SUFFIX}")):
+        for text in path.read_bytes().split(b"\n"):
+            if not text:
+                continue
+            try:
+                lines.append(LedgerLine.decode(text))
+            except ValueError:
+                torn += 1
+    return Ledger.of(lines, torn)

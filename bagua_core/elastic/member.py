@@ -1,0 +1,351 @@
+"""Which generation is this worker in, and how does it get to the next?
+
+Owns the session, the communicators and the way through following.py's decisions: build, exchange names, step out,
+end. Knows nothing of steps, data or ledgers: the engine hears of a new generation through `Host`.
+Everything runs in the script's thread except `_on_news`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation
+
+from bagua_core.communication.communicator import (
+    CollectiveAborted,
+    CollectiveFailed,
+    Communicator,
+    Pending,
+)
+from bagua_core.elastic import entry, switch_pair
+from bagua_core.elastic.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.rendezvous import Building, Rendezvous
+from bagua_core.elastic.session import News, Session
+from bagua_core.elastic.step_timing import WaitMonitor
+
+
+class JoinRefused(RuntimeError):
+    """The job does not take this worker: its fingerprint differs."""
+
+
+class Host(Protocol):
+    """What the member asks of the engine."""
+
+    def info(self) -> entry.Info: ...
+
+    def fingerprint(self) -> Mapping[str, str]: ...
+
+    def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
+        """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
+
+    def stepped_out(self) -> None:
+        """What this worker holds is no longer the job's state."""
+
+    def reach(self, point: str) -> None: ...
+
+
+class Member:
+    def __init__(self, environment: WorkerEnvironment, host: Host) -> None:
+        self._environment = environment
+        self._host = host
+        self.changed = threading.Condition()
+        self.generation: Generation | None = None
+        self.communicator: Communicator | None = None
+        self.broken = False
+        self.agreed: int | None = None
+        self._floor = 0
+        self._building: Building | None = None
+        self._ready_said = False
+        self._side: Communicator | None = None
+        self._waits = WaitMonitor()
+        self.rendezvous = Rendezvous(environment.worker_id, environment.bind_host, self.changed)
+        self.session = Session(environment.session_socket, environment.worker_id, self.changed)
+        self.session.on_news(self._on_news)
+
+    @property
+    def number(self) -> int:
+        return self.generation.number if self.generation else 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.session.news.close
+
+    # -- planned switches
+
+    def switch_value(self) -> float:
+        """v of the switch pair. Read once per reduction; the session's thread may change it meanwhile."""
+        newest = self.session.news.generation
+        if self.generation is None or newest is None or newest.number <= self.generation.number:
+            return 0.0
+        building = self._building
+        listed = newest.placement_of(self._environment.worker_id) is not None
+        built = not listed or (
+            building is not None
+            and building.generation.number == newest.number
+            and building.done
+            and building.error is None
+        )
+        return switch_pair.contribution(newest.number, self.generation.number, built)
+
+    def pair_reduced(self, pair: tuple[float, float]) -> None:
+        """The step's pair came back: remember what all members agreed on, if they did."""
+        if self.generation is not None and self.communicator is not None:
+            agreed = switch_pair.agreed(pair, self.communicator.world_size)
+            self.agreed = None if agreed is None else self.generation.number + agreed
+
+    # -- following
+
+    def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the
+        job is over. outside: in a collective outside a step; then being left out ends the wait too."""
+        while not given_up():
+            news = self.session.news
+            if news.refused:
+                raise JoinRefused(f"this worker does not fit the job: {news.refused}")
+            decision = decide(self._situation(news))
+            if decision.move is Move.STAY:
+                return
+            if decision.move is Move.ENTER:
+                assert decision.generation is not None
+                if self._enter(decision.generation, given_up):
+                    return
+            elif decision.move is Move.STEP_OUT:
+                assert decision.generation is not None
+                self._step_out(decision.generation)
+                if outside:
+                    return
+            elif decision.move is Move.END:
+                print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
+                self.session.left(self.number)
+                raise SystemExit(0)
+            else:
+                if self.generation is None:
+                    self._say_ready()
+                self._wait_for_news(news, given_up)
+
+    def _situation(self, news: News) -> Situation:
+        agreed = None
+        if self.agreed is not None:
+            if news.generation is not None and news.generation.number == self.agreed:
+                agreed = news.generation
+            elif self._building is not None and self._building.generation.number == self.agreed:
+                agreed = self._building.generation
+        return Situation(
+            worker_id=self._environment.worker_id,
+            current=self.generation,
+            broken=self.broken,
+            agreed=agreed,
+            newest=news.generation,
+            floor=self._floor,
+            leaving=news.leave,
+            closed=news.close,
+        )
+
+    def _say_ready(self) -> None:
+        if not self._ready_said:
+            self._ready_said = True
+            self.session.ready(self.rendezvous.address, self._host.fingerprint())
+
+    def _step_out(self, generation: Generation) -> None:
+        self._host.reach("switch.before")
+        self._retire(f"generation {generation.number} leaves this worker out")
+        self.generation = None
+        self.agreed = None
+        self.broken = False
+        self._floor = max(self._floor, generation.number)
+        self._ready_said = False
+        self._host.stepped_out()
+
+    def _retire(self, reason: str) -> None:
+        for communicator in (self.communicator, self._side):
+            if communicator is not None:
+                communicator.abort(reason)
+        self.communicator = self._side = None
+
+    # -- entering
+
+    def _enter(self, generation: Generation, given_up: Callable[[], bool]) -> bool:
+        """Build, exchange names, take part. False: superseded or failed; decide again."""
+        self._host.reach("switch.before")
+        newcomer = self.generation is None
+
+        def superseded() -> bool:
+            return given_up() or is_superseded(
+                generation, self.session.news.generation, newcomer=newcomer
+            )
+
+        building = self._building_of(generation)
+        if not self._wait_until(lambda: building.done, superseded, generation.number, report=not newcomer):
+            building.abandon("superseded")
+            return False
+        communicator = building.communicator
+        if communicator is None:
+            self._entry_failed(generation, CollectiveFailed(f"no communicator: {building.error}"))
+            return False
+        self._host.reach("entry.built")
+        previous = self.generation
+        with self.changed:
+            self._retire(f"generation {generation.number} takes effect")
+            self.communicator, self.generation, self._building = communicator, generation, None
+        if superseded():  # a record that `_on_news` saw before the lines above
+            communicator.abort("superseded")
+        try:
+            plan, infos = entry.exchange(
+                communicator, generation, self._host.info(), self.wait_unlearned
+            )
+            self._host.reach("entry.exchanged")
+            self._host.take_part(generation, plan, infos)
+        except CollectiveFailed as error:
+            # A newcomer is still none; a member still holds its state and waits for a loss.
+            self._retire("entering failed")
+            self.generation = previous
+            self._entry_failed(generation, error)
+            return False
+        self.broken = False
+        self.agreed = None
+        self._floor = max(self._floor, generation.number - 1)
+        return True
+
+    def _building_of(self, generation: Generation) -> Building:
+        with self.changed:
+            building = self._building
+            if building is None or building.generation.number != generation.number:
+                if building is not None:
+                    building.abandon(f"generation {generation.number} takes its place")
+                building = self._building = self.rendezvous.start(generation)
+            return building
+
+    def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
+        self._floor = max(self._floor, generation.number)
+        self.broken = self.generation is not None
+        with self.changed:
+            self._building = None
+        newest = self.session.news.generation
+        if newest is None or newest.number <= generation.number:
+            self.session.suspect(
+                generation.number, broken=True, hosts=error.hosts, detail=f"entering failed: {error}"
+            )
+
+    def _on_news(self, news: News) -> None:
+        """Session thread: release what a newer generation ended, and build the new one meanwhile."""
+        newest = news.generation
+        if newest is None:
+            return
+        with self.changed:
+            in_force, communicator, side = self.generation, self.communicator, self._side
+            newcomer = in_force is None
+            building = self._building
+            if building is not None and is_superseded(
+                building.generation,
+                newest,
+                # A member that has not agreed to the pending one follows a newer one freely.
+                newcomer=newcomer or self.agreed != building.generation.number,
+            ):
+                building.abandon(f"generation {newest.number} supersedes it")
+                self._building = building = None
+            if (
+                building is None
+                and newest.number > max(self._floor, self.number)
+                and newest.placement_of(self._environment.worker_id)
+            ):
+                self._building = self.rendezvous.start(newest)
+        if in_force is not None and is_superseded(in_force, newest, newcomer=False):
+            for held in (communicator, side):
+                if held is not None:
+                    held.abort(f"generation {newest.number}: {newest.reason}")
+
+    # -- a group without newcomers
+
+    def side_communicator(self, members: tuple[int, ...]) -> Communicator:
+        """The group of `members` (global ranks) of the generation in force. Raises CollectiveFailed."""
+        if self._side is not None:
+            return self._side
+        main, generation = self.communicator, self.generation
+        assert main is not None and generation is not None
+        building = self.rendezvous.start(generation, members, "outside")
+        main.abort_flag.add_waiter(lambda: building.abandon("the generation ended"))
+        if not self._wait_until(
+            lambda: building.done, main.abort_flag.is_set, generation.number, report=True
+        ):
+            raise CollectiveAborted(main.abort_flag.reason or "aborted")
+        if building.communicator is None:
+            raise CollectiveFailed(f"building the group for a collective failed: {building.error}")
+        self._side = building.communicator
+        return self._side
+
+    # -- waiting, always releasable
+
+    def wait(self, pending: Pending) -> None:
+        began_s = time.monotonic()
+        self.wait_unlearned(pending)
+        self._waits.ended(time.monotonic() - began_s)
+
+    def wait_unlearned(self, pending: Pending) -> None:
+        self._waits.begin()
+        pending.wait(self.stalled, self._waits.threshold_s)
+
+    def stalled(self, waited_s: float) -> None:
+        """A wait of this generation lasts; tell the agent when it is longer than usual."""
+        if self.generation is not None and self._waits.is_stalled(waited_s):
+            self._suspect_stall(self.generation.number, waited_s)
+
+    def _suspect_stall(self, number: int, waited_s: float) -> None:
+        self.session.suspect(
+            number, broken=False, hosts=(), detail=f"a collective has taken {waited_s:.2f} s so far"
+        )
+
+    def wait_for_transfer(self, done: Callable[[], bool]) -> None:
+        """Raises CollectiveAborted when the generation ends first."""
+        communicator, generation = self.communicator, self.generation
+        assert communicator is not None and generation is not None
+        flag = communicator.abort_flag
+        if not self._wait_until(done, flag.is_set, generation.number, report=True):
+            raise CollectiveAborted(flag.reason or "aborted")
+
+    def _wait_until(
+        self, done: Callable[[], bool], given_up: Callable[[], bool], number: int, *, report: bool
+    ) -> bool:
+        began_s = time.monotonic()
+        waits = WaitMonitor()
+        waits.begin()
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
+            if done():
+                return True
+            if given_up():
+                return False
+            waited_s = time.monotonic() - began_s
+            if report and waits.is_stalled(waited_s):
+                self._suspect_stall(number, waited_s)
+
+    def wait_closed(self) -> None:
+        """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
+        self.follow(given_up=lambda: self.is_closed)
+        while not self.is_closed:
+            self._wait_for_news(self.session.news, lambda: self.is_closed)
+
+    def _wait_for_news(self, seen: News, given_up: Callable[[], bool]) -> None:
+        """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
+        with self.changed:
+            while self.session.news is seen and not given_up():
+                self.changed.wait(timeout=1.0)
+
+    def break_generation(self, error: Exception) -> None:
+        """The communicator is of no use any more; say so unless a newer generation said it first."""
+        if self.generation is None:
+            return
+        self.broken = True
+        for communicator in (self.communicator, self._side):
+            if communicator is not None:
+                communicator.abort(str(error))
+        newest = self.session.news.generation
+        if newest is None or not is_superseded(self.generation, newest, newcomer=False):
+            hosts = error.hosts if isinstance(error, CollectiveFailed) else ()
+            self.session.suspect(self.generation.number, broken=True, hosts=hosts, detail=str(error))

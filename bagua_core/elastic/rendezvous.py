@@ -1,0 +1,83 @@
+"""How do the members of a generation meet? Each worker serves a store; rank 0's serves the generation.
+
+Owns the store server and the threads that build communicators. Building can't be interrupted, so it happens
+in a thread that is abandoned when its generation is; the result is then retired, never destroyed.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+from bagua_contract.records import Generation
+from torch.distributed import PrefixStore, TCPStore
+
+from bagua_core.communication.communicator import AbortFlag, Communicator
+from bagua_core.communication.gloo import build_gloo
+
+BUILD_TIMEOUT_S = 60.0
+
+
+class Building:
+    """A communicator under construction. Read `communicator`/`error` once `done`."""
+
+    def __init__(self, generation: Generation, suffix: str, members: tuple[int, ...]) -> None:
+        self.generation = generation
+        self.suffix = suffix
+        self.members = members
+        self.abort_flag = AbortFlag()
+        self.done = False
+        self.communicator: Communicator | None = None
+        self.error: Exception | None = None
+
+    def abandon(self, reason: str) -> None:
+        self.abort_flag.set(reason)
+
+
+class Rendezvous:
+    def __init__(self, worker_id: str, bind_host: str, changed: threading.Condition) -> None:
+        self._worker_id = worker_id
+        self._bind_host = bind_host
+        self._changed = changed
+        self._server = TCPStore(bind_host, 0, None, True, wait_for_workers=False)
+
+    @property
+    def address(self) -> str:
+        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
+        return f"{host}:{self._server.port}"
+
+    def start(
+        self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = "all"
+    ) -> Building:
+        """Begin to build among `members` (global ranks, ascending; default all). Wakes `changed` when done."""
+        building = Building(generation, suffix, members or tuple(range(generation.world_size)))
+        threading.Thread(
+            target=self._build, args=(building,), name=f"bagua-build-{generation.number}", daemon=True
+        ).start()
+        return building
+
+    def _build(self, building: Building) -> None:
+        generation = building.generation
+        try:
+            own = generation.placement_of(self._worker_id)
+            if own is None:
+                raise ValueError(f"{self._worker_id} is not in generation {generation.number}")
+            host, _, port = generation.members[building.members[0]].store_address.rpartition(":")
+            client = TCPStore(
+                host.strip("[]"), int(port), None, False, timeout=timedelta(seconds=BUILD_TIMEOUT_S)
+            )
+            prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
+            building.communicator = build_gloo(
+                generation.number,
+                building.members.index(own.global_rank),
+                len(building.members),
+                PrefixStore(prefix, client),
+                self._bind_host,
+                BUILD_TIMEOUT_S,
+                building.abort_flag,
+            )
+        except Exception as error:  # whatever the transport raises; the engine reports it
+            building.error = error
+        with self._changed:
+            building.done = True
+            self._changed.notify_all()

@@ -1,0 +1,170 @@
+"""What has the agent told this worker? The worker's end of the session.
+
+Owns the gRPC stream and the newest generation record. Decides nothing: the engine reads `news` under
+its condition. A lost agent ends the process: an orphan must not train on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import grpc
+from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
+from bagua_contract.records import PROTOCOL_VERSION, Generation
+
+CONNECT_TIMEOUT_S = 30.0
+EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script
+
+
+class SessionError(RuntimeError):
+    """The session could not be opened, or the agent speaks another protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Everything the agent has said so far, the newest of each kind."""
+
+    welcome: bool = False
+    nonce: str = ""
+    generation: Generation | None = None
+    leave: bool = False
+    close: bool = False
+    refused: str = ""
+
+
+class Session:
+    """One session per worker process. All methods are safe from any thread."""
+
+    def __init__(self, socket_path: str, worker_id: str, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._news = News()
+        self._listeners: list[Callable[[News], None]] = []
+        self._outbox: queue.SimpleQueue[session_pb2.WorkerMessage | None] = queue.SimpleQueue()
+        self._closed = False
+        self._socket_path = socket_path
+        self._channel = grpc.insecure_channel(
+            f"unix:{socket_path}", options=[("grpc.max_receive_message_length", 64 << 20)]
+        )
+        self._say(
+            session_pb2.WorkerMessage(
+                hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id=worker_id, pid=os.getpid())
+            )
+        )
+        stub = session_pb2_grpc.WorkerSessionStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stream = stub.Attach(self._outgoing(), wait_for_ready=True)
+        self._thread = threading.Thread(target=self._read, name="bagua-session", daemon=True)
+        self._thread.start()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._news.welcome, CONNECT_TIMEOUT_S):
+                raise SessionError(
+                    f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
+                )
+
+    # -- from the agent
+
+    @property
+    def news(self) -> News:
+        return self._news
+
+    def on_news(self, listener: Callable[[News], None]) -> None:
+        """Call `listener` from the session's thread at every message, before waiters wake."""
+        self._listeners.append(listener)
+
+    def _read(self) -> None:
+        try:
+            for message in self._stream:
+                self._take(message)
+        except grpc.RpcError as error:
+            if self._closed:
+                return
+            reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
+        else:
+            if self._closed:
+                return
+            reason = "the agent ended the session"
+        print(f"bagua: worker ends, for its agent is gone ({reason})", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE_AGENT_LOST)
+
+    def _take(self, message: session_pb2.AgentMessage) -> None:
+        news = self._news
+        kind = message.WhichOneof("kind")
+        if kind == "welcome":
+            news = replace(news, welcome=True, nonce=message.welcome.nonce)
+        elif kind == "new_generation":
+            record = Generation.from_proto(message.new_generation.generation)
+            if news.generation is not None and record.number <= news.generation.number:
+                return  # a repeated or late record says nothing new
+            news = replace(news, generation=record)
+        elif kind == "leave":
+            news = replace(news, leave=True)
+        elif kind == "close":
+            news = replace(news, close=True)
+        elif kind == "refused":
+            news = replace(news, refused=message.refused.difference)
+        self._news = news
+        for listener in self._listeners:
+            listener(news)
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- to the agent
+
+    def _say(self, message: session_pb2.WorkerMessage) -> None:
+        self._outbox.put(message)
+
+    def _outgoing(self) -> Iterator[session_pb2.WorkerMessage]:
+        while (message := self._outbox.get()) is not None:
+            yield message
+
+    def ready(self, store_address: str, fingerprint: Mapping[str, str]) -> None:
+        self._say(
+            session_pb2.WorkerMessage(
+                ready=session_pb2.Ready(store_address=store_address, fingerprint=dict(fingerprint))
+            )
+        )
+
+    def entered(self, generation: int, step: int) -> None:
+        self._say(
+            session_pb2.WorkerMessage(entered=session_pb2.Entered(generation=generation, step=step))
+        )
+
+    def progress(
+        self, generation: int, step: int, epoch: int, steps_per_s: float, metrics: Mapping[str, float]
+    ) -> None:
+        self._say(
+            session_pb2.WorkerMessage(
+                progress=session_pb2.Progress(
+                    generation=generation, step=step, epoch=epoch, steps_per_s=steps_per_s, metrics=dict(metrics)
+                )
+            )
+        )
+
+    def suspect(self, generation: int, *, broken: bool, hosts: tuple[str, ...], detail: str) -> None:
+        kind = membership_pb2.Suspicion.BROKEN if broken else membership_pb2.Suspicion.STALLED
+        self._say(
+            session_pb2.WorkerMessage(
+                suspected=session_pb2.Suspected(
+                    generation=generation, kind=kind, hosts=hosts, detail=detail[:500]
+                )
+            )
+        )
+
+    def left(self, generation: int) -> None:
+        self._say(session_pb2.WorkerMessage(left=session_pb2.Left(generation=generation)))
+
+    def training_done(self, generation: int, step: int) -> None:
+        self._say(
+            session_pb2.WorkerMessage(training_done=session_pb2.TrainingDone(generation=generation, step=step))
+        )
+
+    def close(self) -> None:
+        """Half-close after everything said so far is on its way, then wait for the agent's end of it."""
+        self._closed = True
+        self._outbox.put(None)
+        self._thread.join(timeout=2.0)
+        self._channel.close()

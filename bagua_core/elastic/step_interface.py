@@ -1,0 +1,142 @@
+"""What loader, reducer and engine may ask of each other within a step.
+
+The engine (engine.py) owns boundaries, commits and generations. Loader and reducer know only these
+types, so each is tested with a small fake of the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bagua_core.communication.communicator import Communicator, Pending
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The step that begins: who takes part, and who only copies the state meanwhile (share 0)."""
+
+    generation: int
+    step: int  # steps committed before this one
+    global_rank: int
+    world_size: int
+    healing: frozenset[int] = frozenset()
+
+    @property
+    def active_count(self) -> int:
+        return self.world_size - len(self.healing)
+
+    @property
+    def active_index(self) -> int | None:
+        """Place among the ranks that take a share of the batch; None for one that is healing."""
+        if self.global_rank in self.healing:
+            return None
+        return self.global_rank - sum(1 for r in self.healing if r < self.global_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The part of a step that runs between two yields of the loader on this rank.
+
+    weight: what this rank's mean gradient over the micro-batch counts in the global mean (its samples
+    over the global batch's); 0 means that its gradient is replaced by zero. last: reduce after it.
+    """
+
+    weight: float
+    last: bool
+
+
+class DataSource(Protocol):
+    """A loader as the engine sees it. Positions are plain JSON-like values."""
+
+    @property
+    def global_batch_size(self) -> int: ...
+
+    def fingerprint(self) -> dict[str, str]:
+        """What must agree on all workers: dataset length, seed, global batch size, ..."""
+
+    def position(self) -> dict[str, int]:
+        """{"epoch": e, "batch": b}: the global batch that the next step uses."""
+
+    def seek(self, position: dict[str, int]) -> None: ...
+
+    def after(self, position: dict[str, int]) -> dict[str, int]:
+        """The position that follows once the batch at `position` is committed. Pure."""
+
+    def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
+        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
+
+
+class Model(Protocol):
+    """A DistributedDataParallel as the engine sees it."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]: ...
+
+    @property
+    def algorithm_name(self) -> str: ...
+
+    def step_rolled_back(self) -> None:
+        """The step did not happen: forget its gradients and accumulations."""
+
+    def communicator_changed(self) -> None:
+        """Another communicator is in force, or none: cache nothing of the old one."""
+
+
+class StepEngine(Protocol):
+    """The engine as loader and reducer see it."""
+
+    def attach_model(self, model: Model) -> None: ...
+
+    # -- for the loader
+    def attach_source(self, source: DataSource) -> None: ...
+
+    def boundary(self) -> StepPlan:
+        """End the step before (commit, or roll back), follow a new generation if there is one, and
+        begin the next step. May block while this worker waits for the job; may raise SystemExit(0)
+        when the node leaves. The source's position is right when it returns."""
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None: ...
+
+    def finish(self) -> bool:
+        """True: every rank of the job has committed its last step. False: the job took this worker elsewhere
+        meanwhile, and the source's position says where to go on."""
+
+    # -- for the reducer
+    @property
+    def micro_batch(self) -> MicroBatch: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    def communicator(self) -> Communicator | None:
+        """The generation's communicator; None in a world of one (nothing to reduce)."""
+
+    @property
+    def step_failed(self) -> bool:
+        """A collective of this step failed: no more are started, gradients are zeroed."""
+
+    def switch_value(self) -> float:
+        """v of the switch pair: pending minus current generation if built here, else 0."""
+
+    def reduction_done(self, pair: tuple[float, float] | None) -> None:
+        """All buckets of the step's reduction are in. pair: sums of v and v*v over the ranks.
+        Blocks until a copy that this rank receives in the shadow step has been swapped in."""
+
+    def reduction_failed(self, error: Exception) -> None: ...
+
+    def wait(self, pending: Pending) -> None:
+        """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
+
+    def before_optimizer_step(self) -> None:
+        """Blocks until copies of the state that are being sent to others no longer read the parameters."""
+
+
+State = dict[str, Any]
+Tensors = Sequence[torch.Tensor]

@@ -1,0 +1,59 @@
+"""Is this wait longer than usual, and how fast is the job? Arithmetic over durations; no clock of its own."""
+
+from __future__ import annotations
+
+LEAST_STALL_S = 0.25  # below it a report is noise: a scheduler's hiccup, a page cache flush
+USUAL_FACTOR = 3.0
+REPORT_AGAIN_FACTOR = 2.0  # each further report of one wait comes after twice the time
+SMOOTHING = 0.2
+
+
+class WaitMonitor:
+    """Learns how long waits usually last and says when one is worth a report (probing is cheap, so early)."""
+
+    def __init__(self) -> None:
+        self._usual_s: float | None = None
+        self._next_report_s = 0.0
+
+    def begin(self) -> None:
+        self._next_report_s = self.threshold_s
+
+    @property
+    def threshold_s(self) -> float:
+        return max(LEAST_STALL_S, USUAL_FACTOR * (self._usual_s or 0.0))
+
+    def is_stalled(self, waited_s: float) -> bool:
+        """True at most once per threshold, with the time to the next report doubling."""
+        if waited_s < self._next_report_s:
+            return False
+        self._next_report_s = max(waited_s, self._next_report_s) * REPORT_AGAIN_FACTOR
+        return True
+
+    def ended(self, waited_s: float) -> None:
+        if self._usual_s is None:
+            self._usual_s = waited_s
+        else:
+            self._usual_s += SMOOTHING * (waited_s - self._usual_s)
+
+
+class Pace:
+    """Steps per second, smoothed over reports."""
+
+    def __init__(self, report_every_s: float) -> None:
+        self._every_s = report_every_s
+        self._since_s: float | None = None
+        self._steps = 0
+        self.steps_per_s = 0.0
+
+    def step_done(self, now_s: float) -> bool:
+        """Count one step; True when it is time to report."""
+        if self._since_s is None:
+            self._since_s = now_s
+            return True
+        self._steps += 1
+        elapsed_s = now_s - self._since_s
+        if elapsed_s < self._every_s:
+            return False
+        self.steps_per_s = self._steps / elapsed_s
+        self._since_s, self._steps = now_s, 0
+        return True

@@ -1,0 +1,47 @@
+"""Do all ranks bring the same pending generation? The pair that rides on a step's last reduction.
+
+Owns the arithmetic of rule 2 of a step: each rank contributes (v, v*v), the reduction sums both, and the sums
+alone tell whether every v was the same and not 0. Pure; knows no communicator.
+Exact in fp32 because every partial sum is a whole number of at most 2**24: v up to LARGEST_LEAP in worlds of
+up to LARGEST_WORLD. Anything beyond is refused, never rounded.
+"""
+
+from __future__ import annotations
+
+LARGEST_WORLD = 4096
+LARGEST_LEAP = 64
+_EXACT_IN_FP32 = 2**24  # == LARGEST_WORLD * LARGEST_LEAP**2
+
+
+def contribution(pending: int | None, current: int, built: bool) -> float:
+    """v of this rank: generations between current and pending, once pending's communicator is built; else 0.
+
+    Raises ValueError for a leap that fp32 sums could not carry exactly.
+    """
+    if pending is None or not built or pending <= current:
+        return 0.0
+    if pending - current > LARGEST_LEAP:
+        raise ValueError(
+            f"pending generation {pending} is {pending - current} ahead of {current}; "
+            f"a planned switch covers at most {LARGEST_LEAP}"
+        )
+    return float(pending - current)
+
+
+def agreed(pair: tuple[float, float], world_size: int) -> int | None:
+    """The v that all world_size ranks contributed, or None if they differ or it is 0.
+
+    pair: (sum of v, sum of v*v), summed and not averaged.
+    Raises ValueError for a pair that no such sum gives, or a world too large for it.
+    """
+    total, squares = pair
+    if not 1 <= world_size <= LARGEST_WORLD:
+        raise ValueError(f"a switch pair covers 1 to {LARGEST_WORLD} ranks, not {world_size}")
+    if not (0 <= total <= squares <= _EXACT_IN_FP32 and total.is_integer() and squares.is_integer()):
+        raise ValueError(f"({total}, {squares}) is no sum of switch pairs")
+    # Python's integers: W times the squares may exceed what any float holds exactly.
+    whole, whole_squares = int(total), int(squares)
+    if whole == 0 or world_size * whole_squares != whole * whole:
+        return None
+    # equality in Cauchy-Schwarz: all v equal, so W divides their sum
+    return whole // world_size

@@ -1,0 +1,143 @@
+"""When may an optimizer or a scheduler really step? Only once a step, and only if the step did not fail.
+
+Owns the replacement of `step` on the objects of the script. Keeps what schedulers and GradScaler look for on
+an optimizer, so that neither warns. Decides nothing about steps itself: it asks the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bagua_core.elastic.step_interface import MicroBatch
+
+
+class GateEngine(Protocol):
+    """The part of StepEngine that a gate asks."""
+
+    @property
+    def micro_batch(self) -> MicroBatch: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    @property
+    def step_failed(self) -> bool: ...
+
+    def before_optimizer_step(self) -> None: ...
+
+
+_GATED = "_bagua_gated"
+
+
+def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None:
+    """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
+
+    With a closure, the closure runs first and the decision is made after it: its backward is the step's
+    reduction. An optimizer that calls its closure again (LBFGS) is not protected against a failure in those
+    later calls. Doing it twice is harmless.
+    """
+    original: Callable[..., Any] = optimizer.step
+    if getattr(original, _GATED, False):
+        return
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True  # what schedulers look at before they warn about the order of calls
+        if engine.step_failed:
+            return None
+        closure, args, kwargs = _closure_of(args, kwargs)
+        loss = None if closure is None else closure()
+        if engine.step_failed or not engine.micro_batch.last:
+            return loss
+        engine.before_optimizer_step()
+        if engine.step_failed:
+            return loss
+        if closure is None:
+            return original(*args, **kwargs)
+        return original(_Evaluated(closure, loss), *args, **kwargs)
+
+    setattr(step, _GATED, True)
+    # a bound method, because a scheduler made later takes it apart by __func__
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _closure_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
+    if "closure" in kwargs:
+        rest = dict(kwargs)
+        return rest.pop("closure"), args, rest
+    if args and (args[0] is None or callable(args[0])):
+        return args[0], args[1:], kwargs
+    return None, args, kwargs
+
+
+class _Evaluated:
+    """A closure whose first result is known already."""
+
+    def __init__(self, closure: Callable[[], Any], loss: Any) -> None:
+        self._closure = closure
+        self._first = [loss]
+
+    def __call__(self) -> Any:
+        return self._first.pop() if self._first else self._closure()
+
+
+# A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.
+_engines: weakref.WeakKeyDictionary[Any, GateEngine] = weakref.WeakKeyDictionary()
+_gated_classes: dict[type, type] = {}
+
+
+def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: GateEngine) -> None:
+    """From now on scheduler.step() acts where optimizer.step() does, and always outside steps."""
+    kind = type(scheduler)
+    if kind in _gated_classes.values():
+        _engines[scheduler] = engine
+        return
+    if kind not in _gated_classes:
+        _gated_classes[kind] = _gated_scheduler_class(kind)
+    _engines[scheduler] = engine
+    scheduler.__class__ = _gated_classes[kind]
+
+
+def _gated_scheduler_class(kind: type) -> type:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        engine = _engines.get(self)
+        if engine is not None and _holds_back(engine):
+            return None
+        return kind.step(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+
+def gate_scaler(scaler: GradScaler, engine: GateEngine) -> None:
+    """From now on scaler.update() moves the scale only once a step.
+
+    Between micro-batches the scale must stay: contributions of one step are added up.
+    """
+    original: Callable[..., None] = scaler.update
+    if getattr(original, _GATED, False):
+        return
+
+    @functools.wraps(original)
+    def update(self: Any, new_scale: float | torch.Tensor | None = None) -> None:
+        if new_scale is None and _holds_back(engine) and self.is_enabled():
+            # the same scale again: torch then only forgets what this micro-batch's optimizers found
+            original(float(self.get_scale()))
+            return
+        original(new_scale)
+
+    setattr(update, _GATED, True)
+    scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]
+
+
+def _holds_back(engine: GateEngine) -> bool:
+    return engine.in_step and (engine.step_failed or not engine.micro_batch.last)

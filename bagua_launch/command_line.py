@@ -1,0 +1,128 @@
+"""How does `bagua-launch` read its command line and report a mistake in it?
+
+Owns the click classes: `run` is the default command, dashes and underscores are alike, options are
+grouped in --help, and every mistake is one line on stderr and exit code 2. Knows no option by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import click
+
+from bagua_agent.errors import InfrastructureLost, PeerViolation, UserError
+from bagua_launch.options import Option
+
+PROGRAM = "bagua-launch"
+INTERRUPTED = 130
+_LEFT_COLUMN = 32
+
+CONTEXT: MutableMapping[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "allow_interspersed_args": False,  # what follows the script is the script's, whatever it looks like
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "max_content_width": 110,
+}
+
+
+class OptionOf(click.Option):
+    """A row of options.py as click sees it. Values stay text: job_request.py says what they mean."""
+
+    def __init__(self, row: Option) -> None:
+        names = [name for name in (row.short, row.flag) if name]
+        if row.is_switch:
+            super().__init__(names, is_flag=True, default=False, help=row.help, hidden=row.hidden)
+        else:
+            super().__init__(names, type=str, metavar=row.metavar, help=row.help, hidden=row.hidden)
+        self.row = row
+
+
+class GroupedCommand(click.Command):
+    """A command whose --help lists its options under their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                title = parameter.row.group if isinstance(parameter, OptionOf) else "Other"
+                groups.setdefault(title, []).append(record)
+        for title, rows in groups.items():
+            with formatter.section(title):
+                # padded, so that the descriptions of all groups stand in one column
+                padded = [(left.ljust(_LEFT_COLUMN), right) for left, right in rows]
+                formatter.write_dl(padded, col_max=_LEFT_COLUMN)
+
+
+class DefaultRunGroup(click.Group):
+    """A group that takes a first word that is no command for the start of `run`'s arguments."""
+
+    default_command = "run"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = ("-h", "--help", "--version")
+        if not args or (args[0] not in self.commands and args[0] not in own):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # not click's own: it would normalise underscores in the name
+        return args[0], self.commands[args[0]], args[1:]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        run = self.commands[self.default_command]
+        run.format_options(click.Context(run, info_name=run.name, parent=ctx, **CONTEXT), formatter)
+        self.format_commands(ctx, formatter)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click's, but a mistake is one line, and what a command returns is the exit code."""
+
+        def go() -> Any:
+            return super(DefaultRunGroup, self).main(
+                args, prog_name, complete_var, standalone_mode=False, **extra
+            )
+
+        if standalone_mode:
+            sys.exit(_reporting(go))
+        return go()
+
+
+def _reporting(go: Callable[[], Any]) -> Any:
+    """The exit code of `go`, after a line for whatever it refused. Our own bugs keep their traceback."""
+    try:
+        return go()
+    except (UserError, PeerViolation, InfrastructureLost) as error:
+        complain(str(error))
+        return error.exit_code
+    except click.NoSuchOption as error:
+        near = error.possibilities[0] if error.possibilities else "--help to see them all"
+        complain(f"{error.option_name}: no such option; use {near}")
+    except click.ClickException as error:
+        complain(f"{error.format_message().rstrip('.')}; use --help to see how")
+    except click.Abort:
+        return INTERRUPTED
+    return UserError.exit_code
+
+
+def parameters(rows: Iterable[Option]) -> list[click.Parameter]:
+    return [OptionOf(row) for row in rows]
+
+
+def complain(text: str) -> None:
+    """One line, whatever the text holds."""
+    click.echo(f"{PROGRAM}: {' '.join(text.split())}", err=True)
+
+
+def note(text: str) -> None:
+    click.echo(f"{PROGRAM}: note: {' '.join(text.split())}", err=True)

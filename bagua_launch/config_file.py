@@ -1,0 +1,73 @@
+"""What does the configuration file say?
+
+TOML whose keys are option names, at $BAGUA_CONFIG or else ~/.config/bagua/launch.toml (where only the
+first must exist if named). Does not know what values mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bagua_launch.errors import RequestError
+from bagua_launch.options import Option
+from bagua_launch.precedence import Said
+
+VARIABLE = "BAGUA_CONFIG"
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    if environ.get(VARIABLE):
+        return Path(environ[VARIABLE])
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
+    return Path(base, "bagua", "launch.toml")
+
+
+def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Said]:
+    """Values by option key. Raises RequestError for a file that is unreadable or has a key unknown."""
+    path = config_path(environ)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if not environ.get(VARIABLE) and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return {}
+        origin = f"{VARIABLE} " if environ.get(VARIABLE) else ""
+        raise RequestError(f"{origin}{str(path)!r}: {error.strerror}; use a readable TOML file") from error
+
+    import tomllib  # here: most runs have no file
+
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        what = " ".join(str(error).split())
+        raise RequestError(f'{path}: {what}; use TOML such as nnodes = "2:8"') from error
+
+    known = {option.key: option for option in options}
+    values: dict[str, Said] = {}
+    for key, value in table.items():
+        option = known.get(key.replace("-", "_"))
+        if option is None:
+            raise RequestError(f"{path}: {key!r}: no such option; use {_nearest(key, known.values())}")
+        values[option.key] = Said(_as_text(path, key, value), f"{path}: {key}")
+    return values
+
+
+def _nearest(key: str, options: Iterable[Option]) -> str:
+    from difflib import get_close_matches
+
+    names = [option.name for option in options if not option.hidden]
+    return " or ".join(get_close_matches(key.replace("_", "-"), names)) or ", ".join(names)
+
+
+def _as_text(path: Path, key: str, value: object) -> str:
+    """The value as it would be typed: [a, b] is "a,b", {k = v} is "k=v"."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, list):
+        return ",".join(_as_text(path, key, item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{k}={_as_text(path, key, v)}" for k, v in value.items())
+    raise RequestError(f"{path}: {key} {str(value)!r}: not text, number, list or table; use a string")

@@ -1,0 +1,14 @@
+"""The user's mistakes: each is one line that names the value and the next move."""
+
+from __future__ import annotations
+
+from bagua_agent.errors import UserError
+from bagua_launch.precedence import Said
+
+
+class RequestError(UserError):
+    """Something asked for can't be; str() is the whole line."""
+
+
+def refuse(said: Said, what: str, instead: str) -> RequestError:
+    return RequestError(f"{said.where} {said.text!r}: {what}; use {instead}")

@@ -1,0 +1,64 @@
+"""Are the files that a request names there?
+
+Looks at the file system of this node, so that a typing error is one line now and not a traceback
+from every worker later.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.machinery import PathFinder
+
+from bagua_agent.job_config import CommandKind, StoreCredentials, WorkerCommand
+from bagua_launch.errors import RequestError
+
+
+def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> None:
+    """Raises RequestError. `commands`: bagua-launch's own, for a better hint."""
+    target = command.target
+    if command.kind is CommandKind.MODULE:
+        # only its first part is looked up: finding the rest would import the user's packages
+        top = target.split(".")[0]
+        found = top in sys.builtin_module_names or PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+        if not found:
+            raise RequestError(f"--module {target!r}: no module {top!r}; use one that python can import here")
+    elif command.kind is CommandKind.EXECUTABLE:
+        if shutil.which(target) is None:
+            raise RequestError(f"{target!r}: no such program; use a path, or a name found on PATH")
+    elif not os.path.exists(target):
+        raise RequestError(
+            f"{target!r}: no such script in {os.getcwd()}; use {_script_hint(target, commands)}"
+        )
+    elif not os.access(target, os.R_OK):
+        raise RequestError(f"{target!r}: not readable; use a script that this user may read")
+
+
+def _script_hint(target: str, commands: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    if near := get_close_matches(target, commands, n=1):
+        return f"bagua-launch {near[0]} ... with the command first, or an existing script"
+    folder = os.path.dirname(target) or "."
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if near := get_close_matches(os.path.basename(target), names, n=1):
+        return repr(os.path.join(os.path.dirname(target), near[0]))
+    return "the path of an existing script, or --module, or --no-python"
+
+
+def check_credentials(credentials: StoreCredentials) -> None:
+    """Raises RequestError for a file that can't be read."""
+    for flag, path in (
+        ("--etcd-ca", credentials.ca_file),
+        ("--etcd-cert", credentials.cert_file),
+        ("--etcd-key", credentials.key_file),
+        ("--etcd-password-file", credentials.password_file),
+    ):
+        if path is None:
+            continue
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise RequestError(f"{flag} {path!r}: {error.strerror}; use a readable file") from error

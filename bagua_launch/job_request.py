@@ -1,0 +1,219 @@
+"""What did the person ask for, and can it be?
+
+Pure: `parse_request` turns the values said into a JobConfig with notes, or raises one RequestError.
+Values nobody spoke of keep JobConfig's defaults; there are none here. What the node has is asked of
+`NodeFacts`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_launch import scalar_values
+from bagua_launch.errors import RequestError, refuse
+from bagua_launch.node_facts import NodeFacts, ThisNode
+from bagua_launch.precedence import Said, Values
+from bagua_launch.rendezvous_request import (
+    Rendezvous,
+    Waits,
+    parse_conf,
+    parse_endpoints,
+    parse_job_id,
+    parse_rendezvous,
+    wants_tls,
+)
+
+_NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_WITHOUT_EFFECT_SO_FAR = ("numa_binding", "event_log_handler", "logs_specs", "monitor_interval")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A request that can be: `config` for the agent, `notes` for the person, each one line."""
+
+    config: JobConfig
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """What `bagua-launch scale` asks of a job that runs elsewhere."""
+
+    endpoints: tuple[str, ...]
+    credentials: StoreCredentials
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+
+
+def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None = None) -> JobRequest:
+    """The job that `values` and `program` (script and its arguments) describe. Raises RequestError."""
+    node = node or ThisNode()
+    fields: dict[str, Any] = {"command": parse_command(values, program)}
+    if "nnodes" in values:
+        fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
+    if "nproc_per_node" in values:
+        fields["slots"] = parse_slots(values["nproc_per_node"], node)
+
+    for key, (name, parse) in _PLAIN.items():
+        if key in values:
+            fields[name] = parse(values[key])
+    waits = parse_conf(values["rdzv_conf"]) if "rdzv_conf" in values else Waits()
+    fields.update(waits.fields)
+
+    place = parse_rendezvous(
+        values, max_nodes=fields.get("max_nodes", 1), node_rank=fields.get("node_rank"), node=node
+    )
+    fields["store_credentials"] = parse_credentials(values)
+    if place.took_master:  # its port is the store's now: the agent must choose the workers' own
+        fields["master_addr"] = fields["master_port"] = None
+    config = JobConfig(
+        job_id=place.job_id or f"job-{secrets.token_hex(4)}",
+        endpoints=place.endpoints,
+        hosts_store=place.hosts_store,
+        **fields,
+    )
+    _check_local_ranks(values, config)
+    return JobRequest(config, _notes(values, place, waits))
+
+
+def parse_scale(values: Values, nodes: str) -> ScaleRequest:
+    """Raises RequestError."""
+    for key, flag, variable in (
+        ("rdzv_endpoint", "--rdzv-endpoint", "BAGUA_ETCD"),
+        ("rdzv_id", "--rdzv-id", "PET_RDZV_ID"),
+    ):
+        if key not in values:
+            raise RequestError(f"scale: {flag} is missing; use {flag}, or set {variable}")
+    min_nodes, max_nodes = parse_nodes(Said(nodes, "MIN:MAX"))
+    return ScaleRequest(
+        parse_endpoints(values["rdzv_endpoint"]),
+        parse_credentials(values),
+        parse_job_id(values["rdzv_id"]),
+        min_nodes,
+        max_nodes,
+    )
+
+
+def parse_nodes(said: Said) -> tuple[int, int]:
+    match = _NNODES.fullmatch(said.text)
+    if match is None:
+        raise refuse(said, "not a number of nodes", "N, or MIN:MAX such as 2:8")
+    least, most = int(match[1]), int(match[2] or match[1])
+    if least < 1:
+        raise refuse(said, "a job has at least one node", "N, or MIN:MAX such as 1:8")
+    if least > most:
+        raise refuse(said, "the least is more than the most", f"MIN:MAX such as {most}:{least}")
+    return least, most
+
+
+def parse_slots(said: Said, node: NodeFacts) -> int:
+    if re.fullmatch(r"[1-9][0-9]{0,5}", said.text):
+        return int(said.text)
+    if said.text == "cpu":
+        return node.cpu_count()
+    if said.text in ("gpu", "auto"):
+        gpus = node.gpu_count()
+        if not gpus and said.text == "gpu":
+            raise refuse(said, "no GPU is visible on this node", "a number, cpu or auto")
+        return gpus or node.cpu_count()
+    raise refuse(said, "not a number of workers", "a number from 1 on, auto, cpu or gpu")
+
+
+def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
+    if not program:
+        raise RequestError("no script; use bagua-launch [OPTIONS] SCRIPT [ARGUMENTS], or --help")
+    module, no_python, run_path = (_is_on(values, k) for k in ("module", "no_python", "run_path"))
+    if module and no_python:
+        raise RequestError("--module with --no-python: a module needs python; use one of them")
+    if module and run_path:
+        raise RequestError("--module with --run-path: one names a module, the other a file; use one of them")
+    kind = CommandKind.SCRIPT
+    if module:
+        kind = CommandKind.MODULE
+    elif run_path:  # as torchrun: stronger than --no-python
+        kind = CommandKind.RUN_PATH
+    elif no_python:
+        kind = CommandKind.EXECUTABLE
+    return WorkerCommand(kind, program[0], tuple(program[1:]))
+
+
+def parse_credentials(values: Values) -> StoreCredentials:
+    given = {key: said.text for key, said in values.items() if key.startswith("etcd_")}
+    for one, other in (
+        ("etcd_cert", "etcd_key"),
+        ("etcd_key", "etcd_cert"),
+        ("etcd_user", "etcd_password_file"),
+        ("etcd_password_file", "etcd_user"),
+    ):
+        if one in given and other not in given:
+            flag = "--" + other.replace("_", "-")
+            raise RequestError(f"{values[one].where} {given[one]!r}: only one of a pair; use {flag} with it")
+    endpoint = values.get("rdzv_endpoint")
+    if endpoint and "etcd_ca" not in given and any(map(wants_tls, parse_endpoints(endpoint))):
+        raise refuse(endpoint, "https, and nothing to check etcd's certificate with", "--etcd-ca FILE")
+    return StoreCredentials(
+        given.get("etcd_ca"),
+        given.get("etcd_cert"),
+        given.get("etcd_key"),
+        given.get("etcd_user"),
+        given.get("etcd_password_file"),
+    )
+
+
+def _is_on(values: Values, key: str) -> bool:
+    return key in values and scalar_values.switch(values[key])
+
+
+# option's key: (JobConfig's field, parser)
+_PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
+    "max_restarts": ("max_restarts", scalar_values.count),
+    "role": ("role", scalar_values.text),
+    "start_method": ("start_method", scalar_values.choice("spawn", "fork", "forkserver")),
+    "monitor_interval": ("monitor_interval_s", scalar_values.seconds),
+    "signals_to_handle": ("signals_to_handle", scalar_values.signals),
+    "shutdown_timeout": ("shutdown_timeout_s", scalar_values.seconds),
+    "numa_binding": ("numa_binding", scalar_values.choice("node", "socket", "exclusive", "core-complex")),
+    "virtual_local_rank": ("virtual_local_rank", scalar_values.switch),
+    "log_dir": ("log_dir", scalar_values.text),
+    "redirects": ("redirects", scalar_values.streams),
+    "tee": ("tee", scalar_values.streams),
+    "local_ranks_filter": ("local_ranks_filter", scalar_values.local_ranks),
+    "duplicate_stdout_filters": ("duplicate_stdout_filters", scalar_values.text),
+    "duplicate_stderr_filters": ("duplicate_stderr_filters", scalar_values.text),
+    "local_addr": ("local_addr", scalar_values.text),
+    "master_addr": ("master_addr", scalar_values.text),
+    "master_port": ("master_port", scalar_values.port),
+    "node_rank": ("node_rank", scalar_values.count),
+    "ledger": ("ledger_dir", scalar_values.text),
+    "digest_every": ("digest_every_steps", scalar_values.count),
+    "failpoints": ("failpoints", scalar_values.text),
+}
+
+
+def _check_local_ranks(values: Values, config: JobConfig) -> None:
+    """Log options must not name a worker that this node will never have."""
+    for key in ("redirects", "tee", "local_ranks_filter"):
+        if key not in values:
+            continue
+        text = values[key].text
+        named = [part.split(":")[0] for part in text.split(",")]
+        if key != "local_ranks_filter" and ":" not in text:
+            named = []
+        for local_rank in map(int, named):
+            if local_rank >= config.slots:
+                what = f"no local rank {local_rank} with {config.slots} worker(s) on this node"
+                raise refuse(values[key], what, f"ranks from 0 to {config.slots - 1}")
+
+
+def _notes(values: Values, place: Rendezvous, waits: Waits) -> tuple[str, ...]:
+    without = [values[key].where for key in _WITHOUT_EFFECT_SO_FAR if key in values]
+    without += [f"{values['rdzv_conf'].where} {key}" for key in waits.without_effect]
+    if not without:
+        return place.notes
+    return (*place.notes, f"taken, but without effect so far: {', '.join(without)}")

@@ -1,0 +1,144 @@
+"""`bagua-launch`: read what is asked, hand it to the agent, exit with its code.
+
+Imports nothing heavy (no torch, gRPC, etcd) before it is known that the request can be: mistakes and
+--help answer at once, and the agent starts sooner.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from bagua_launch.command_line import (
+    CONTEXT,
+    PROGRAM,
+    DefaultRunGroup,
+    GroupedCommand,
+    note,
+    parameters,
+)
+from bagua_launch.config_file import read_config_file
+from bagua_launch.input_files import check_command, check_credentials
+from bagua_launch.job_request import parse_request, parse_scale
+from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
+from bagua_launch.precedence import merge
+
+_RUN_HELP = """Start this node's part in a job: one agent, and its workers running SCRIPT.
+
+Every node runs the same line. Options go before SCRIPT; what follows it is the script's own. Dashes and
+underscores are alike.
+
+Each option can also be set by a variable (PET_NNODES for --nnodes; BAGUA_LEDGER for our own --ledger) or
+in the TOML file $BAGUA_CONFIG, else ~/.config/bagua/launch.toml (nnodes = "2:8"). The flag is strongest, then
+the variable, then the file."""
+
+_GROUP_HELP = (
+    _RUN_HELP
+    + """
+
+\b
+Examples:
+  bagua-launch --nproc-per-node 2 train.py --lr 0.1
+  bagua-launch --nnodes 2:8 --rdzv-endpoint etcd-1:2379 --rdzv-id demo train.py
+  bagua-launch scale --rdzv-endpoint etcd-1:2379 --rdzv-id demo 4:8"""
+)
+
+_SCALE_HELP = """Change how many nodes a running job may have.
+
+NODES is a number, or the least and the most as MIN:MAX. The job follows at its next step boundary."""
+
+
+def run(**typed: Any) -> int:
+    program = typed.pop("program")
+    values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, RUN_OPTIONS))
+    request = parse_request(values, program)
+    check_command(request.config.command, tuple(cli.commands))
+    check_credentials(request.config.store_credentials)
+    for line in request.notes:
+        note(line)
+
+    from bagua_agent.job_agent import run_job
+
+    return run_job(request.config)
+
+
+def scale(**typed: Any) -> int:
+    nodes = typed.pop("nodes")
+    # the file is shared with `run`, so its other keys are known too
+    file_values = read_config_file(os.environ, RUN_OPTIONS)
+    asked = parse_scale(merge(SCALE_OPTIONS, typed, os.environ, file_values), nodes)
+    check_credentials(asked.credentials)
+
+    from bagua_agent.scale import request_scale
+
+    change = request_scale(
+        asked.endpoints, asked.job_id, asked.min_nodes, asked.max_nodes, credentials=asked.credentials
+    )
+    click.echo(str(change))
+    return 0
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("bagua")
+    except PackageNotFoundError:
+        found = "(not installed: running from its sources)"
+    click.echo(f"{PROGRAM} {found}")
+    ctx.exit()
+
+
+cli = DefaultRunGroup(
+    PROGRAM,
+    help=_GROUP_HELP,
+    context_settings=CONTEXT,
+    subcommand_metavar="[OPTIONS] SCRIPT [ARGUMENTS]...",
+    options_metavar="",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version.",
+        )
+    ],
+    commands={
+        "run": GroupedCommand(
+            "run",
+            callback=run,
+            help=_RUN_HELP,
+            short_help="Start this node's part in a job (the default).",
+            context_settings=CONTEXT,
+            options_metavar="[OPTIONS]",
+            params=[
+                *parameters(RUN_OPTIONS),
+                click.Argument(
+                    ["program"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."
+                ),
+            ],
+        ),
+        "scale": GroupedCommand(
+            "scale",
+            callback=scale,
+            help=_SCALE_HELP,
+            short_help="Change how many nodes a running job may have.",
+            context_settings={**CONTEXT, "allow_interspersed_args": True},
+            params=[*parameters(SCALE_OPTIONS), click.Argument(["nodes"], metavar="NODES")],
+        ),
+    },
+)
+
+
+def main() -> None:
+    cli(prog_name=PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What has this node: how many GPUs and processors, and which addresses?
+
+Asks the system without torch or CUDA, and only when a request needs to know.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+from bagua_launch.errors import RequestError
+
+_NVIDIA_SMI_TIMEOUT_S = 20.0
+
+
+class NodeFacts(Protocol):
+    def gpu_count(self) -> int: ...
+
+    def cpu_count(self) -> int: ...
+
+    def owns_address(self, host: str) -> bool:
+        """Whether `host` names one of this node's addresses."""
+        ...
+
+
+class ThisNode:
+    """The node this process runs on."""
+
+    def gpu_count(self) -> int:
+        """GPUs that a worker started here would see. Raises RequestError if the driver does not answer."""
+        installed = _installed_gpus()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return installed if visible is None else min(installed, _named_devices(visible))
+
+    def cpu_count(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def owns_address(self, host: str) -> bool:
+        try:
+            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        except OSError:
+            return False  # a name nobody here knows is not this node's
+        return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _installed_gpus() -> int:
+    # nvidia-smi before /proc: a container sees all GPUs in /proc, even those it was not given
+    if program := shutil.which("nvidia-smi"):
+        try:
+            answer = subprocess.run(
+                [program, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RequestError(
+                f"--nproc-per-node: {program} -L does not answer ({type(error).__name__}); use a number"
+            ) from error
+        if answer.returncode == 0:
+            return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+    listed = Path("/proc/driver/nvidia/gpus")
+    return len(list(listed.iterdir())) if listed.is_dir() else 0
+
+
+def _named_devices(visible: str) -> int:
+    """Devices in CUDA_VISIBLE_DEVICES; as CUDA does, none count after an invalid one."""
+    count = 0
+    for name in visible.split(","):
+        if not name.strip() or name.strip().startswith("-"):
+            break
+        count += 1
+    return count
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

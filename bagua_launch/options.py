@@ -1,0 +1,177 @@
+"""Which options are there, how are they called, and what does --help say of them?
+
+One table; the command line, the environment and the configuration file all read it. Says nothing of
+what values mean (job_request.py does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SIZE = "Size"
+RENDEZVOUS = "Rendezvous"
+PROGRAM = "Program"
+LOGS = "Logs"
+ADDRESSES = "Addresses"
+BINDING = "Devices and processors"
+RECORDS = "Records"
+STORE = "etcd credentials"
+
+OWN_PREFIX = "BAGUA_"
+TORCHRUN_PREFIX = "PET_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's."""
+
+    name: str
+    group: str
+    help: str
+    metavar: str = ""
+    short: str = ""
+    own: bool = False
+    hidden: bool = False
+    more_variables: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables that set it, the strongest first."""
+        prefix = OWN_PREFIX if self.own else TORCHRUN_PREFIX
+        return (prefix + self.key.upper(), *self.more_variables)
+
+
+NNODES = Option("nnodes", SIZE, "Nodes: a number, or the least and the most. Default 1.", "N|MIN:MAX")
+
+ENDPOINT = Option(
+    "rdzv-endpoint",
+    RENDEZVOUS,
+    "etcd, as HOST:PORT[,HOST:PORT...]; BAGUA_ETCD too. Without it this node starts one.",
+    "ENDPOINTS",
+    more_variables=("BAGUA_ETCD",),
+)
+JOB_ID = Option("rdzv-id", RENDEZVOUS, "The job's id, the same on every node.", "ID")
+
+CREDENTIALS = (
+    Option("etcd-ca", STORE, "Certificate authority that signed etcd's certificate.", "FILE", own=True),
+    Option("etcd-cert", STORE, "This client's certificate.", "FILE", own=True),
+    Option("etcd-key", STORE, "This client's private key.", "FILE", own=True),
+    Option("etcd-user", STORE, "etcd user.", "NAME", own=True),
+    Option("etcd-password-file", STORE, "File with that user's password.", "FILE", own=True),
+)
+
+RUN_OPTIONS = (
+    NNODES,
+    Option(
+        "nproc-per-node",
+        SIZE,
+        "Workers on this node: a number, gpu (one a GPU), cpu (one a processor), "
+        "auto (gpu if there are any, else cpu). Default 1.",
+        "N|auto|cpu|gpu",
+    ),
+    ENDPOINT,
+    JOB_ID,
+    Option("standalone", RENDEZVOUS, "One node with a private etcd; other rendezvous options are ignored."),
+    Option(
+        "rdzv-backend",
+        RENDEZVOUS,
+        "etcd (default); c10d, etcd-v2 and static are taken, and a note says what is done instead.",
+        "NAME",
+    ),
+    Option(
+        "rdzv-conf",
+        RENDEZVOUS,
+        "Waits in seconds: join_timeout, last_call_timeout, node_window, lease_ttl, probe_window, "
+        "below_minimum_timeout, holder_timeout ('none': without limit).",
+        "KEY=VALUE,...",
+    ),
+    Option("module", PROGRAM, "Run SCRIPT as `python -m` would.", short="-m"),
+    Option("no-python", PROGRAM, "Run SCRIPT itself, without python."),
+    Option("run-path", PROGRAM, "Run SCRIPT with runpy.run_path in an interpreter that is already up."),
+    Option(
+        "max-restarts",
+        PROGRAM,
+        "Script failures the whole job survives. Lost hosts, signals and changes of membership do not "
+        "count. Default 0.",
+        "N",
+    ),
+    Option(
+        "shutdown-timeout",
+        PROGRAM,
+        "Seconds between SIGTERM and SIGKILL. Default 30.",
+        "SECONDS",
+        more_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
+    ),
+    Option(
+        "signals-to-handle",
+        PROGRAM,
+        "Signals on which the agent ends its workers in order. Default SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
+        "NAME,...",
+    ),
+    Option("role", PROGRAM, "Role name given to the workers. Default 'default'.", "NAME"),
+    Option("start-method", PROGRAM, "spawn (default), fork or forkserver.", "NAME"),
+    Option("monitor-interval", PROGRAM, "Taken; exits are seen at once, without an interval.", "SECONDS"),
+    Option("event-log-handler", PROGRAM, "Taken, without effect so far.", "NAME"),
+    Option("log-dir", LOGS, "Directory for log files; each run has a directory of its own there.", "DIR"),
+    Option(
+        "redirects",
+        LOGS,
+        "Streams that go to files: 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:2.",
+        "SPEC",
+        "-r",
+    ),
+    Option("tee", LOGS, "Streams that go to files and the console, written likewise.", "SPEC", "-t"),
+    Option("local-ranks-filter", LOGS, "Local ranks whose output the console shows, as 0,2.", "RANKS"),
+    Option(
+        "duplicate-stdout-filters",
+        LOGS,
+        "Copy stdout lines with one of these words to a file of their own.",
+        "WORD,...",
+    ),
+    Option("duplicate-stderr-filters", LOGS, "The same for stderr.", "WORD,..."),
+    Option("logs-specs", LOGS, "Taken, without effect so far.", "NAME"),
+    Option("local-addr", ADDRESSES, "This node's address, as its peers reach it.", "ADDRESS"),
+    Option(
+        "master-addr",
+        ADDRESSES,
+        "As with torchrun's static rendezvous: the node that hosts the store.",
+        "ADDRESS",
+    ),
+    Option("master-port", ADDRESSES, "Its port. Default 29500.", "PORT"),
+    Option("node-rank", ADDRESSES, "Under static rendezvous, 0 on the node that hosts the store.", "N"),
+    Option(
+        "numa-binding",
+        BINDING,
+        "Taken, without effect so far.",
+        "MODE",
+    ),
+    Option("virtual-local-rank", BINDING, "LOCAL_RANK is 0 for every worker, which sees only its own GPU."),
+    Option("ledger", RECORDS, "Write one line per worker and committed step into DIR.", "DIR", own=True),
+    Option(
+        "digest-every",
+        RECORDS,
+        "Compare a digest of the parameters every N steps; 0 never. Default 100.",
+        "N",
+        own=True,
+    ),
+    Option("failpoints", RECORDS, "Places in which to fail, for tests.", "SPEC", own=True, hidden=True),
+    *CREDENTIALS,
+)
+
+SCALE_OPTIONS = (
+    replace(ENDPOINT, help="The job's etcd, as HOST:PORT[,HOST:PORT...]; BAGUA_ETCD too."),
+    replace(JOB_ID, help="The job's id."),
+    *CREDENTIALS,
+)

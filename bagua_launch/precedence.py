@@ -1,0 +1,47 @@
+"""Who speaks when the command line, the environment and the configuration file disagree?
+
+Flag over environment over file over default. Every value keeps the place it came from, so that a
+complaint names what the person wrote. Pure; does not know what values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bagua_launch.options import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value as written, and where: "--nnodes", "PET_NNODES", "launch.toml: nnodes"."""
+
+    text: str
+    where: str
+
+
+Values = Mapping[str, Said]
+
+
+def merge(
+    options: Iterable[Option],
+    command_line: Mapping[str, str | bool | None],
+    environ: Mapping[str, str],
+    file_values: Values,
+) -> dict[str, Said]:
+    """What was said for each option's key; keys nobody spoke of are absent.
+
+    command_line: by key; None or False where the flag was not given. An empty variable says nothing,
+    as job scripts often export one.
+    """
+    said: dict[str, Said] = {}
+    for option in options:
+        typed = command_line.get(option.key)
+        variable = next((v for v in option.variables if environ.get(v)), None)
+        if typed is not None and typed is not False:
+            said[option.key] = Said("true" if typed is True else typed, option.flag)
+        elif variable is not None:
+            said[option.key] = Said(environ[variable], variable)
+        elif option.key in file_values:
+            said[option.key] = file_values[option.key]
+    return said

@@ -1,0 +1,176 @@
+"""Where do the agents meet, and who starts etcd there?
+
+Pure. Turns torchrun's rendezvous options into endpoints of etcd; whatever is done differently comes
+back as a note. How endpoints and ids are written is the store's affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bagua_agent.errors import UserError
+from bagua_agent.store import endpoints as store_endpoints
+from bagua_agent.store.keys import check_id
+from bagua_launch import scalar_values
+from bagua_launch.errors import RequestError, refuse
+from bagua_launch.node_facts import NodeFacts
+from bagua_launch.precedence import Said, Values
+
+STATIC_PORT = 29500
+BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
+
+# torchrun's own keys, and the field each stands for; None: taken, without effect
+_CONF_KEYS: dict[str, str | None] = {
+    "join_timeout": "join_timeout_s",
+    "timeout": "join_timeout_s",
+    "last_call_timeout": "last_call_s",
+    "node_window": "node_window_s",
+    "lease_ttl": "lease_ttl_s",
+    "probe_window": "probe_window_s",
+    "below_minimum_timeout": "below_minimum_timeout_s",
+    "holder_timeout": "holder_timeout_s",
+    "is_host": None,
+    "close_timeout": None,
+    "heartbeat_timeout": None,
+    "keep_alive_interval": None,
+    "keep_alive_max_attempt": None,
+    "read_timeout": None,
+    "store_type": None,
+    "use_libuv": None,
+    "rank": None,
+}
+_MAY_BE_WITHOUT_LIMIT = frozenset({"join_timeout_s", "below_minimum_timeout_s", "holder_timeout_s"})
+_SHORTEST_LEASE_S = 2.0  # etcd grants none shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """endpoints None: the agent starts an etcd of its own. `took_master`: it stands at --master-addr."""
+
+    job_id: str | None
+    endpoints: tuple[str, ...] | None
+    hosts_store: bool = False
+    took_master: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
+    """Raises RequestError. job_id None: any id will do, as nobody else has to name it."""
+    if "standalone" in values and scalar_values.switch(values["standalone"]):
+        if max_nodes > 1:
+            raise refuse(values["nnodes"], "--standalone is for one node", "--nnodes 1, or no --standalone")
+        ignored = [k for k in ("rdzv_endpoint", "rdzv_id", "rdzv_backend") if k in values]
+        notes = tuple(f"--standalone: {values[key].where} is ignored" for key in ignored)
+        return Rendezvous(None, None, notes=notes)
+
+    job_id = parse_job_id(values["rdzv_id"]) if "rdzv_id" in values else None
+    place = _meeting_place(values, max_nodes, node_rank, node)
+    if job_id is None and place.endpoints is not None and max_nodes > 1:
+        # torchrun's default, kept so that its command lines work on several nodes
+        note = "no --rdzv-id: the job is called 'none'; jobs that share an etcd need ids of their own"
+        return replace(place, job_id="none", notes=(*place.notes, note))
+    return replace(place, job_id=job_id)
+
+
+def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
+    endpoint = values.get("rdzv_endpoint")
+    endpoints = parse_endpoints(endpoint) if endpoint else None
+    said = values.get("rdzv_backend")
+    if said is not None and said.text not in BACKENDS:
+        raise refuse(said, "no such backend", " or ".join(BACKENDS))
+    backend = said.text if said else "etcd"
+    label = f"{said.where} {backend}" if said else ""
+
+    if endpoints is None and "master_addr" in values and max_nodes > 1:
+        label = label or values["master_addr"].where
+        return _at_master(values, label, node_rank, node)
+    if backend in ("etcd", "etcd-v2") or endpoints is None or len(endpoints) > 1:
+        notes: tuple[str, ...] = ()
+        if backend != "etcd":
+            where = "the etcd at the endpoint" if endpoints else "an etcd that this node starts"
+            notes = (f"{label}: the agents meet in {where}, over its v3 interface",)
+        return Rendezvous(None, endpoints, notes=notes)
+    # c10d or static: torchrun starts the store on the node that owns the endpoint's address
+    hosts = node.owns_address(host_of(endpoints[0]))
+    return Rendezvous(None, endpoints, hosts, notes=(_hosting_note(label, endpoints[0], hosts),))
+
+
+def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFacts) -> Rendezvous:
+    address = values["master_addr"]
+    port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_PORT
+    host = address.text.strip("[]")
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoints = parse_endpoints(Said(endpoint, address.where))
+    hosts = node.owns_address(host) if node_rank is None else node_rank == 0
+    return Rendezvous(None, endpoints, hosts, True, (_hosting_note(label, endpoint, hosts),))
+
+
+def _hosting_note(label: str, endpoint: str, hosts: bool) -> str:
+    who = "this node starts" if hosts else "another node starts"
+    return f"{label}: the agents meet in an etcd that {who} at {endpoint}"
+
+
+def parse_job_id(said: Said) -> str:
+    """Raises RequestError for an id that no key in etcd may have."""
+    try:
+        return check_id("job", said.text)
+    except UserError as error:
+        raise RequestError(f"{said.where}: {error}") from error
+
+
+def parse_endpoints(said: Said) -> tuple[str, ...]:
+    """Endpoints with their ports, as `bagua_agent.store` reads them. Raises RequestError."""
+    try:
+        return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(said.text))
+    except UserError as error:
+        raise RequestError(f"{said.where}: {error}") from error
+
+
+def wants_tls(endpoint: str) -> bool:
+    return endpoint.startswith("https://")
+
+
+def host_of(endpoint: str) -> str:
+    return endpoint.rpartition("://")[2].rpartition(":")[0].strip("[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """fields: JobConfig's, by name. without_effect: keys of torchrun that mean nothing here."""
+
+    fields: dict[str, float | None] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
+
+
+def parse_conf(said: Said) -> Waits:
+    """--rdzv-conf. Raises RequestError naming the key and the known ones."""
+    fields: dict[str, float | None] = {}
+    without_effect = []
+    for part in filter(None, (part.strip() for part in said.text.split(","))):
+        key, equals, text = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not text:
+            raise refuse(said, f"{part!r} is not KEY=VALUE", "key=value,key=value")
+        if key not in _CONF_KEYS:
+            known = ", ".join(k for k, name in _CONF_KEYS.items() if name)
+            raise refuse(said, f"unknown key {key!r}", known)
+        name = _CONF_KEYS[key]
+        if name is None:
+            without_effect.append(key)
+        else:
+            fields[name] = _seconds(said, key, text, name)
+    return Waits(fields, tuple(without_effect))
+
+
+def _seconds(said: Said, key: str, text: str, name: str) -> float | None:
+    if text.lower() == "none" and name in _MAY_BE_WITHOUT_LIMIT:
+        return None
+    least = _SHORTEST_LEASE_S if name == "lease_ttl_s" else 0.0
+    bound = f"at least {least:g}" if least else "more than 0"
+    instead = f"{key}=SECONDS, {bound}" + (", or none" if name in _MAY_BE_WITHOUT_LIMIT else "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise refuse(said, f"{key} {text!r} is not a number", instead) from None
+    if not (seconds >= least and 0 < seconds < float("inf")):
+        raise refuse(said, f"{key} {text!r} is out of range", instead)
+    return seconds

@@ -1,0 +1,83 @@
+"""Is this one value well formed? Parsers of single values; each raises RequestError, none knows the job."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+
+from bagua_launch.errors import refuse
+from bagua_launch.precedence import Said
+
+_STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](?:,[0-9]+:[0-3])*")
+_LOCAL_RANKS = re.compile(r"[0-9]+(?:,[0-9]+)*")
+_DIGITS = re.compile(r"[0-9]{1,9}")
+
+
+def switch(said: Said) -> bool:
+    word = said.text.lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise refuse(said, "neither yes nor no", "1 or 0")
+
+
+def text(said: Said) -> str:
+    if not said.text.strip():
+        raise refuse(said, "empty", "a value, or leave it out")
+    return said.text
+
+
+def count(said: Said) -> int:
+    if not _DIGITS.fullmatch(said.text):
+        raise refuse(said, "not a number", "0, 1, 2, ...")
+    return int(said.text)
+
+
+def port(said: Said) -> int:
+    if not _DIGITS.fullmatch(said.text) or not 1 <= int(said.text) <= 65535:
+        raise refuse(said, "not a port", "a number from 1 to 65535")
+    return int(said.text)
+
+
+def seconds(said: Said) -> float:
+    try:
+        value = float(said.text)
+    except ValueError:
+        raise refuse(said, "not a number", "seconds, such as 0.5") from None
+    if not 0 <= value < float("inf"):
+        raise refuse(said, "not a time", "seconds, such as 0.5")
+    return value
+
+
+def choice(*words: str) -> Callable[[Said], str]:
+    def parse(said: Said) -> str:
+        if said.text not in words:
+            raise refuse(said, "no such choice", " or ".join(words))
+        return said.text
+
+    return parse
+
+
+def signals(said: Said) -> tuple[str, ...]:
+    """Names of signals that a process can handle."""
+    names = tuple(name.strip() for name in said.text.split(",") if name.strip())
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise refuse(said, f"no signal {name!r}", "names such as SIGTERM,SIGUSR1")
+        if name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
+            raise refuse(said, f"{name} can't be handled", "names such as SIGTERM,SIGUSR1")
+    return names
+
+
+def streams(said: Said) -> str:
+    if not _STREAMS.fullmatch(said.text):
+        raise refuse(said, "no choice of streams", "0 to 3, or LOCAL_RANK:0..3 such as 0:1,1:2")
+    return said.text
+
+
+def local_ranks(said: Said) -> str:
+    if not _LOCAL_RANKS.fullmatch(said.text):
+        raise refuse(said, "no list of local ranks", "numbers such as 0,2")
+    return said.text

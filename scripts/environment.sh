@@ -1,0 +1,46 @@
+# Sourced by the other scripts: makes .venv once, and again when what it should hold has changed.
+# Sets PYTHON. `bagua_environment EXTRAS` installs this checkout in editable form with those extras.
+
+bagua_packages() {
+  # Debian packages that pip can't bring. Installed only where they are missing and we may.
+  local missing=()
+  command -v ip >/dev/null || missing+=(iproute2)
+  command -v unshare >/dev/null || missing+=(util-linux)
+  command -v openssl >/dev/null || missing+=(openssl)
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing ${missing[*]}"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"
+  else
+    echo "not installed: ${missing[*]}; tests on lab hosts need them" >&2
+  fi
+}
+
+bagua_python() {
+  local candidate
+  for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  echo "bagua needs Python 3.11 or later on PATH (or in BAGUA_PYTHON)" >&2
+  return 1
+}
+
+bagua_environment() {
+  local extras=$1 stamp wanted base
+  base=$(bagua_python) || return 1
+  PYTHON=$PWD/.venv/bin/python
+  stamp=.venv/installed-$extras
+  wanted=$(cat pyproject.toml tests/constraints.txt scripts/environment.sh | sha256sum)
+  [ -x "$PYTHON" ] || "$base" -m venv .venv
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    # torch first and alone: its constraint names a build, and nothing else may choose another one.
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt torch
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt setuptools wheel
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt \
+      --no-build-isolation --editable ".[$extras]"
+    echo "$wanted" >"$stamp"
+  fi
+}

@@ -1,0 +1,227 @@
+"""Thousands of invented histories: whatever joins, leaves, dies or is cut off, the invariants hold and, once
+the trouble is over, the job goes on."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulated_job import POLICY, Node, SimulatedJob, Worker
+
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.actions import Outcome
+
+MOST_NODES = 5
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(least=st.integers(1, 2), extra=st.integers(0, 3), slots=st.lists(st.integers(1, 2), min_size=2))
+    def start(self, least: int, extra: int, slots: list[int]) -> None:
+        self.job = SimulatedJob(least, least + extra)
+        for count in slots[:3]:
+            self.job.add_node(count)
+        self.job.elect(self.job.nodes["a0"], fresh=False)
+
+    def node(self, data: st.DataObject) -> Node:
+        return self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
+
+    def worker(self, data: st.DataObject) -> Worker | None:
+        alive = [w.worker_id for w in self.job.workers.values() if w.alive]
+        return self.job.workers[data.draw(st.sampled_from(alive))] if alive else None
+
+    # -- what the job does
+    @rule(data=st.data())
+    def spawn(self, data: st.DataObject) -> None:
+        self.job.spawn(self.node(data))
+
+    @rule(data=st.data(), most=st.integers(1, 6))
+    def deliver(self, data: st.DataObject, most: int) -> None:
+        self.job.deliver(self.node(data), most)
+
+    @rule()
+    def deliver_all(self) -> None:
+        for node in list(self.job.nodes.values()):
+            self.job.deliver(node)
+
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        if worker := self.worker(data):
+            self.job.look(worker)
+
+    @rule()
+    def everybody_looks_and_commits(self) -> None:
+        for worker in list(self.job.workers.values()):
+            self.job.look(worker)
+        for record in list(self.job.records.values()):
+            self.job.commit(record)
+
+    @rule()
+    def commit(self) -> None:
+        for record in list(self.job.records.values()):
+            self.job.commit(record)
+
+    @rule(data=st.data())
+    def report(self, data: st.DataObject) -> None:
+        if worker := self.worker(data):
+            self.job.report(worker)
+
+    @rule(data=st.data(), broken=st.booleans())
+    def suspect(self, data: st.DataObject, broken: bool) -> None:
+        if worker := self.worker(data):
+            self.job.suspect(worker, broken=broken)
+
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        if self.job.probes:
+            self.job.answer(data.draw(st.integers(0, len(self.job.probes) - 1)))
+
+    @rule(passed_s=st.sampled_from([0.1, 0.3, 1.0, 2.0]))
+    def time_passes(self, passed_s: float) -> None:
+        self.job.now_s += passed_s
+        for node in list(self.job.nodes.values()):
+            if node.alive:
+                self.job.feed(node, ev.TimePassed(now_s=self.job.now_s))
+
+    # -- what happens to it
+    @precondition(lambda self: len(self.job.nodes) < MOST_NODES)
+    @rule(slots=st.integers(1, 2))
+    def join(self, slots: int) -> None:
+        self.job.add_node(slots)
+
+    @rule(data=st.data())
+    def kill_worker(self, data: st.DataObject) -> None:
+        if worker := self.worker(data):
+            self.job.end(worker, well=False)
+
+    @precondition(lambda self: sum(n.alive for n in self.job.nodes.values()) > 1)
+    @rule(data=st.data())
+    def kill_node(self, data: st.DataObject) -> None:
+        self.job.kill_node(self.node(data))
+
+    @rule(data=st.data(), silent=st.booleans(), storeless=st.booleans())
+    def cut(self, data: st.DataObject, silent: bool, storeless: bool) -> None:
+        node = self.node(data)
+        node.silent, node.storeless = silent, storeless
+        self.job.put_again(node)
+
+    @rule(data=st.data())
+    def lease_ends(self, data: st.DataObject) -> None:
+        node = self.node(data)
+        self.job.expire(node)
+        self.job.put_again(node)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        node = self.node(data)
+        if node.reaches_store and node.revision:
+            node.leaving = True
+            self.job.put_node(node)
+
+    @rule(least=st.integers(1, 3), extra=st.integers(0, 2))
+    def scale(self, least: int, extra: int) -> None:
+        self.job.scale(least, least + extra)
+
+    @rule(data=st.data(), fresh=st.booleans())
+    def leader_changes(self, data: st.DataObject, fresh: bool) -> None:
+        node = self.node(data)
+        if node.reaches_store:
+            # whoever led before may not know yet, and acts on
+            self.job.leader = None
+            self.job.elect(node, fresh=fresh)
+
+    @invariant()
+    def success_needs_an_end(self) -> None:
+        result = self.job.result
+        assert result is None or result.outcome is not Outcome.SUCCEEDED
+
+    def teardown(self) -> None:
+        """The trouble is over: the job must go on, or have a reason not to."""
+        if not hasattr(self, "job"):
+            return
+        job = self.job
+        for node in job.nodes.values():
+            node.silent = node.storeless = False
+        for _ in range(60):
+            self.settle()
+        enough = [n for n in job.nodes.values() if n.alive and not n.leaving]
+        if job.result is not None:
+            self.check_result(enough)
+            return
+        if len(enough) < job.min_nodes:
+            return
+        before = job.committed
+        self.settle()
+        if job.committed == before:
+            # nobody who has the state is left: the leader waits for one, and says so
+            assert not self.holder_lives(), self.story()
+            return
+        record = job.generation
+        assert record is not None
+        assert record.node_count == min(len(enough), job.max_nodes), self.story()
+        assert record.node_count == len({m.agent_id for m in record.members} & {n.agent_id for n in enough})
+
+    def check_result(self, enough: list[Node]) -> None:
+        result = self.job.result
+        assert result is not None
+        if result.outcome is Outcome.STOPPED:
+            assert not enough or self.job.committed >= 0
+        else:
+            assert not self.holder_lives(), self.story()
+
+    def holder_lives(self) -> bool:
+        job = self.job
+        if job.fresh_leader_under_empty:
+            return False  # it may miss a holder; see standing.py
+        return any(w.alive and w.name and w.steps == job.committed for w in job.workers.values())
+
+    def settle(self) -> None:
+        job = self.job
+        job.now_s += 0.5
+        for node in list(job.nodes.values()):
+            if not node.alive and node.revision:
+                job.expire(node)
+            job.put_again(node)
+            if node.alive:
+                for _ in range(node.slots):
+                    job.spawn(node)
+        able = [n for n in job.nodes.values() if n.reaches_store]
+        if job.leader is None or not job.nodes[job.leader[0]].reaches_store:
+            job.leader = None
+            if able:
+                job.elect(able[0], fresh=False)
+        for worker in list(job.workers.values()):
+            job.look(worker)
+        for record in list(job.records.values()):
+            job.commit(record)
+        for worker in list(job.workers.values()):
+            job.report(worker)
+            job.suspect(worker, broken=True)
+        for node in able:
+            job.deliver(node)
+        while job.probes:
+            job.answer(0)
+        for node in able:
+            job.deliver(node)
+            job.feed(node, ev.TimePassed(now_s=job.now_s))
+
+    def story(self) -> str:
+        job = self.job
+        lines = [repr(g) for g in job.records.values()] + [repr(w) for w in job.workers.values()]
+        if job.leader is not None:
+            leader = job.nodes[job.leader[0]]
+            from bagua_agent.membership.formation import decide
+
+            state = leader.state
+            lines.append(decide(state.view, state.evidence, job.now_s, POLICY).reason)
+        return "\n".join([*lines, repr(job.result), f"committed {job.committed}"])
+
+
+Histories.TestCase.settings = settings(
+    max_examples=int(os.environ.get("BAGUA_HISTORIES", "60")),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+TestHistories = Histories.TestCase

@@ -1,0 +1,256 @@
+"""Real etcd servers, and a relay that can freeze, for the tests of the store."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import pytest
+
+from bagua_agent.store.client import Store, StoreConfig
+from bagua_agent.store.embedded import UNIX, EmbeddedEtcd, fresh_directory
+from bagua_agent.store.endpoints import parse_endpoints
+
+T = TypeVar("T")
+DEADLINE_S = 10.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """An etcd that can be killed, restarted on its data or without, frozen and thawed."""
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+        self._directory = fresh_directory()
+        self._frozen = False
+        self._etcd = EmbeddedEtcd.start(listen, directory=self._directory)
+        self.endpoint = self._etcd.endpoint
+
+    def kill(self) -> None:
+        self._etcd.kill()
+
+    def restart(self, lose_data: bool = False) -> None:
+        if lose_data:
+            shutil.rmtree(self._directory / "data")
+        self._etcd = EmbeddedEtcd.start(self._listen, directory=self._directory)
+
+    def freeze(self) -> None:
+        self._frozen = True
+        os.kill(self._etcd.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._frozen:
+            os.kill(self._etcd.pid, signal.SIGCONT)
+            self._frozen = False
+
+    def end(self) -> None:
+        self.thaw()
+        self._etcd.stop()
+        shutil.rmtree(self._directory)
+
+
+class Recorder(Generic[T]):
+    """A callback that remembers what it was called with, and a wait for what it should be called with."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: list[T] = []
+
+    def __call__(self, value: T) -> None:
+        with self._changed:
+            self._calls.append(value)
+            self._changed.notify_all()
+
+    @property
+    def calls(self) -> list[T]:
+        with self._changed:
+            return list(self._calls)
+
+    def wait_for(self, claim: Callable[[list[T]], bool], timeout_s: float = DEADLINE_S) -> list[T]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: claim(self._calls), timeout_s), self._calls
+            return list(self._calls)
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
+    """For what nobody tells: asks again and again, with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    tick = threading.Event()
+    while not claim():
+        assert time.monotonic() < deadline, "not within the deadline"
+        tick.wait(0.01)
+
+
+class Relay:
+    """A TCP address that passes everything on to another until it is frozen or cut."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("http://").rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._commands, self._wake = os.pipe()
+        self._frozen = False
+        self.accepted = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def freeze(self) -> None:
+        os.write(self._wake, b"f")
+
+    def cut(self) -> None:
+        """Every connection breaks; new ones are accepted."""
+        os.write(self._wake, b"c")
+
+    def end(self) -> None:
+        os.write(self._wake, b"q")
+        self._thread.join(DEADLINE_S)
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        while True:
+            sources = [] if self._frozen else [self._listener, *self._peers]
+            for source in select.select([self._commands, *sources], [], [])[0]:
+                if source == self._commands:
+                    command = os.read(self._commands, 1)
+                    self._frozen |= command == b"f"
+                    if command != b"f":
+                        for end in self._peers:
+                            end.close()
+                        self._peers.clear()
+                    if command == b"q":
+                        self._listener.close()
+                        os.close(self._commands)
+                        return
+                    break
+                if source is self._listener:
+                    client, _ = self._listener.accept()
+                    server = socket.create_connection(self._target)
+                    self._peers |= {client: server, server: client}
+                    self.accepted += 1
+                elif source in self._peers:
+                    self._pass_on(source)
+
+    def _pass_on(self, source: socket.socket) -> None:
+        try:
+            data = source.recv(65536)
+            if data:
+                self._peers[source].sendall(data)
+                return
+        except OSError:
+            pass  # either side broke: both end below
+        other = self._peers.pop(source)
+        self._peers.pop(other, None)
+        source.close()
+        other.close()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = Server(UNIX if request.param == "unix" else f"127.0.0.1:{free_port()}")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def unix_server() -> Iterator[Server]:
+    server = Server(UNIX)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def tcp_server() -> Iterator[Server]:
+    server = Server(f"127.0.0.1:{free_port()}")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def make_store() -> Iterator[Callable[..., Store]]:
+    stores: list[Store] = []
+
+    def make(*endpoints: str, **settings: object) -> Store:
+        store = Store(StoreConfig(parse_endpoints(",".join(endpoints)), **settings))  # type: ignore[arg-type]
+        stores.append(store)
+        return store
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def make_relay() -> Iterator[Callable[[str], Relay]]:
+    relays: list[Relay] = []
+
+    def make(target: str) -> Relay:
+        relays.append(Relay(target))
+        return relays[-1]
+
+    yield make
+    for relay in relays:
+        relay.end()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """ca.pem, server.pem/.key (for 127.0.0.1), client.pem/.key and stranger.pem (another authority)."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=20)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    for name in ("ca", "stranger"):
+        openssl(
+            "req",
+            "-x509",
+            *new_key,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={name}",
+        )
+    (tmp_path / "ext").write_text(
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
+    )
+    for name in ("server", "client"):
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-out",
+            f"{name}.pem",
+            "-days",
+            "2",
+            "-extfile",
+            "ext",
+        )
+    return tmp_path

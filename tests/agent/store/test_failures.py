@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from bagua_agent.store.failures import Trouble, classify
+
+C = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "trouble"),
+    [
+        (
+            C.UNAVAILABLE,
+            "failed to connect to all addresses; last error: Connection refused",
+            Trouble.NOT_SENT,
+        ),
+        (C.UNAVAILABLE, "Socket closed", Trouble.MAYBE_DONE),
+        (C.UNAVAILABLE, "etcdserver: request timed out", Trouble.MAYBE_DONE),
+        (C.UNAVAILABLE, "etcdserver: no leader", Trouble.NOT_SENT),
+        (C.DEADLINE_EXCEEDED, "Deadline Exceeded", Trouble.MAYBE_DONE),
+        (C.CANCELLED, "Channel closed!", Trouble.MAYBE_DONE),
+        (C.INTERNAL, "", Trouble.MAYBE_DONE),
+        (C.UNAUTHENTICATED, "etcdserver: invalid auth token", Trouble.TOKEN_REJECTED),
+        (C.INVALID_ARGUMENT, "etcdserver: user name is empty", Trouble.TOKEN_REJECTED),
+        (C.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Trouble.TOKEN_REJECTED),
+        (
+            C.INVALID_ARGUMENT,
+            "etcdserver: authentication failed, invalid user ID or password",
+            Trouble.LOGIN_REJECTED,
+        ),
+        (C.INVALID_ARGUMENT, "etcdserver: request is too large", Trouble.REFUSED),
+        (C.PERMISSION_DENIED, "etcdserver: permission denied", Trouble.DENIED),
+        (C.NOT_FOUND, "etcdserver: requested lease not found", Trouble.LEASE_GONE),
+        (C.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Trouble.FULL),
+        (C.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Trouble.BUSY),
+        (C.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Trouble.HISTORY_GONE),
+        (C.UNIMPLEMENTED, "unknown service etcdserverpb.KV", Trouble.NOT_ETCD),
+    ],
+)
+def test_meaning(code: grpc.StatusCode, details: str, trouble: Trouble) -> None:
+    failure = classify(code, details)
+    assert failure.trouble is trouble
+    assert failure.detail

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bagua_agent.errors import InternalError, StoreUnavailable, UserError
+from bagua_agent.store.client import KeyValue, Store
+from bagua_agent.store.leased_keys import (
+    LeasedKeys,
+    LeaseEvent,
+    LeaseGranted,
+    LeaseLapsed,
+    StoreAway,
+    StoreBack,
+)
+from bagua_agent.store.mirror import Change, PrefixMirror
+
+from .conftest import Recorder, Relay, Server, wait_until
+
+MakeStore = Callable[..., Store]
+Keep = Callable[..., tuple[LeasedKeys, Recorder[LeaseEvent]]]
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    made = []
+
+    def make(store: Store, ttl_s: float = 3) -> tuple[LeasedKeys, Recorder[LeaseEvent]]:
+        events: Recorder[LeaseEvent] = Recorder()
+        keys = LeasedKeys(store, ttl_s, events)
+        made.append(keys)
+        return keys, events
+
+    yield make
+    for keys in made:
+        keys.close(revoke=False)
+
+
+def read(store: Store, key: str) -> KeyValue:
+    found = store.get(key)
+    assert found is not None, key
+    return found
+
+
+def values(store: Store) -> dict[str, bytes]:
+    return {kv.key: kv.value for kv in store.get_prefix("/")[0]}
+
+
+def kinds(events: list[LeaseEvent]) -> list[type]:
+    return [type(e) for e in events]
+
+
+def test_keys_stand_while_the_process_lives(server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(server.endpoint)
+    keys, events = keep(store, 1)
+    keys.put("/a", b"1")
+    keys.put("/b", b"2")
+    assert keys.flush(5)
+    first = read(store, "/a")
+    assert first.lease_id == keys.lease_id != 0
+    wait_until(lambda: bool(threading.Event().wait(1.6)) or True)  # past its TTL: only renewals keep it
+    assert values(store) == {"/a": b"1", "/b": b"2"}
+    assert read(store, "/a") == first, "written again without need"
+    keys.close()
+    assert values(store) == {}
+    assert kinds(events.calls) == [LeaseGranted]
+
+
+def test_a_put_is_written_at_once(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store, 30)
+    keys.put("/warm", b"")
+    assert keys.flush(5)
+    took = []
+    for i in range(10):
+        began = time.monotonic()
+        keys.put("/a", str(i).encode())
+        assert keys.flush(5)
+        took.append(time.monotonic() - began)
+    assert sorted(took)[5] < 0.05
+
+
+def test_the_last_word_counts(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store)
+    for i in range(300):
+        keys.put(f"/k/{i}", b"x")
+        keys.put(f"/k/{i}", b"y")
+        if i % 2:
+            keys.remove(f"/k/{i}")
+    assert keys.flush(10)
+    assert values(store) == {f"/k/{i}": b"y" for i in range(0, 300, 2)}
+
+
+def test_an_unchanged_put_writes_nothing(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    before = read(store, "/a")
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    assert read(store, "/a") == before
+    keys.put("/a", b"2")
+    assert keys.flush(5)
+    assert read(store, "/a").create_revision == before.create_revision
+
+
+def test_takes_over_a_key_that_is_already_there(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    store.put("/a", b"1")
+    keys, _ = keep(store)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    assert read(store, "/a").lease_id == keys.lease_id
+
+
+def test_remove_leaves_what_is_somebody_elses(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    store.put("/theirs", b"")
+    keys, _ = keep(store)
+    keys.remove("/theirs")
+    assert keys.flush(5)
+    assert "/theirs" in values(store)
+
+
+def test_a_lost_lease_is_replaced_and_its_keys_put_again(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, events = keep(store, 1)
+    keys.put("/a", b"1")
+    assert keys.put_if_absent("/won", b"me") is not None
+    assert keys.flush(5)
+    old = keys.lease_id
+    store.lease_revoke(old)
+    events.wait_for(lambda e: kinds(e) == [LeaseGranted, LeaseLapsed, LeaseGranted])
+    assert keys.flush(5)
+    assert values(store) == {"/a": b"1"}  # what was won is lost: another may have won it since
+    assert read(store, "/a").lease_id == keys.lease_id != old
+
+
+def test_a_short_outage_keeps_lease_and_keys(server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(server.endpoint)
+    keys, events = keep(store, 2)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    before = read(store, "/a")
+    server.kill()
+    keys.put("/b", b"2")
+    events.wait_for(lambda e: kinds(e) == [LeaseGranted, StoreAway])
+    server.restart()
+    events.wait_for(lambda e: kinds(e) == [LeaseGranted, StoreAway, StoreBack])
+    assert keys.flush(5)
+    assert values(store) == {"/a": b"1", "/b": b"2"}
+    assert read(store, "/a") == before
+    assert keys.lease_id == before.lease_id
+
+
+def test_keys_come_back_after_a_loss_of_data(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, events = keep(store, 1)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    unix_server.kill()
+    unix_server.restart(lose_data=True)
+    events.wait_for(lambda e: LeaseLapsed in kinds(e))
+    assert keys.flush(5)
+    wait_until(lambda: values(store) == {"/a": b"1"})
+
+
+def test_a_key_that_vanished_is_put_again_on_request(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, events = keep(store, 30)
+    keys.put("/a", b"1")
+    keys.put("/b", b"2")
+    assert keys.flush(5)
+    kept = read(store, "/b")
+    store.delete("/a")
+    keys.recheck()
+    wait_until(lambda: values(store) == {"/a": b"1", "/b": b"2"})
+    assert read(store, "/b") == kept
+    assert kinds(events.calls) == [LeaseGranted]
+
+
+def test_a_frozen_endpoint_does_not_cost_the_lease(
+    tcp_server: Server, make_store: MakeStore, make_relay: Callable[[str], Relay], keep: Keep
+) -> None:
+    first, second = make_relay(tcp_server.endpoint), make_relay(tcp_server.endpoint)
+    keys, events = keep(make_store(first.endpoint, second.endpoint), 2)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    first.freeze()
+    keys.put("/b", b"2")
+    assert keys.flush(5)
+    keys.put("/c", b"3")
+    assert keys.flush(5)
+    assert LeaseLapsed not in kinds(events.calls)
+    assert values(make_store(tcp_server.endpoint)) == {"/a": b"1", "/b": b"2", "/c": b"3"}
+    assert second.accepted >= 1
+
+
+def test_what_a_frozen_server_does_late_undoes_nothing(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    """The server receives a write, freezes before doing it, and is not asked again until the owner changed its
+    mind. Whatever it does when it thaws, the last word counts."""
+    store = make_store(unix_server.endpoint, attempt_timeout_s=0.2)
+    keys, events = keep(store, 3)
+    keys.put("/a", b"old")
+    assert keys.flush(5)
+    unix_server.freeze()
+    keys.put("/a", b"late")
+    keys.put("/b", b"late")
+    events.wait_for(lambda e: StoreAway in kinds(e))
+    keys.put("/a", b"new")
+    keys.remove("/b")
+    unix_server.thaw()
+    events.wait_for(lambda e: StoreBack in kinds(e))
+    assert keys.flush(5)
+    assert values(store) == {"/a": b"new"}
+
+
+def test_one_of_many_wins(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    contenders = [keep(make_store(unix_server.endpoint))[0] for _ in range(4)]
+    ready = threading.Barrier(4)
+
+    def contend(i: int) -> int | None:
+        ready.wait(5)
+        return contenders[i].put_if_absent("/leader", f"{i}".encode())
+
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(contend, range(4)))
+    winners = [i for i, revision in enumerate(won) if revision is not None]
+    assert len(winners) == 1
+    store = make_store(unix_server.endpoint)
+    leader = read(store, "/leader")
+    assert leader.value == f"{winners[0]}".encode()
+    assert leader.create_revision == won[winners[0]]
+    assert (
+        contenders[winners[0]].put_if_absent("/leader", leader.value) == leader.create_revision
+    )  # still ours
+
+    contenders[winners[0]].remove("/leader")
+    assert contenders[winners[0]].flush(5)
+    loser = next(i for i in range(4) if i != winners[0])
+    assert contenders[loser].put_if_absent("/leader", b"next") is not None
+
+
+def test_resigning_and_standing_again(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store)
+    last = 0
+    for _ in range(20):
+        revision = keys.put_if_absent("/leader", b"me")
+        assert revision is not None and revision > last
+        last = revision
+        assert read(store, "/leader").create_revision == revision
+        keys.remove("/leader")
+
+
+def test_an_election_without_etcd_ends_in_time(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    keys, events = keep(make_store(unix_server.endpoint), 1)
+    events.wait_for(lambda e: kinds(e) == [LeaseGranted])
+    unix_server.kill()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        keys.put_if_absent("/leader", b"me", timeout_s=0.4)
+    assert time.monotonic() - began < 1.5
+    assert not keys.flush(0.05) or keys.lease_id
+
+
+def test_an_election_on_a_lost_lease_takes_the_next(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, events = keep(store, 30)
+    events.wait_for(lambda e: kinds(e) == [LeaseGranted])
+    store.lease_revoke(keys.lease_id)
+    assert keys.put_if_absent("/leader", b"me") is not None
+    assert read(store, "/leader").lease_id == keys.lease_id
+    assert kinds(events.calls) == [LeaseGranted, LeaseLapsed, LeaseGranted]
+
+
+@pytest.mark.parametrize("state", ["up", "frozen", "dead"])
+def test_close_is_bounded(unix_server: Server, make_store: MakeStore, keep: Keep, state: str) -> None:
+    keys, _ = keep(make_store(unix_server.endpoint), 2)
+    keys.put("/a", b"")
+    assert keys.flush(5)
+    if state == "frozen":
+        unix_server.freeze()
+    if state == "dead":
+        unix_server.kill()
+    keys.put("/b", b"")
+    began = time.monotonic()
+    keys.close()
+    assert time.monotonic() - began < 4
+    with pytest.raises(InternalError):
+        keys.put("/c", b"")
+
+
+def test_without_revoke_the_keys_end_with_the_lease(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store, 1)
+    keys.put("/a", b"")
+    assert keys.flush(5)
+    keys.close(revoke=False)
+    assert values(store) == {"/a": b""}
+    wait_until(lambda: values(store) == {}, 4)
+
+
+def test_a_raising_owner_does_not_cost_the_lease(unix_server: Server, make_store: MakeStore) -> None:
+    def raising(event: LeaseEvent) -> None:
+        raise RuntimeError("as the test wants it")
+
+    keys = LeasedKeys(make_store(unix_server.endpoint), 3, raising)
+    try:
+        keys.put("/a", b"")
+        assert keys.flush(5)
+    finally:
+        keys.close()
+
+
+def test_a_lease_of_no_time_is_refused(make_store: MakeStore) -> None:
+    with pytest.raises(UserError, match="0 s"):
+        LeasedKeys(make_store("127.0.0.1:1"), 0)
+
+
+def test_watcher_and_owner_together_through_a_loss_of_data(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    owners = [keep(store, 1)[0] for _ in range(3)]
+    changes: Recorder[tuple[Change, ...]] = Recorder()
+    mirror = PrefixMirror(store, "/m/", changes)
+    mirror.start()
+    try:
+        for i, owner in enumerate(owners):
+            owner.put(f"/m/{i}", b"")
+        wanted = {f"/m/{i}" for i in range(3)}
+        changes.wait_for(lambda c: mirror.state().keys() == wanted)
+        old = mirror.state()
+        unix_server.kill()
+        unix_server.restart(lose_data=True)
+        changes.wait_for(
+            lambda c: (
+                mirror.state().keys() == wanted
+                and all(kv.lease_id != old[key].lease_id for key, kv in mirror.state().items())
+            )
+        )
+    finally:
+        mirror.stop()

@@ -1,0 +1,133 @@
+"""TLS, client certificates, user and password."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.errors import StoreUnavailable, UserError
+from bagua_agent.store.client import Put, Store, absent
+from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls
+from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.store.mirror import Change, PrefixMirror
+
+from .conftest import Recorder, Server, free_port
+
+MakeStore = Callable[..., Store]
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls(certificates: Path, make_store: MakeStore, mutual: bool) -> None:
+    def path(name: str) -> str:
+        return str(certificates / name)
+
+    tls = ServerTls(path("server.pem"), path("server.key"), path("ca.pem"), require_client_cert=mutual)
+    etcd = EmbeddedEtcd.start(f"127.0.0.1:{free_port()}", tls=tls)
+    try:
+        assert etcd.endpoint.startswith("https://")
+        mine = {"cert": path("client.pem"), "key": path("client.key")} if mutual else {}
+        store = make_store(etcd.endpoint, ca_cert=path("ca.pem"), **mine)
+        store.put("/m/a", b"1")
+        changes: Recorder[tuple[Change, ...]] = Recorder()
+        mirror = PrefixMirror(store, "/m/", changes)
+        mirror.start()
+        store.put("/m/a", b"2")
+        changes.wait_for(lambda c: len(c) == 2)
+        mirror.stop()
+
+        bare = etcd.endpoint.removeprefix("https://")
+        assert make_store(bare, ca_cert=path("ca.pem"), **mine).get("/m/a") is not None
+
+        with pytest.raises(StoreUnavailable, match=r"(?i)handshake|certificate|ssl"):
+            make_store(etcd.endpoint, ca_cert=path("stranger.pem"), **mine).connect(0.5)
+        with pytest.raises(StoreUnavailable):
+            make_store(bare).connect(0.5)  # plain
+        if mutual:
+            with pytest.raises(StoreUnavailable):
+                make_store(etcd.endpoint, ca_cert=path("ca.pem")).connect(0.5)
+    finally:
+        etcd.stop()
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path, make_store: MakeStore) -> None:
+    with pytest.raises(UserError, match="nowhere.pem"):
+        make_store("https://127.0.0.1:1", ca_cert=str(tmp_path / "nowhere.pem")).connect(0.2)
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(UserError, match=r"empty.pem.*PEM"):
+        make_store("https://127.0.0.1:1", ca_cert=str(tmp_path / "empty.pem")).connect(0.2)
+
+
+@pytest.fixture
+def guarded(tcp_server: Server) -> Iterator[Server]:
+    """An etcd with users root (all rights) and ann (only /ann/)."""
+
+    def ask(path: str, **body: object) -> None:
+        request = urllib.request.Request(f"{tcp_server.endpoint}/v3/auth/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            answer.read()
+
+    def encoded(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    ask("user/add", name="root", password="root-secret")
+    ask("user/grant", user="root", role="root")
+    ask("role/add", name="ann")
+    permission = {"permType": "READWRITE", "key": encoded("/ann/"), "range_end": encoded("/ann0")}
+    ask("role/grant", name="ann", perm=permission)
+    ask("user/add", name="ann", password="ann-secret")
+    ask("user/grant", user="ann", role="ann")
+    ask("enable")
+    yield tcp_server
+
+
+def test_user_and_password(guarded: Server, make_store: MakeStore) -> None:
+    store = make_store(guarded.endpoint, user="ann", password="ann-secret")
+    store.connect(5)  # alive, although ann may not read what connect asks for
+    store.put("/ann/a", b"1")
+    assert store.transact([absent("/ann/b")], [Put("/ann/b", b"")]).succeeded
+    with pytest.raises(UserError, match=r"(?s)denies.*ann.*grant-permission"):
+        store.put("/bob/a", b"1")
+    changes: Recorder[tuple[Change, ...]] = Recorder()
+    mirror = PrefixMirror(store, "/ann/", changes)
+    mirror.start()
+    keys = LeasedKeys(store, 2)
+    keys.put("/ann/leased", b"")
+    assert keys.flush(5)
+    changes.wait_for(lambda c: "/ann/leased" in mirror.state())
+
+    guarded.kill()  # which forgets its tokens
+    guarded.restart()
+    store.put("/ann/after", b"")
+    keys.put("/ann/leased", b"2")
+    assert keys.flush(5)
+    changes.wait_for(lambda c: {"/ann/after", "/ann/leased"} <= mirror.state().keys())
+    changes.wait_for(lambda c: mirror.state()["/ann/leased"].value == b"2")
+    keys.close()
+    mirror.stop()
+
+
+def test_a_token_that_is_refused_is_replaced(guarded: Server, make_store: MakeStore) -> None:
+    store = make_store(guarded.endpoint, user="ann", password="ann-secret")
+    store.put("/ann/a", b"")
+    for shared in store._connections.values():
+        shared.connection._client.metadata = (("token", "expired.1"),)
+    assert store.transact([absent("/ann/b")], [Put("/ann/b", b"")]).succeeded
+
+
+def test_a_wrong_password_and_no_password_are_said(guarded: Server, make_store: MakeStore) -> None:
+    with pytest.raises(UserError, match="'ann'") as caught:
+        make_store(guarded.endpoint, user="ann", password="guess").connect(5)
+    assert "guess" not in str(caught.value)
+    with pytest.raises(UserError, match="log-in"):
+        make_store(guarded.endpoint).get("/ann/a")
+
+
+def test_a_password_that_etcd_does_not_ask_for_does_no_harm(
+    tcp_server: Server, make_store: MakeStore
+) -> None:
+    assert make_store(tcp_server.endpoint, user="ann", password="x").get("/a") is None

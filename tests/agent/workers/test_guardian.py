@@ -1,0 +1,125 @@
+"""Nothing of an agent's workers outlives the agent, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bagua_agent.errors import InternalError
+from bagua_agent.workers.guardian import Guardian
+from tests.agent.workers.worker_lab import Workers, is_running, wait_until
+
+WITH_GRANDCHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+AGENT = """
+import os, signal, sys
+from pathlib import Path
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.guardian import Guardian
+from bagua_agent.workers.spawn import spawn_worker
+guardian = Guardian()
+guardian.start()
+worker = spawn_worker(WorkerCommand(CommandKind.SCRIPT, sys.argv[1]), dict(os.environ), worker_id="w", slot=0,
+                      gated=False, preimport=())
+guardian.register(worker.pid)
+os.set_blocking(worker.stdout_fd, True)
+grandchild = int(os.read(worker.stdout_fd, 100))
+print(guardian.pid, worker.pid, grandchild, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def guardian() -> Iterator[Guardian]:
+    made = Guardian()
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("killed_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_agent_leaves_no_worker_and_no_grandchild(workers: Workers, killed_by: signal.Signals) -> None:
+    script = workers.script(WITH_GRANDCHILD)
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(script)], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    try:
+        pids = [int(word) for word in agent.stdout.readline().split()]
+        assert len(pids) == 3 and all(is_running(pid) for pid in pids)
+        assert psutil.Process(pids[2]).ppid() == pids[1]
+    finally:
+        agent.send_signal(killed_by)
+        agent.wait(10)
+        agent.stdout.close()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "guardian, worker and grandchild gone")
+
+
+def test_unregistered_group_is_left_alone(workers: Workers, guardian: Guardian) -> None:
+    script = workers.script("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    kept, killed = workers.start(script), workers.start(script)
+    for worker in (kept, killed):
+        workers.read_line(worker)
+        guardian.register(worker.pid)
+    guardian.unregister(kept.pid)
+    guardian.stop()
+    wait_until(lambda: killed.reap() == -signal.SIGKILL, "registered group killed")
+    assert kept.reap() is None
+
+
+def test_groups_left_by_their_leader_are_killed(workers: Workers, guardian: Guardian) -> None:
+    worker = workers.start(workers.script(WITH_GRANDCHILD + "\n"))
+    grandchild = int(workers.read_line(worker))
+    guardian.register(worker.pid)
+    os.kill(worker.pid, signal.SIGKILL)  # the leader only, and it stays a zombie
+    wait_until(lambda: not is_running(worker.pid), "leader ended")
+    assert is_running(grandchild)
+    guardian.stop()
+    wait_until(lambda: not is_running(grandchild), "grandchild gone")
+
+
+def test_a_killed_guardian_is_replaced_and_knows_everything(workers: Workers, guardian: Guardian) -> None:
+    script = workers.script("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    first, second = workers.start(script), workers.start(script)
+    guardian.register(first.pid)
+    before = guardian.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not is_running(before), "guardian killed")
+    guardian.register(second.pid)
+    assert guardian.pid != before
+    guardian.stop()
+    for worker in (first, second):
+        wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
+
+
+def test_it_ignores_signals_and_is_small(guardian: Guardian) -> None:
+    assert guardian.pid is not None
+    process = psutil.Process(guardian.pid)
+    wanted = sum(1 << (n - 1) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+    wait_until(lambda: _ignored_signals(process.pid) & wanted == wanted, "signals ignored")
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    assert process.memory_info().rss < 12 * 1024 * 1024
+    assert is_running(guardian.pid)
+    assert os.getpgid(guardian.pid) == guardian.pid
+
+
+def _ignored_signals(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("SigIgn:")).split()[1], 16)
+
+
+def test_not_started_is_our_bug() -> None:
+    with pytest.raises(InternalError):
+        Guardian().register(os.getpid())

@@ -1,0 +1,273 @@
+"""What real workers print arrives whole, once, where the flags say; and a flood stays in its pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bagua_agent.workers.log_layout import LogLayout
+from bagua_agent.workers.output import OutputRouter
+from bagua_agent.workers.output_options import OutputOptions
+from bagua_agent.workers.terminal import BACKLOG_BYTES
+from bagua_agent.workers.worker_process import WorkerProcess
+from tests.agent.workers.worker_lab import Workers, wait_until
+
+MakeRouter = Callable[..., OutputRouter]
+
+
+class Setting:
+    def __init__(self, workers: Workers, tmp_path: Path) -> None:
+        self.workers = workers
+        self.layout = LogLayout(tmp_path / "logs", "job", "n")
+        self.out, self.err = tmp_path / "terminal.out", tmp_path / "terminal.err"
+        self.fds = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) for path in (self.out, self.err)]
+        self.routers: list[OutputRouter] = []
+
+    def router(
+        self, *, prefixed: bool, out_fd: int | None = None, err_fd: int | None = None, **flags: str
+    ) -> OutputRouter:
+        router = OutputRouter(
+            OutputOptions.parse(**flags),
+            self.layout,
+            prefixed=prefixed,
+            out_fd=self.fds[0] if out_fd is None else out_fd,
+            err_fd=self.fds[1] if err_fd is None else err_fd,
+        )
+        router.start()
+        self.routers.append(router)
+        return router
+
+    def run(self, router: OutputRouter, *sources: str) -> list[str]:
+        """Run one worker per source at the same time; returns the tails of their stderr."""
+        started = []
+        for slot, source in enumerate(sources):
+            script = self.workers.script(source, f"script{slot}.py")
+            worker = self.workers.start(script, slot=slot)
+            router.attach(worker)
+            started.append(worker)
+        return [self.finish(router, worker) for worker in started]
+
+    def finish(self, router: OutputRouter, worker: WorkerProcess) -> str:
+        wait_until(lambda: worker.reap() is not None, "worker ended")
+        return router.finish(worker.worker_id)
+
+
+@pytest.fixture
+def setting(workers: Workers, tmp_path: Path) -> Iterator[Setting]:
+    made = Setting(workers, tmp_path)
+    yield made
+    for router in made.routers:
+        router.stop(0.2)
+    for fd in made.fds:
+        os.close(fd)
+
+
+def test_one_worker_passes_through_unchanged(setting: Setting) -> None:
+    router = setting.router(prefixed=False)
+    source = "import sys\nsys.stdout.buffer.write(b'a\\n\\xff\\x00b\\rc')\nprint('e', file=sys.stderr)\n"
+    assert setting.run(router, source) == ["e"]
+    assert router.stop()
+    assert setting.out.read_bytes() == b"a\n\xff\x00b\rc"
+    assert setting.err.read_bytes() == b"e\n"
+
+
+def test_two_workers_never_mix_within_a_line(setting: Setting) -> None:
+    # each line is written in pieces, so that the pieces of both workers arrive alternately
+    source = """
+import sys
+for n in range(300):
+    for _ in range(20):
+        sys.stdout.write("%s" * 5)
+    sys.stdout.write(" %%d\\n" %% n)
+"""
+    router = setting.router(prefixed=True)
+    setting.run(router, source % ("a" * 5), source % ("b" * 5))
+    assert router.stop()
+    lines = setting.out.read_text().splitlines()
+    assert len(lines) == 600
+    for slot, letter in enumerate("ab"):
+        mine = [line for line in lines if line.startswith(f"[n:{slot}]: ")]
+        assert mine == [f"[n:{slot}]: {letter * 500} {n}" for n in range(300)]
+
+
+def test_partial_line_is_shown_soon_and_ended_before_anothers(setting: Setting) -> None:
+    router = setting.router(prefixed=True)
+    waiting = "import signal\nprint('waiting', end='', flush=True)\nsignal.pause()\n"
+    worker = setting.workers.start(setting.workers.script(waiting), slot=0)
+    router.attach(worker)
+    wait_until(lambda: setting.out.read_bytes() == b"[n:0]: waiting", "partial line shown")
+    other = setting.workers.start(setting.workers.script("print('other')\n", "other.py"), slot=1)
+    router.attach(other)
+    setting.finish(router, other)
+    wait_until(lambda: setting.out.read_bytes() == b"[n:0]: waiting\n[n:1]: other\n", "other line")
+
+
+def test_progress_bars(setting: Setting) -> None:
+    source = (
+        "import sys\nfor n in range(3):\n    sys.stderr.write(f'\\r{n}%')\nsys.stderr.write('\\ndone\\n')\n"
+    )
+    router = setting.router(prefixed=True)
+    tails = setting.run(router, source, "")
+    assert router.stop()
+    assert setting.err.read_text() == "[n:0]: 0%\n[n:0]: 1%\n[n:0]: 2%\n[n:0]: done\n"
+    assert tails[0] == "2%\ndone"
+
+
+def test_progress_bars_on_a_terminal_stay_on_their_line(setting: Setting) -> None:
+    primary, secondary = pty.openpty()
+    try:
+        router = setting.router(prefixed=True, out_fd=secondary, err_fd=secondary)
+        source = "import sys\nfor n in range(3):\n    sys.stderr.write(f'\\r{n}%')\n"
+        setting.run(router, source)
+        setting.run(router, "print('next')\n")
+        seen = b""
+        while not seen.endswith(b"next\r\n"):
+            assert select.select([primary], [], [], 20)[0], seen
+            seen += os.read(primary, 1000)
+        assert seen == b"[n:0]: 0%\r[n:0]: 1%\r[n:0]: 2%\r\n[n:0]: next\r\n"
+        router.stop()
+    finally:
+        os.close(primary)
+        os.close(secondary)
+
+
+def test_redirect_and_tee(setting: Setting) -> None:
+    source = "import sys\nprint('out')\nprint('err', file=sys.stderr)\n"
+    router = setting.router(prefixed=True, redirects="0:3,1:1", tee="1:2")
+    assert setting.run(router, source, source) == ["err", "err"]
+    assert router.stop()
+    first, second = (setting.layout.worker_files(slot, f"w{slot}") for slot in (0, 1))
+    assert (first.stdout.read_text(), first.stderr.read_text()) == ("out\n", "err\n")
+    assert (second.stdout.read_text(), second.stderr.read_text()) == ("out\n", "err\n")
+    assert (setting.out.read_text(), setting.err.read_text()) == ("", "[n:1]: err\n")
+
+
+def test_local_ranks_filter(setting: Setting) -> None:
+    router = setting.router(prefixed=False, local_ranks_filter="1")
+    setting.run(router, "print('zero')\n", "print('one')\n")
+    assert router.stop()
+    assert setting.out.read_text() == "one\n"
+
+
+def test_filtered_lines_are_duplicated(setting: Setting) -> None:
+    source = "import sys\nprint('loss 3')\nprint('x')\nprint('apple')\nprint('loss', file=sys.stderr)\n"
+    router = setting.router(
+        prefixed=True, redirects="3", duplicate_stdout_filters="loss,apple", duplicate_stderr_filters="none"
+    )
+    setting.run(router, source)
+    assert router.stop()
+    assert setting.layout.filtered_stdout.read_text() == "[n:0]: loss 3\n[n:0]: apple\n"
+    assert setting.layout.filtered_stderr.read_text() == ""
+
+
+def test_flood_stays_in_the_pipe(setting: Setting) -> None:
+    # nobody reads the terminal: the worker must stall, a worker that logs to a file must not
+    reader, terminal = os.pipe()
+    router = setting.router(prefixed=True, out_fd=terminal, redirects="1:1")
+    flood = """
+import sys
+for n in range(200_000):
+    sys.stdout.write("x" * 990 + "\\n")
+"""
+    flooding = setting.workers.start(setting.workers.script(flood, "flood.py"), slot=0)
+    router.attach(flooding)
+    size = psutil.Process().memory_info().rss
+    logging = setting.workers.start(setting.workers.script("print('y' * 1000000)\n", "log.py"), slot=1)
+    router.attach(logging)
+    setting.finish(router, logging)
+    file = setting.layout.worker_files(1, logging.worker_id).stdout
+    assert file.stat().st_size == 1_000_001
+    terminal_state = router._out
+    wait_until(lambda: terminal_state.is_full, "backlog full")
+    assert flooding.reap() is None
+    assert psutil.Process().memory_info().rss - size < 16 * 1024 * 1024
+    assert len(terminal_state._backlog) < BACKLOG_BYTES * 2
+    # and goes on as soon as somebody reads
+    seen = 0
+    while seen < 2_000_000:
+        assert select.select([reader], [], [], 20)[0]
+        seen += len(os.read(reader, 65536))
+    flooding.signal_group(9)
+    setting.finish(router, flooding)
+    begin = time.monotonic()
+    assert router.stop(0.3) is False
+    assert time.monotonic() - begin < 3.0
+    os.close(reader)
+    os.close(terminal)
+
+
+def test_reader_of_the_terminal_goes_away(setting: Setting) -> None:
+    reader, terminal = os.pipe()
+    os.close(reader)
+    router = setting.router(prefixed=False, out_fd=terminal, tee="1")
+    setting.run(router, "print('x' * 1000000)\n")
+    assert router.stop()
+    assert setting.layout.worker_files(0, "w0").stdout.stat().st_size == 1_000_001
+    os.close(terminal)
+
+
+def test_tail_is_whole_when_finish_returns(setting: Setting) -> None:
+    router = setting.router(prefixed=True, redirects="2")
+    source = (
+        "import sys\nfor n in range(5000):\n    print('line', n, file=sys.stderr)\nraise ValueError('boom')\n"
+    )
+    (tail,) = setting.run(router, source)
+    assert tail.splitlines()[-1] == "ValueError: boom"
+    assert len(tail.splitlines()) == 20
+    assert router.finish("unknown") == ""
+
+
+def test_finish_does_not_wait_for_a_process_that_keeps_the_pipe(setting: Setting) -> None:
+    source = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+print(child.pid, flush=True)
+"""
+    router = setting.router(prefixed=False)
+    begin = time.monotonic()
+    setting.run(router, source)
+    assert time.monotonic() - begin < 10
+    assert router.stop()
+    os.kill(int(setting.out.read_text()), 9)
+
+
+def test_the_agents_own_line(setting: Setting) -> None:
+    router = setting.router(prefixed=True, out_fd=setting.fds[0], err_fd=setting.fds[0])
+    setting.run(router, "import sys\nprint('a', end='')\n")
+    router.say("node joined")
+    assert router.stop()
+    assert re.fullmatch(r"\[n:0\]: a\nnode joined\n", setting.out.read_text())
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = setting.layout.make_worker_directory(0, "w0").directory
+    (directory / "stdout.log").symlink_to("/dev/full")
+    router = setting.router(prefixed=False, tee="1")
+    setting.run(router, "print('first')\nprint('second')\n")
+    assert router.stop()
+    assert setting.out.read_text() == "first\nsecond\n"
+    assert [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
+
+
+def test_descriptors_and_threads_are_given_back(setting: Setting) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = held()
+    router = setting.router(prefixed=True, tee="3", duplicate_stdout_filters="x")
+    setting.run(router, "print('x')\n", "print('y')\n")
+    assert router.stop()
+    for worker in setting.workers.started:
+        worker.close()
+    assert held() == before

@@ -1,0 +1,106 @@
+"""The flags' texts, and what becomes of each stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.workers.log_layout import LogLayout, open_log_dir, path_component
+from bagua_agent.workers.output_options import (
+    OutputOptions,
+    Streams,
+    parse_filters,
+    parse_slots,
+    parse_streams,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_slot"),
+    [
+        ("0", [0, 0, 0]),
+        ("3", [3, 3, 3]),
+        ("0:1,1:2", [1, 2, 0]),
+        ("1:3", [0, 3, 0]),
+        ("12:1,2:2", [0, 0, 2]),
+    ],
+)
+def test_streams(text: str, by_slot: list[int]) -> None:
+    choice = parse_streams("--tee", text)
+    assert [choice.of(slot) for slot in range(3)] == by_slot
+
+
+@pytest.mark.parametrize("text", ["", "4", "-1", "0:4", "0:1,", "a", "0=1", "0:1;1:2"])
+def test_streams_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="--redirects"):
+        parse_streams("--redirects", text)
+
+
+def test_slots() -> None:
+    assert parse_slots("--local-ranks-filter", "") is None
+    assert parse_slots("--local-ranks-filter", "0, 2") == frozenset({0, 2})
+    with pytest.raises(UserError, match="'x' is not a local rank"):
+        parse_slots("--local-ranks-filter", "0,x")
+
+
+@pytest.mark.parametrize(
+    ("text", "filters"),
+    [("", ()), ("a,b", ("a", "b")), ("a,,b", ("a,b",)), ("a,,b,c", ("a,b", "c")), ("a,", ("a",))],
+)
+def test_filters(text: str, filters: tuple[str, ...]) -> None:
+    assert parse_filters(text) == filters
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "shown", "file", "terminal"),
+    [
+        ("0", "0", "", False, True),
+        ("1", "0", "", True, False),
+        ("0", "1", "", True, True),
+        ("1", "1", "", True, True),
+        ("2", "2", "", False, True),
+        ("0", "1", "5", True, False),
+        ("0", "0", "5", False, False),
+    ],
+)
+def test_plan_of_stdout(redirects: str, tee: str, shown: str, file: bool, terminal: bool) -> None:
+    options = OutputOptions.parse(redirects=redirects, tee=tee, local_ranks_filter=shown)
+    plan = options.plan(0, Streams.OUT)
+    assert (plan.file, plan.terminal) == (file, terminal)
+
+
+@pytest.mark.parametrize(
+    ("redirects", "shown", "slots", "nodes", "prefix"),
+    [
+        ("0", "", 1, 1, False),
+        ("0", "", 2, 1, True),
+        ("0", "", 1, 2, True),
+        ("0", "1", 4, 1, False),
+        ("3", "", 4, 4, False),
+        ("1", "", 2, 1, True),
+    ],
+)
+def test_prefix(redirects: str, shown: str, slots: int, nodes: int, prefix: bool) -> None:
+    options = OutputOptions.parse(redirects=redirects, local_ranks_filter=shown)
+    assert options.needs_prefix(slots, nodes) is prefix
+
+
+def test_layout(tmp_path: Path) -> None:
+    layout = LogLayout(tmp_path, "job", "node-1")
+    files = layout.make_worker_directory(2, "w7")
+    assert files.error == tmp_path / "job" / "node-1" / "slot2-w7" / "error.json"
+    assert files.directory.is_dir()
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="not a directory"):
+        open_log_dir(str(file))
+    assert open_log_dir(None).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"), [("a/b", "a_b"), ("..", "_.."), ("", "_"), ("../x", ".._x"), ("ok-1.2", "ok-1.2")]
+)
+def test_names_stay_in_their_directory(text: str, safe: str) -> None:
+    assert path_component(text) == safe

@@ -1,0 +1,275 @@
+"""A script under the runner must not be able to tell: compared with the interpreter itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.job_config import CommandKind
+from bagua_agent.workers import worker_command
+from tests.agent.workers.worker_lab import Ended, Workers, is_running, wait_until
+
+IDENTITY = """
+import sys, os
+print(sys.argv, sys.path, __file__, __name__, __spec__ and __spec__.name, __package__)
+print(__loader__.__class__.__name__, sorted(globals()), type(__builtins__).__name__)
+print(sys.modules["__main__"].__dict__ is globals(), sys.orig_argv[2:])
+"""
+
+FAILURES = {
+    "deep": "def f(n):\n    return 1 / n if n == 0 else f(n - 1)\nf(3)\n",
+    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('outer') from e\n",
+    "syntax": "x = (\n",
+    "in import": "import json\njson.loads('{')\n",
+    "group": "raise ExceptionGroup('g', [ValueError(1), KeyError('k')])\n",
+    "note": "e = ValueError('x')\ne.add_note('note')\nraise e\n",
+    "own hook": "import sys\nsys.excepthook = lambda t, e, b: print('hook', t, b.tb_lineno)\n1 / 0\n",
+    "broken hook": "import sys\ndef hook(*a):\n    raise KeyError('h')\nsys.excepthook = hook\n1 / 0\n",
+    "exiting hook": "import sys\nsys.excepthook = lambda *a: sys.exit(9)\n1 / 0\n",
+    "exit 3": "import sys\nsys.exit(3)\n",
+    "exit None": "import sys\nsys.exit()\n",
+    "exit text": "import sys\nsys.exit('what went wrong')\n",
+    "exit 256": "import sys\nsys.exit(256)\n",
+    "exit -1": "import sys\nsys.exit(-1)\n",
+    "interrupt": "raise KeyboardInterrupt\n",
+    "abort": "import os\nos.abort()\n",
+    "atexit": "import atexit\natexit.register(print, 'at exit')\nraise ValueError('x')\n",
+    "thread": "import threading as t, time\nt.Thread(target=lambda: (time.sleep(0.1), print('t'))).start()\n",
+    "latin": "# -*- coding: latin-1 -*-\nprint('caf\u00e9'.encode('utf-8'))\n",
+    "last": "import sys, atexit\natexit.register(lambda: print(sys.last_type, sys.last_value))\n1 / 0\n",
+    "cycle in main": "class A:\n    def __del__(self):\n        print('deleted')\na = A()\na.me = a\n",
+}
+
+
+def plain(workers: Workers, *arguments: str) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-u", *arguments],
+        cwd=workers.directory,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("target", ["script.py", "./script.py", "sub/../script.py", "link.py"])
+def test_script_sees_the_same_interpreter(workers: Workers, target: str) -> None:
+    workers.script(IDENTITY, "real/script.py")
+    (workers.directory / "sub").mkdir()
+    (workers.directory / "script.py").write_text(IDENTITY)
+    (workers.directory / "link.py").symlink_to("real/script.py")
+    ended = workers.to_end(workers.start(target, "a", "--b", "-c"))
+    assert ended == plain(workers, target, "a", "--b", "-c")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_ends_as_under_the_interpreter(workers: Workers, name: str) -> None:
+    workers.script(FAILURES[name])
+    assert workers.to_end(workers.start("script.py")) == plain(workers, "script.py")
+
+
+def test_module_package_directory_and_zip(workers: Workers) -> None:
+    workers.script(IDENTITY + "1 / 0\n", "package/__main__.py")
+    workers.script("", "package/__init__.py")
+    workers.script(IDENTITY, "package/part.py")
+    workers.script(IDENTITY, "application/__main__.py")
+    with zipfile.ZipFile(workers.directory / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", IDENTITY)
+    for module in ("package", "package.part", "package.missing", "missing"):
+        under_runner = workers.to_end(workers.start(module, "x", kind=CommandKind.MODULE))
+        assert under_runner == plain(workers, "-m", module, "x")
+    for target in ("application", "app.zip"):
+        assert workers.to_end(workers.start(target, "x")) == plain(workers, target, "x")
+
+
+def test_run_path(workers: Workers) -> None:
+    source = "import sys\nprint(__name__, __file__, sys.argv)\n"
+    workers.script(source)
+    ended = workers.to_end(workers.start("script.py", "x", kind=CommandKind.RUN_PATH))
+    assert (ended.returncode, ended.stdout) == (0, "__main__ script.py ['script.py', 'x']\n")
+
+
+def test_classes_of_the_script_can_be_pickled(workers: Workers) -> None:
+    source = """
+import pickle, inspect, __main__
+class Point:
+    def __init__(self, x): self.x = x
+assert pickle.loads(pickle.dumps(Point(3))).x == 3
+assert __main__.Point is Point
+print(inspect.getsource(Point.__init__).strip())
+"""
+    ended = workers.run_source(source)
+    assert (ended.returncode, ended.stdout) == (0, "def __init__(self, x): self.x = x\n"), ended.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(workers: Workers, method: str) -> None:
+    source = f"""
+import multiprocessing
+class Job:
+    def __init__(self, n): self.n = n
+def work(job): return Job(job.n * 2)
+if __name__ == "__main__":
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        print([j.n for j in pool.map(work, [Job(1), Job(2)])])
+"""
+    ended = workers.run_source(source)
+    assert (ended.returncode, ended.stdout) == (0, "[2, 4]\n"), ended.stderr
+
+
+def test_fork_without_a_main_guard_and_a_child_that_returns(workers: Workers, tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    source = """
+import multiprocessing, os, sys, types
+runtime = types.ModuleType("bagua_core.elastic.runtime")
+runtime.shutdown = lambda code: print("shutdown", code)
+sys.modules["bagua_core.elastic.runtime"] = runtime
+def work(): print("child")
+p = multiprocessing.get_context("fork").Process(target=work)
+p.start(); p.join()
+if os.fork() == 0:
+    raise ValueError("in the child")
+print("child ended", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    ended = workers.run_source(source, env={"TORCHELASTIC_ERROR_FILE": str(error_file)})
+    assert (ended.returncode, ended.stdout) == (0, "child\nchild ended 1\nshutdown 0\n"), ended.stderr
+    assert "ValueError: in the child" in ended.stderr
+    assert not error_file.exists()
+
+
+def test_error_file_is_what_torch_reads(workers: Workers, tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    env = {"TORCHELASTIC_ERROR_FILE": str(error_file)}
+    ended = workers.run_source("def f():\n    raise ValueError('boom')\nf()\n", env=env)
+    assert ended.returncode == 1
+    message = json.loads(error_file.read_text())["message"]
+    assert message["message"] == "ValueError: boom"
+    assert message["extraInfo"]["py_callstack"] == ended.stderr
+    assert int(message["extraInfo"]["timestamp"]) > 0
+
+
+def test_error_file_of_record_is_kept(workers: Workers, tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    source = "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('by @record')\n1 / 0\n"
+    workers.run_source(source, env={"TORCHELASTIC_ERROR_FILE": str(error_file)})
+    assert error_file.read_text() == "by @record"
+
+
+@pytest.mark.parametrize("code", ["", "sys.exit(7)", "sys.exit('text')", "raise ValueError('x')"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_shutdown_hook(workers: Workers, code: str, hard: bool) -> None:
+    source = f"""
+import atexit, sys, types
+runtime = types.ModuleType("bagua_core.elastic.runtime")
+def shutdown(exit_code):
+    print("shutdown", exit_code)
+    return {hard}
+runtime.shutdown = shutdown
+sys.modules["bagua_core.elastic.runtime"] = runtime
+atexit.register(print, "at exit")
+class Unfreed:
+    def __del__(self): print("freed")
+runtime.held = Unfreed()
+{code}
+"""
+    ended = workers.run_source(source)
+    expected = {"": 0, "sys.exit(7)": 7}.get(code, 1)
+    assert ended.returncode == expected
+    assert ended.stdout == f"shutdown {expected}\nat exit\n" + ("" if hard else "freed\n")
+    assert ("text" in ended.stderr) == (code == "sys.exit('text')")
+
+
+def test_shutdown_that_fails_is_reported(workers: Workers) -> None:
+    source = """
+import sys, types
+runtime = types.ModuleType("bagua_core.elastic.runtime")
+def shutdown(exit_code): raise RuntimeError("shutdown failed")
+runtime.shutdown = shutdown
+sys.modules["bagua_core.elastic.runtime"] = runtime
+"""
+    ended = workers.run_source(source)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("RuntimeError: shutdown failed\n")
+
+
+def test_gate_holds_the_script(workers: Workers) -> None:
+    workers.script("import os\nprint('ran', os.environ['BAGUA_GATE_FD'])\n")
+    worker = workers.start("script.py", gated=True, preimport=("json",))
+    assert worker.reap() is None
+    assert worker.open_gate()
+    assert not worker.open_gate()
+    assert workers.to_end(worker) == Ended(0, "ran -1\n", "")
+
+
+def test_gate_refused_ends_quietly(workers: Workers) -> None:
+    workers.script("print('ran')\n")
+    worker = workers.start("script.py", gated=True)
+    assert worker.refuse_gate()
+    assert workers.to_end(worker) == Ended(0, "", "")
+
+
+def test_gate_opened_after_the_worker_died(workers: Workers) -> None:
+    workers.script("print('ran')\n")
+    worker = workers.start("script.py", gated=True)
+    worker.signal_group(signal.SIGKILL)
+    wait_until(lambda: worker.reap() is not None, "reaped")
+    assert not worker.open_gate()
+    assert worker.returncode == -signal.SIGKILL
+
+
+def test_preimport_of_what_is_missing_is_the_scripts_affair(workers: Workers) -> None:
+    ended = workers.run_source("print('ran')\n", preimport=("no_such_module", "json"))
+    assert ended == Ended(0, "ran\n", "")
+
+
+def test_preimport_of_torch(workers: Workers) -> None:
+    ended = workers.run_source("import sys\nprint('torch' in sys.modules)\n", preimport=("torch",))
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+
+
+def test_worker_dies_with_the_thread_that_started_it(workers: Workers) -> None:
+    # what "the agent died" is to the kernel; the whole agent is killed in test_guardian.py
+    workers.script("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    may_end = threading.Event()
+
+    def spawner() -> None:
+        workers.start("script.py")
+        may_end.wait(20)
+
+    thread = threading.Thread(target=spawner)
+    thread.start()
+    wait_until(lambda: workers.started, "started")
+    pid = int(workers.read_line(workers.started[0]))
+    assert is_running(pid)
+    may_end.set()
+    thread.join()
+    wait_until(lambda: not is_running(pid), "worker gone")
+
+
+def test_missing_script_under_the_runner(tmp_path: Path) -> None:
+    runner = worker_command._script_runner()
+    command = [sys.executable, str(runner), "--preimport", "", "missing.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2
+    assert "can't open file" in done.stderr and "missing.py" in done.stderr
+
+
+def test_the_agent_forks_quickly(workers: Workers) -> None:
+    workers.script("")
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        workers.start("script.py", gated=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.02, times

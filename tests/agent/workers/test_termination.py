@@ -1,0 +1,83 @@
+"""Groups end in bounded time and whole."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+
+from bagua_agent.workers.exit_watch import ExitWatch
+from bagua_agent.workers.termination import end_group, end_groups, is_group_running, kill_group
+from tests.agent.workers.worker_lab import Workers, is_running, wait_until
+
+STUBBORN = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+os.write(1, b"%d\\n" % os.getpid())  # at once: both write here
+while True:
+    signal.pause()
+"""
+OBEDIENT = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("up", flush=True)
+signal.pause()
+"""
+
+
+def test_sigterm_is_enough(workers: Workers) -> None:
+    worker = workers.start(workers.script(OBEDIENT))
+    workers.read_line(worker)
+    begin = time.monotonic()
+    assert end_group(worker, grace_s=20.0)
+    assert worker.returncode == 5
+    assert time.monotonic() - begin < 5.0
+
+
+def test_sigkill_after_the_grace_for_the_whole_group(workers: Workers) -> None:
+    worker = workers.start(workers.script(STUBBORN))
+    pids = [int(workers.read_line(worker)) for _ in range(2)]
+    begin = time.monotonic()
+    assert end_group(worker, grace_s=0.2)
+    assert 0.2 <= time.monotonic() - begin < 5.0
+    assert worker.returncode == -signal.SIGKILL
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_immediate(workers: Workers) -> None:
+    worker = workers.start(workers.script(OBEDIENT))
+    workers.read_line(worker)
+    assert kill_group(worker)
+    assert worker.returncode == -signal.SIGKILL
+
+
+def test_several_share_the_grace_and_a_watch_still_reports(workers: Workers) -> None:
+    reports: queue.Queue[int] = queue.Queue()
+    watch = ExitWatch(lambda worker, returncode: reports.put(returncode))
+    watch.start()
+    script = workers.script(STUBBORN)
+    started = [workers.start(script) for _ in range(3)]
+    for worker in started:
+        workers.read_line(worker)
+        watch.watch(worker)
+    begin = time.monotonic()
+    assert end_groups(started, grace_s=0.3)
+    assert time.monotonic() - begin < 0.3 * 3 + 1.0
+    assert [reports.get(timeout=20) for _ in started] == [-signal.SIGKILL] * 3
+    watch.stop()
+
+
+def test_already_ended(workers: Workers) -> None:
+    worker = workers.start(workers.script(""))
+    wait_until(lambda: worker.reap() is not None, "ended")
+    assert end_group(worker, grace_s=5.0)
+    assert worker.returncode == 0
+
+
+def test_a_zombie_is_not_running(workers: Workers) -> None:
+    worker = workers.start(workers.script(""))
+    wait_until(lambda: not is_running(worker.pid), "ended")
+    assert not is_group_running(worker.pid)
+    assert is_group_running(os.getpgrp())

@@ -1,0 +1,127 @@
+"""Real workers for tests: everything that a test starts is ended by its id."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.worker_process import WorkerProcess
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Workers:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.started: list[WorkerProcess] = []
+
+    def script(self, source: str, name: str = "script.py") -> Path:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        return path
+
+    def start(
+        self,
+        target: str | Path,
+        *args: str,
+        kind: CommandKind = CommandKind.SCRIPT,
+        env: Mapping[str, str] | None = None,
+        gated: bool = False,
+        slot: int = 0,
+        worker_id: str | None = None,
+        preimport: tuple[str, ...] = (),
+        stdout: Path | None = None,
+    ) -> WorkerProcess:
+        worker = spawn_worker(
+            WorkerCommand(kind, str(target), args),
+            {**os.environ, **(env or {})},
+            worker_id=worker_id or f"w{len(self.started)}",
+            slot=slot,
+            directory=self.directory,
+            gated=gated,
+            stdout=stdout,
+            preimport=preimport,
+        )
+        self.started.append(worker)
+        return worker
+
+    def run_source(
+        self, source: str, *args: str, env: Mapping[str, str] | None = None, preimport: tuple[str, ...] = ()
+    ) -> Ended:
+        self.script(source)
+        return self.to_end(self.start("script.py", *args, env=env, preimport=preimport))
+
+    def to_end(self, worker: WorkerProcess) -> Ended:
+        """Read both pipes to their end, and reap."""
+        parts: dict[int, bytes] = {fd: b"" for fd in (worker.stdout_fd, worker.stderr_fd) if fd is not None}
+        order = list(parts)
+        poll = select.poll()
+        for fd in parts:
+            poll.register(fd, select.POLLIN)
+        end, left = time.monotonic() + DEADLINE_S, len(parts)
+        while left:
+            assert time.monotonic() < end, f"the worker did not end: {parts}"
+            for fd, _ in poll.poll(100):
+                data = os.read(fd, 65536)
+                parts[fd] += data
+                if not data:
+                    poll.unregister(fd)
+                    left -= 1
+        wait_until(lambda: worker.reap() is not None, "worker reaped")
+        assert worker.returncode is not None
+        out, err = (parts[fd].decode() for fd in order) if len(order) == 2 else ("", parts[order[0]].decode())
+        return Ended(worker.returncode, out, err)
+
+    def read_line(self, worker: WorkerProcess) -> str:
+        assert worker.stdout_fd is not None
+        line = b""
+        end = time.monotonic() + DEADLINE_S
+        while not line.endswith(b"\n"):
+            remaining_s = end - time.monotonic()
+            assert remaining_s > 0, f"no line, only {line!r}"
+            if select.select([worker.stdout_fd], [], [], remaining_s)[0]:
+                data = os.read(worker.stdout_fd, 1)
+                assert data, f"end of output after {line!r}"
+                line += data
+        return line.decode()
+
+    def clean_up(self) -> None:
+        for worker in self.started:
+            worker.signal_group(signal.SIGKILL)
+        for worker in self.started:
+            wait_until(lambda worker=worker: worker.reap() is not None, "killed worker reaped")  # type: ignore[misc]
+            for fd in (worker.stdout_fd, worker.stderr_fd):
+                if fd is not None:
+                    os.close(fd)
+            worker.close()

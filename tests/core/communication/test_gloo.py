@@ -1,0 +1,189 @@
+"""What only Gloo can show: real peers that die or freeze, its texts, and its group's life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import FileStore, HashStore
+
+from bagua_core.communication import gloo
+from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed
+from bagua_core.communication.gloo_errors import collective_failed, peers_in
+from tests.core.communication.worlds import await_true, gloo_world, run_ranks
+
+PEER = Path(__file__).with_name("gloo_peer.py")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("message", "hosts"),
+    [
+        (
+            "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.7]:49590: "
+            "Connection reset by peer. This is typically caused by a remote worker hanging",
+            ("10.0.0.7",),
+        ),
+        ("[/x/pair.cc:553] Connection closed by peer [::1]:11185. This is", ("::1",)),
+        ("[x.cc:1] connect error, local=[10.0.0.1]:4, remote=[10.0.0.2]:5", ("10.0.0.2",)),
+        ("[/x/unbound_buffer.cc:129] Timed out waiting 1000ms for send operation to complete", ()),
+        ("[/x/pair.cc:1] Read error [fe80::1%eth0]:1: reset", ("fe80::1%eth0",)),
+    ],
+)
+def test_peers_are_read_from_the_text(message: str, hosts: tuple[str, ...]) -> None:
+    assert peers_in(message) == hosts
+
+
+def test_the_text_is_cut_to_what_happened() -> None:
+    error = collective_failed(
+        "allreduce", RuntimeError("[/a/b.cc:5] Read error [1.2.3.4]:5: reset. This is typically caused by x")
+    )
+    assert error.detail == "allreduce: Read error [1.2.3.4]:5: reset."
+    assert error.hosts == ("1.2.3.4",)
+
+
+class Peer:
+    def __init__(self, store_path: str) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+        self.process = subprocess.Popen(
+            [sys.executable, str(PEER), store_path],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        store = FileStore(store_path, 2)
+        self.communicator = gloo.build_gloo(1, 0, 2, store, "127.0.0.1", 20.0, AbortFlag())
+        self.communicator.allreduce(torch.ones(4)).wait()
+        self.communicator.allreduce(torch.ones(4)).wait()
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"idle\n"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(10.0)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Peer]:
+    made = Peer(str(tmp_path / "store"))
+    yield made
+    made.end()
+
+
+def test_a_killed_peer_is_named_at_once(peer: Peer) -> None:
+    pending = peer.communicator.allreduce(torch.ones(4))
+    receiving = peer.communicator.receive(torch.ones(4), source=1, tag=5)
+    began_s = time.monotonic()
+    peer.process.kill()
+    for waiting in (pending, receiving):
+        with pytest.raises(CollectiveFailed) as caught:
+            waiting.wait()
+        assert not isinstance(caught.value, CollectiveAborted)
+        assert caught.value.hosts == ("127.0.0.1",)
+    assert time.monotonic() - began_s < 0.5
+    for what in (
+        peer.communicator.allreduce(torch.ones(4)),
+        peer.communicator.send(torch.ones(4), 1, 1),
+        peer.communicator.receive(torch.ones(4), 1, 1),
+        peer.communicator.broadcast(torch.ones(4), 0),
+    ):
+        with pytest.raises(CollectiveFailed, match=r"127\.0\.0\.1"):
+            what.wait()
+
+
+def test_a_frozen_peer_is_given_up_on_abort(peer: Peer) -> None:
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    pending = peer.communicator.allreduce(torch.ones(1 << 20))
+    released_s: list[float] = []
+
+    def wait() -> None:
+        with pytest.raises(CollectiveAborted):
+            pending.wait()
+        released_s.append(time.monotonic())
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    waiter.join(0.1)
+    assert waiter.is_alive(), "the peer is frozen, so nothing can have arrived"
+    aborted_s = time.monotonic()
+    peer.communicator.abort("frozen")
+    waiter.join(5.0)
+    assert released_s[0] - aborted_s < 0.05
+    peer.process.kill()
+    await_true(pending.is_done, "Gloo to notice the end of the peer")
+
+
+def test_a_group_that_was_aborted_or_failed_is_kept() -> None:
+    first, second = gloo_world(2)
+    before = len(gloo._retired)
+    first.abort("x")
+    first.abort("again")
+    assert len(gloo._retired) == before + 1
+    assert gloo._retired[-1] is first._group
+    second.abort("x")
+
+
+def test_building_for_a_generation_given_up_meanwhile() -> None:
+    flag = AbortFlag()
+    flag.set("superseded")
+    store = HashStore()
+    with pytest.raises(CollectiveAborted, match="superseded"):
+        gloo.build_gloo(3, 0, 1, store, "127.0.0.1", 5.0, flag)
+
+
+def test_building_without_the_others_fails_in_time() -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.5))
+    with pytest.raises(CollectiveFailed, match="generation 3"):
+        gloo.build_gloo(3, 0, 2, store, "127.0.0.1", 0.5, AbortFlag())
+
+
+def test_an_address_that_is_not_here_is_named() -> None:
+    store = HashStore()
+    with pytest.raises(CollectiveFailed, match=r"192\.0\.2\.1"):
+        gloo.build_gloo(3, 0, 1, store, "192.0.2.1", 5.0, AbortFlag())
+
+
+def test_what_gloo_cannot_carry_is_refused() -> None:
+    (only,) = gloo_world(1)
+    with pytest.raises(TypeError, match="int16"):
+        only.allreduce(torch.ones(1, dtype=torch.int16))
+    with pytest.raises(ValueError, match="contiguous"):
+        only.allreduce(torch.ones(2, 3).t())
+    with pytest.raises(ValueError, match="CPU"):
+        only.allreduce(torch.ones(1, device="meta"))
+
+
+def test_waits_end_while_another_thread_keeps_the_interpreter_busy() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    busy = threading.Thread(target=spin)
+    members = gloo_world(2)
+    busy.start()
+    try:
+        began_s = time.monotonic()
+
+        def act(c: gloo.GlooCommunicator) -> None:
+            for _ in range(10):
+                c.allreduce(torch.ones(4)).wait()
+
+        run_ranks(members, act)
+        # each hand-over of the interpreter costs its switch interval, 5 ms
+        assert time.monotonic() - began_s < 2.0
+    finally:
+        stop.set()
+        busy.join(5.0)

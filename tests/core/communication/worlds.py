@@ -1,0 +1,121 @@
+"""Worlds of communicators inside the test's process, one thread a rank; an engine that only takes notes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed import HashStore
+
+from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending
+from bagua_core.communication.gloo import GlooCommunicator, build_gloo
+from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
+
+DEADLINE_S = 10.0
+T = TypeVar("T")
+
+
+def run_ranks(world: Sequence[Any], act: Callable[[Any], T]) -> list[T]:
+    """act(member) in a thread each; results in rank order, the first error raised."""
+    with ThreadPoolExecutor(len(world)) as pool:
+        futures = [pool.submit(act, member) for member in world]
+        return [f.result(DEADLINE_S) for f in futures]
+
+
+def gloo_world(world_size: int, generation: int = 1, timeout_s: float = 8.0) -> list[GlooCommunicator]:
+    # not a TCPStore: torch looks up the name of every address that connects to one, and waits for the resolver
+    store = HashStore()
+
+    def build(global_rank: int) -> GlooCommunicator:
+        return build_gloo(generation, global_rank, world_size, store, "127.0.0.1", timeout_s, AbortFlag())
+
+    return run_ranks(range(world_size), build)
+
+
+def in_process_world(world_size: int, generation: int = 1) -> list[Communicator]:
+    return list(build_in_process(world_size, generation))
+
+
+def await_true(claim: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not claim():
+        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s: {what}"
+        pause.wait(0.002)
+
+
+class FakeEngine:
+    """A StepEngine whose step is set by the test."""
+
+    def __init__(self, communicator: Communicator | None = None, weight: float | None = None) -> None:
+        self._communicator = communicator
+        world_size = communicator.world_size if communicator else 1
+        self.current = MicroBatch(1.0 / world_size if weight is None else weight, True)
+        self.failed: Exception | None = None
+        self.pairs: list[tuple[float, float] | None] = []
+        self.stalls: list[float] = []
+        self.models: list[Model] = []
+        self.in_step = True
+        self.v = 0.0
+        self.waits_before_step = 0
+        self.stall_after_s = 0.5
+
+    def attach_model(self, model: Model) -> None:
+        self.models.append(model)
+
+    def attach_source(self, source: DataSource) -> None:
+        raise NotImplementedError
+
+    def boundary(self) -> StepPlan:
+        raise NotImplementedError
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        self.current = micro_batch
+
+    def finish(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        if not self.in_step:
+            raise RuntimeError("outside a step")
+        return self.current
+
+    def communicator(self) -> Communicator | None:
+        return self._communicator
+
+    @property
+    def step_failed(self) -> bool:
+        return self.failed is not None
+
+    def switch_value(self) -> float:
+        return self.v
+
+    def reduction_done(self, pair: tuple[float, float] | None) -> None:
+        self.pairs.append(pair)
+
+    def reduction_failed(self, error: Exception) -> None:
+        assert isinstance(error, CollectiveFailed)
+        self.failed = error
+
+    def wait(self, pending: Pending) -> None:
+        pending.wait(self.stalls.append, self.stall_after_s)
+
+    def before_optimizer_step(self) -> None:
+        self.waits_before_step += 1
+
+    def enter(self, communicator: Communicator | None) -> None:
+        """Another generation, its first step."""
+        self._communicator = communicator
+        self.failed = None
+
+
+def seeded(build: Callable[[], torch.nn.Module], seed: int = 0) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build()

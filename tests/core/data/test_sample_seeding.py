@@ -1,0 +1,74 @@
+"""What a sample draws follows from (seed, epoch, sample), and nothing else notices."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from bagua_core.data.sample_seeding import (
+    has_no_randomness,
+    load_samples,
+    load_seeded_samples,
+    random_sources_kept,
+    seed_random_sources,
+)
+
+
+class Drawing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, random.random(), float(np.random.rand()), torch.rand(1).item()
+
+
+class Together(Drawing):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_draws_do_not_depend_on_neighbours() -> None:
+    whole = load_seeded_samples(Drawing(), 1, 2, [3, 4, 5])
+    assert load_seeded_samples(Drawing(), 1, 2, [5, 3]) == [whole[2], whole[0]]
+    assert load_seeded_samples(Together(), 1, 2, [4]) == [whole[1]]
+    assert load_seeded_samples(Together(), 1, 2, [5, 4]) == [whole[2], whole[1]]
+    assert len({value for sample in whole for value in sample}) == 12
+    assert load_seeded_samples(Drawing(), 1, 3, [3]) != [whole[0]]
+    assert load_seeded_samples(Drawing(), 2, 2, [3]) != [whole[0]]
+
+
+def test_the_scripts_random_numbers_go_on() -> None:
+    seed_random_sources(9)
+    expected = Drawing()[0]
+    seed_random_sources(9)
+    with random_sources_kept():
+        load_seeded_samples(Drawing(), 1, 2, [3, 4, 5])
+    assert Drawing()[0] == expected
+
+
+def test_unseeded_reading_asks_for_all_at_once() -> None:
+    asked = []
+
+    class Recording(Together):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            asked.append(indices)
+            return super().__getitems__(indices)
+
+    load_samples(Recording(), [1, 2])
+    assert asked == [[1, 2]]
+
+
+def test_tensors_need_no_seeds() -> None:
+    tensors = TensorDataset(torch.zeros(4, 1))
+
+    class Noisy(TensorDataset):
+        pass
+
+    assert has_no_randomness(tensors)
+    assert has_no_randomness(Subset(ConcatDataset([tensors, tensors]), [1]))
+    assert not has_no_randomness(Noisy(torch.zeros(4, 1)))
+    assert not has_no_randomness(ConcatDataset([tensors, Drawing()]))

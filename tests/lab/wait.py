@@ -1,0 +1,31 @@
+"""Waiting for a condition with a deadline: the only waiting that tests do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(
+    predicate: Callable[[], T | None],
+    deadline_s: float,
+    why: str | Callable[[], str],
+    interval_s: float = 0.01,
+) -> T:
+    """The first true value of `predicate`.
+
+    Raises AssertionError with `why` (called only then) and the last value when `deadline_s` has passed.
+    An exception of the predicate is the test's own and comes through.
+    """
+    deadline = time.monotonic() + deadline_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            reason = why if isinstance(why, str) else why()
+            raise AssertionError(f"not within {deadline_s:g} s: {reason} (last value: {value!r})")
+        time.sleep(interval_s)

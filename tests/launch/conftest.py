@@ -1,0 +1,75 @@
+"""Launchers in an environment with nothing of ours but what a test gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bagua_agent.job_config import JobConfig
+from tests.launch.launcher import Completed, Launcher, LaunchProcess
+
+ROOT = Path(__file__).parents[2]
+
+# takes the agent's place in a real process; the real one would start etcd and workers
+_STAND_IN = """
+import json, sys, types
+agent = types.ModuleType("bagua_agent.job_agent")
+def run_job(config):
+    print(json.dumps({"id": config.job_id, "nodes": [config.min_nodes, config.max_nodes],
+                      "slots": config.slots, "kind": config.command.kind.value,
+                      "target": config.command.target, "args": config.command.args,
+                      "endpoints": config.endpoints, "restarts": config.max_restarts}))
+    return 7
+agent.run_job = run_job
+sys.modules["bagua_agent.job_agent"] = agent
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "BAGUA_", "TORCH_ELASTIC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    asked: list[JobConfig] = []
+
+    def run_job(config: JobConfig) -> int:
+        asked.append(config)
+        return 7
+
+    agent = ModuleType("bagua_agent.job_agent")
+    agent.__dict__["run_job"] = run_job
+    monkeypatch.setitem(sys.modules, "bagua_agent.job_agent", agent)
+    return Launcher(tmp_path, asked)
+
+
+@pytest.fixture
+def launch_process(launch: Launcher) -> LaunchProcess:
+    """A real process; `agent=True` puts the stand-in in the place of the agent."""
+
+    def start(*words: str, agent: bool = False, **env: str) -> Completed:
+        path = [str(ROOT), str(ROOT / "protos")]
+        if agent:
+            stand_in = launch.directory / "stand-in"
+            stand_in.mkdir(exist_ok=True)
+            (stand_in / "sitecustomize.py").write_text(_STAND_IN)
+            path.insert(0, str(stand_in))
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **env}
+        return subprocess.run(
+            [sys.executable, "-m", "bagua_launch", *words],
+            env=environ,
+            cwd=launch.directory,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return start

@@ -1,0 +1,53 @@
+"""A `bagua-launch` for tests, in this process or one of its own; its agent only notes what it is to run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from bagua_agent.job_config import JobConfig
+from bagua_launch.main import cli
+
+Completed = subprocess.CompletedProcess[str]
+LaunchProcess = Callable[..., Completed]
+
+
+class Launcher:
+    """Runs the command line in this process, in an environment with nothing of ours but what is given."""
+
+    def __init__(self, directory: Path, asked: list[JobConfig]) -> None:
+        self.directory = directory
+        self.script = directory / "train.py"
+        self.script.write_text("raise SystemExit('never run by these tests')\n")
+        self._asked = asked
+
+    def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Result:
+        return CliRunner().invoke(cli, list(words), env=dict(env or {}), prog_name="bagua-launch")
+
+    def config(self, *words: str, env: Mapping[str, str] | None = None) -> JobConfig:
+        """What the agent is asked to run; the script is added unless `words` name a .py file."""
+        if not any(word.endswith(".py") for word in words):
+            words = (*words, "train.py")
+        self._asked.clear()
+        result = self(*words, env=env)
+        assert result.exit_code == 7, result.output
+        return self._asked[0]
+
+    def refusal(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """The one line about a mistake."""
+        result = self(*words, env=env)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert isinstance(result.exception, SystemExit)
+        assert result.stderr.startswith("bagua-launch: ") and result.stderr.count("\n") == 1, result.stderr
+        return result.stderr.removeprefix("bagua-launch: ").rstrip("\n")
+
+
+def asked_of(done: Completed) -> dict[str, object]:
+    """What the stand-in was asked to run."""
+    assert done.returncode == 7, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found

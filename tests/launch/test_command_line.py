@@ -1,0 +1,216 @@
+"""The command line as it is typed: default command, flags, variables, file, the script's arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_launch.options import RUN_OPTIONS
+from tests.launch.launcher import Launcher, LaunchProcess, asked_of
+
+TORCHRUN_FLAGS = [
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
+    "--standalone", "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler",
+    "--role", "--module", "--no-python", "--run-path", "--log-dir", "--redirects", "--tee",
+    "--local-ranks-filter", "--logs-specs", "--duplicate-stdout-filters", "--duplicate-stderr-filters",
+    "--node-rank", "--master-addr", "--master-port", "--local-addr", "--numa-binding",
+    "--signals-to-handle", "--shutdown-timeout", "--virtual-local-rank",
+]  # fmt: skip
+
+
+def test_run_is_the_default_command(launch: Launcher) -> None:
+    for words in (["run"], []):
+        config = launch.config(*words, "--nnodes", "2:8", "train.py", "--lr", "1")
+        assert (config.min_nodes, config.max_nodes) == (2, 8)
+        assert (config.command.target, config.command.args) == ("train.py", ("--lr", "1"))
+
+
+def test_everything_after_the_script_is_the_scripts(launch: Launcher) -> None:
+    args = ("--nnodes", "9", "-m", "--", "--help", "run", "-t", "--a_b=c", "")
+    config = launch.config("--nnodes=2", "train.py", *args)
+    assert config.command.args == args
+    assert config.max_nodes == 2
+
+
+def test_a_double_dash_ends_our_own_options(launch: Launcher) -> None:
+    (launch.directory / "--odd.py").write_text("")
+    assert launch.config("--nnodes", "1", "--", "--odd.py", "-x").command.target == "--odd.py"
+
+
+def test_underscores_and_dashes_are_alike(launch: Launcher) -> None:
+    for words in (["--nproc_per_node", "3"], ["--nproc_per_node=3"], ["--nproc-per-node=3"]):
+        assert launch.config(*words).slots == 3
+    launch.script.rename(launch.directory / "train_it.py")
+    config = launch.config("train_it.py", "--a_b")
+    assert (config.command.target, config.command.args) == ("train_it.py", ("--a_b",))
+
+
+def test_short_flags(launch: Launcher) -> None:
+    (launch.directory / "pkg").mkdir()
+    (launch.directory / "pkg" / "__init__.py").write_text("")
+    result = launch("-r", "3", "-t", "1", "-m", "pkg.train", "x")
+    assert result.exit_code == 7, result.output
+
+
+def test_every_flag_of_torchrun_is_taken_with_its_variable() -> None:
+    options = {option.flag: option for option in RUN_OPTIONS}
+    assert [flag for flag in TORCHRUN_FLAGS if flag not in options] == []
+    for flag in TORCHRUN_FLAGS:
+        assert options[flag].variables[0] == "PET_" + flag[2:].replace("-", "_").upper()
+
+
+def test_flag_over_variable_over_file_over_default(launch: Launcher) -> None:
+    assert launch.config().max_restarts == 0
+    config_file = launch.directory / "launch.toml"
+    config_file.write_text("max-restarts = 1\n")
+    env = {"BAGUA_CONFIG": str(config_file)}
+    assert launch.config(env=env).max_restarts == 1
+    env["PET_MAX_RESTARTS"] = "2"
+    assert launch.config(env=env).max_restarts == 2
+    assert launch.config("--max-restarts", "3", env=env).max_restarts == 3
+
+
+def test_variables(launch: Launcher) -> None:
+    config = launch.config(
+        env={
+            "PET_NNODES": "2:4",
+            "PET_NPROC_PER_NODE": "2",
+            "PET_RDZV_ID": "demo",
+            "PET_ROLE": "",  # an empty one says nothing
+            "PET_VIRTUAL_LOCAL_RANK": "1",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9",
+            "BAGUA_ETCD": "e1:1",
+            "BAGUA_LEDGER": "books",
+            "BAGUA_DIGEST_EVERY": "5",
+        }
+    )
+    assert (config.min_nodes, config.max_nodes, config.slots, config.job_id) == (2, 4, 2, "demo")
+    assert (config.role, config.virtual_local_rank, config.shutdown_timeout_s) == ("default", True, 9.0)
+    assert (config.endpoints, config.ledger_dir, config.digest_every_steps) == (("e1:1",), "books", 5)
+    both = {"BAGUA_ETCD": "e1:1", "PET_RDZV_ENDPOINT": "e2:2"}
+    assert launch.config(env=both).endpoints == ("e2:2",)
+
+
+def test_the_file_at_its_usual_place_in_its_usual_forms(launch: Launcher) -> None:
+    path = launch.directory / ".config" / "bagua" / "launch.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        'nnodes = "2:4"\nrdzv_endpoint = ["e1:1", "e2:2"]\nrdzv-id = "demo"\nvirtual-local-rank = true\n'
+        "[rdzv-conf]\njoin_timeout = 5\nholder_timeout = 2.5\n"
+    )
+    config = launch.config()
+    assert (config.max_nodes, config.endpoints, config.virtual_local_rank) == (4, ("e1:1", "e2:2"), True)
+    assert (config.join_timeout_s, config.holder_timeout_s) == (5.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('nnode = "2"', "'nnode': no such option; use nnodes"),
+        ("nnodes = ", 'Invalid value (at end of document); use TOML such as nnodes = "2:8"'),
+        ('nnodes = "3:2"', "nnodes '3:2': the least is more than the most; use MIN:MAX such as 2:3"),
+        ("nnodes = 2020-01-01", "nnodes '2020-01-01': not text, number, list or table; use a string"),
+    ],
+)
+def test_mistakes_in_the_file(launch: Launcher, content: str, line: str) -> None:
+    path = launch.directory / "c.toml"
+    path.write_text(content)
+    refusal = launch.refusal("train.py", env={"BAGUA_CONFIG": str(path)})
+    assert refusal == f"{path}: {line}"
+
+
+def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
+    assert launch.refusal("train.py", env={"BAGUA_CONFIG": "nowhere.toml"}) == (
+        "BAGUA_CONFIG 'nowhere.toml': No such file or directory; use a readable TOML file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--nnode", "2", "train.py"], "--nnode: no such option; use --nnodes"),
+        (["--nproc_per_nod", "2", "train.py"], "--nproc-per-nod: no such option; use --nproc-per-node"),
+        (["--zzz", "train.py"], "--zzz: no such option; use --help to see them all"),
+        (["-z", "train.py"], "-z: no such option; use --help to see them all"),
+        (["--nnodes"], "Option '--nnodes' requires an argument; use --help to see how"),
+        ([], "no script; use bagua-launch [OPTIONS] SCRIPT [ARGUMENTS], or --help"),
+        (["run"], "no script; use bagua-launch [OPTIONS] SCRIPT [ARGUMENTS], or --help"),
+        (["--nnodes", "3:2", "train.py"],
+         "--nnodes '3:2': the least is more than the most; use MIN:MAX such as 2:3"),
+        (["--nnodes", "2\n3", "train.py"],
+         "--nnodes '2\\n3': not a number of nodes; use N, or MIN:MAX such as 2:8"),
+        (["--no-python", "no-such-program"],
+         "'no-such-program': no such program; use a path, or a name found on PATH"),
+        (["-m", "no_such_module.x"],
+         "--module 'no_such_module.x': no module 'no_such_module'; use one that python can import here"),
+        (["--etcd-ca", "nowhere", "train.py"],
+         "--etcd-ca 'nowhere': No such file or directory; use a readable file"),
+        (["scale", "2"], "scale: --rdzv-endpoint is missing; use --rdzv-endpoint, or set BAGUA_ETCD"),
+        (["scale"], "Missing argument 'NODES'; use --help to see how"),
+        (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(launch: Launcher, words: list[str], line: str) -> None:
+    assert launch.refusal(*words) == line
+
+
+def test_a_mistake_in_a_variable_names_the_variable(launch: Launcher) -> None:
+    assert launch.refusal("train.py", env={"PET_NNODES": "x"}).startswith("PET_NNODES 'x': ")
+
+
+def test_a_script_that_is_not_there(launch: Launcher) -> None:
+    place = f"no such script in {launch.directory}"
+    assert launch.refusal("trian.py") == f"'trian.py': {place}; use 'train.py'"
+    assert launch.refusal("zzz") == (
+        f"'zzz': {place}; use the path of an existing script, or --module, or --no-python"
+    )
+    assert launch.refusal("--rdzv-id", "a", "scal", "2") == (
+        f"'scal': {place}; use bagua-launch scale ... with the command first, or an existing script"
+    )
+
+
+def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> None:
+    for words in (["--help"], ["-h"], ["run", "--help"]):
+        result = launch(*words)
+        assert result.exit_code == 0
+        shown = [option.flag for option in RUN_OPTIONS if f"{option.flag} " in result.output]
+        assert shown == [option.flag for option in RUN_OPTIONS if option.name != "failpoints"]
+        assert "\nRendezvous:\n" in result.output and "_" not in "".join(shown)
+    assert "scale" in launch("--help").output
+
+
+def test_version(launch: Launcher) -> None:
+    result = launch("--version")
+    assert result.exit_code == 0 and result.output.startswith("bagua-launch ")
+
+
+def test_notes_go_to_stderr(launch: Launcher) -> None:
+    result = launch("--logs-specs", "x", "--numa-binding", "node", "train.py")
+    assert (result.exit_code, result.stdout) == (7, "")
+    assert result.stderr == (
+        "bagua-launch: note: taken, but without effect so far: --numa-binding, --logs-specs\n"
+    )
+
+
+def test_as_a_process(launch_process: LaunchProcess) -> None:
+    done = launch_process("--nproc_per_node=2", "train.py", "--nnodes", "x", agent=True, PET_NNODES="1:3")
+    assert asked_of(done) == {
+        "id": asked_of(done)["id"], "nodes": [1, 3], "slots": 2, "kind": "script", "target": "train.py",
+        "args": ["--nnodes", "x"], "endpoints": None, "restarts": 0,
+    }  # fmt: skip
+
+
+def test_a_mistake_as_a_process(launch_process: LaunchProcess) -> None:
+    done = launch_process("--nnodes", "3:2", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "bagua-launch: --nnodes '3:2': the least is more than the most; use MIN:MAX such as 2:3\n"
+    )
+
+
+def test_nothing_heavy_is_imported_before_the_agent(launch_process: LaunchProcess) -> None:
+    done = launch_process("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "bagua_launch.job_request" in imported
+    heavy = {"torch", "grpc", "etcd3", "google.protobuf", "numpy", "bagua_contract", "asyncio", "psutil"}
+    assert imported & heavy == set()

@@ -1,0 +1,104 @@
+"""`scale` against a real etcd: only desired state is written, and only of a job that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_config import StoreCredentials
+from bagua_agent.scale import ScaleChange, change_desired
+from bagua_agent.store.client import Store
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store_access import store_config
+from bagua_contract import membership_pb2 as pb
+from tests.launch.launcher import Launcher
+
+KEYS = JobKeys("demo")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedEtcd]:
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
+    """An empty one."""
+    client = Store(store_config([etcd.endpoint], StoreCredentials()))
+    client.delete_prefix("/")
+    yield client
+    client.close()
+
+
+def begin(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> None:
+    keys = JobKeys(job_id)
+    store.put(keys.spec, pb.JobSpec(protocol=1, nonce="n").SerializeToString())
+    store.put(keys.desired, pb.Desired(min_nodes=min_nodes, max_nodes=max_nodes).SerializeToString())
+
+
+def desired(store: Store) -> tuple[int, int]:
+    record = store.get(KEYS.desired)
+    assert record is not None
+    found = pb.Desired.FromString(record.value)
+    return found.min_nodes, found.max_nodes
+
+
+def test_from_the_command_line(launch: Launcher, etcd: EmbeddedEtcd, store: Store) -> None:
+    begin(store, "demo", 1, 2)
+    words = ("scale", "--rdzv-id", "demo")
+    result = launch(*words, "2:4", env={"BAGUA_ETCD": etcd.endpoint})
+    assert (result.exit_code, result.output) == (0, "job 'demo': 2:4 nodes, was 1:2\n")
+    assert desired(store) == (2, 4)
+
+    result = launch(*words, "--rdzv_endpoint", etcd.endpoint, "2:4")
+    assert (result.exit_code, result.output) == (0, "job 'demo': 2:4 nodes, as before\n")
+
+
+def test_an_unknown_job_names_those_there_are(launch: Launcher, etcd: EmbeddedEtcd, store: Store) -> None:
+    env = {"BAGUA_ETCD": etcd.endpoint, "PET_RDZV_ID": "demo"}
+    assert launch.refusal("scale", "2", env=env) == (
+        "no job 'demo' in this etcd, nor any other; check --rdzv-endpoint"
+    )
+    begin(store, "b", 1, 1)
+    begin(store, "a", 1, 1)
+    assert launch.refusal("scale", "2", env=env) == "no job 'demo' in this etcd; there are 'a', 'b'"
+    assert store.get(KEYS.desired) is None
+
+
+def test_a_job_that_has_ended_is_left_alone(store: Store) -> None:
+    begin(store, "demo", 1, 2)
+    store.put(KEYS.result, pb.Result(outcome=pb.Result.SUCCEEDED).SerializeToString())
+    with pytest.raises(UserError, match="job 'demo' has ended"):
+        change_desired(store, "demo", 2, 2)
+    assert desired(store) == (1, 2)
+
+
+def test_a_broken_record_is_written_anew(store: Store) -> None:
+    begin(store, "demo", 1, 2)
+    store.put(KEYS.desired, b"\xff\xff\xff")
+    assert change_desired(store, "demo", 2, 3) == ScaleChange("demo", None, (2, 3))
+    assert desired(store) == (2, 3)
+
+
+def test_an_etcd_that_is_away_is_one_line_and_exit_code_1(
+    launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bagua_agent.scale._CONNECT_TIMEOUT_S", 0.3)
+    result = launch("scale", "--rdzv-id", "a", "--rdzv-endpoint", "127.0.0.1:1", "2")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1 and "127.0.0.1:1" in result.stderr
+
+
+def test_a_password_comes_from_its_file(launch: Launcher) -> None:
+    path = launch.directory / "password"
+    path.write_text("secret\n")
+    config = store_config(["e1"], StoreCredentials(user="u", password_file=str(path)))
+    assert (config.user, config.password) == ("u", "secret")
+    path.write_text("\n")
+    with pytest.raises(UserError, match="is empty"):
+        store_config(["e1"], StoreCredentials(user="u", password_file=str(path)))
