@@ -30,11 +30,11 @@ class InfrastructureLost(BaguaError):
 
 
 class StoreUnavailable(InfrastructureLost):
-    """No etcd endpoint did what was asked in the time given; nothing was changed, or trying again is harmless."""
+    """No etcd endpoint did what was asked in the time given; trying again later is harmless."""
 
 
 class OutcomeUnknown(InfrastructureLost):
-    """A transaction was sent and no answer came: it may or may not have been done. Read before trying again."""
+    """A transaction was sent and no answer came: it may have been done or not. Read before trying again."""
 
 
 class LeaseLost(InfrastructureLost):

@@ -186,7 +186,7 @@ class JobLoop:
                 self._make_room(ended)
             found = self._store.get(keys.spec)
             if found is not None:
-                spec = pb.JobSpec.FromString(found.value)
+                spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
                 if spec.protocol != PROTOCOL_VERSION:
                     raise UserError(
                         f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
@@ -565,11 +565,15 @@ class JobLoop:
             for key in (keys.suspicion(worker_id), keys.member(worker_id)):
                 self._leased.remove(key)
 
+        def gone_after(write: Callable[[], object]) -> None:
+            write()
+            gone()
+
         self._suspected.pop(worker_id, None)
         if returncode == 0:
             self._write_until_done(
                 f"finished {worker_id}",
-                lambda: (self._store.put(keys.finished(worker_id), b"\x01"), gone()),
+                lambda: gone_after(lambda: self._store.put(keys.finished(worker_id), b"\x01")),
             )
             return
         if not self._stopping:
@@ -582,7 +586,7 @@ class JobLoop:
         failure = self._failure(worker_id, worker.slot, returncode, cause, str(worker.files.directory))
         self._write_until_done(
             f"failure {worker_id}",
-            lambda: (self._store.put(keys.failure(worker_id), failure.SerializeToString()), gone()),
+            lambda: gone_after(lambda: self._store.put(keys.failure(worker_id), failure.SerializeToString())),
         )
         self._respawn(worker.slot, cause, failure, now_s)
 

@@ -7,7 +7,7 @@ that the agent's loop never waits for etcd; every outcome comes back through `re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.view import Verdict
 from bagua_agent.rpc.prober import probe, probe_through
 from bagua_agent.store.client import (
+    Compare,
     Put,
     Store,
     absent,
@@ -30,6 +31,9 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
 
 log = logging.getLogger(__name__)
+
+# Whoever can't reach etcd for longer than this may itself be what is cut off: its word is stale by then.
+REMOVAL_TIMEOUT_S = 1.0
 
 _VERDICTS = {
     control_pb2.ProbeReply.ALIVE: Verdict.ALIVE,
@@ -129,6 +133,7 @@ class Leadership:
                 "removing a dead leader's key",
                 [create_revision_is(self._keys.leader, create_revision)],
                 deletes=[self._keys.leader],
+                timeout_s=REMOVAL_TIMEOUT_S,
             )
 
         self._submit(remove)
@@ -140,7 +145,7 @@ class Leadership:
         fence = self._fence
 
         def write() -> None:
-            done = self._transact(
+            refused = self._transact(
                 f"writing generation {generation.number}",
                 [
                     create_revision_is(self._keys.leader, fence),
@@ -149,8 +154,8 @@ class Leadership:
                 puts=[Put(self._keys.generation, generation.encode())],
                 quiet=True,
             )
-            if done is not True:
-                self._report(GenerationRefused(generation.number, done or "somebody else wrote first"))
+            if refused:
+                self._report(GenerationRefused(generation.number, refused))
 
         self._submit(write)
 
@@ -179,7 +184,9 @@ class Leadership:
             deletes=deletes,
         )
 
-    def _fenced(self, what: str, compares=(), puts=(), deletes=()) -> None:  # type: ignore[no-untyped-def]
+    def _fenced(
+        self, what: str, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> None:
         fence = self._fence
         self._submit(
             lambda: self._transact(
@@ -187,11 +194,19 @@ class Leadership:
             )
         )
 
-    def _transact(self, what, compares, puts=(), deletes=(), quiet=False):  # type: ignore[no-untyped-def]
-        """True if done, else why not."""
+    def _transact(
+        self,
+        what: str,
+        compares: Sequence[Compare],
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        quiet: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Empty if done, else why not."""
         try:
-            if self._store.transact(compares, puts, deletes).succeeded:
-                return True
+            if self._store.transact(compares, puts, deletes, timeout_s).succeeded:
+                return ""
             reason = "a comparison failed"
         except InfrastructureLost as error:
             reason = str(error)

@@ -113,4 +113,4 @@ def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor
 
 def barrier() -> None:
     """Return when every worker has called it. Outside steps."""
-    _runtime.engine().allreduce(torch.zeros(1))
+    _runtime.engine().allreduce(torch.zeros(1), ReduceOp.SUM)

@@ -18,7 +18,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WriteGeneration:
-    """Only if the record still has expected_previous_number (0: there is none) and we still lead."""
+    """Only if the record still has expected_previous_number (0: there is none), we still lead, and there is
+    no result."""
 
     generation: Generation
     expected_previous_number: int

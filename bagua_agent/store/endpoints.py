@@ -1,7 +1,7 @@
 """Where is etcd? Reads the list of endpoints that a user writes; pure.
 
-An entry is `host`, `host:port`, `[v6]:port`, any of these behind http:// or https://, or `unix:/path`. A plain
-entry uses TLS if certificates are configured. Errors name the entry.
+An entry is `host`, `host:port`, `[v6]:port`, any of these behind http:// or https://, or `unix:/path`. A
+plain entry uses TLS if certificates are configured. Errors name the entry.
 """
 
 from __future__ import annotations

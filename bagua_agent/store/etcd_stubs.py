@@ -2,8 +2,8 @@
 
 etcd3 0.12.0 ships generated code that a current protobuf refuses to load. This module puts a module made of
 our own generated messages in the place of `etcd3.etcdrpc` before etcd3 is imported. Everything else imports
-etcd3 only as `from bagua_agent.store.etcd_stubs import etcd3`. A process that has imported etcd3 before us keeps
-what it has: the two speak the same wire format and our own calls use our own messages.
+etcd3 only as `from bagua_agent.store.etcd_stubs import etcd3`. A process that has imported etcd3 before us
+keeps what it has: the two speak the same wire format.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import grpc
+
 from bagua_contract import etcd_pb2 as rpc
 
 _UNARY = "unary_unary"
@@ -93,11 +94,11 @@ def _etcdrpc_module() -> ModuleType:
     return module
 
 
-# Only before etcd3 was imported: its modules bind etcdrpc once, and two kinds of messages must not mix in them.
+# Only if etcd3 is not imported yet: its modules bind etcdrpc once, and must not mix two kinds of messages.
 if "etcd3.etcdrpc" not in sys.modules:
     sys.modules["etcd3.etcdrpc"] = _etcdrpc_module()
 
-import etcd3  # type: ignore[import-untyped]  # noqa: E402
+import etcd3  # noqa: E402
 
 __all__ = [
     "AuthStub",

@@ -32,6 +32,7 @@ class Trouble(Enum):
 class Failure:
     trouble: Trouble
     detail: str
+    is_timeout: bool = False
 
     @property
     def certainly_not_done(self) -> bool:
@@ -59,7 +60,11 @@ _TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is
 def classify(code: grpc.StatusCode, details: str | None) -> Failure:
     """What a failed call means; `details` is the message that came with `code`."""
     text = " ".join((details or "").split())
-    return Failure(_trouble(code, text.lower()), text[:LONGEST_DETAIL] or code.name.lower().replace("_", " "))
+    return Failure(
+        _trouble(code, text.lower()),
+        text[:LONGEST_DETAIL] or code.name.lower().replace("_", " "),
+        is_timeout=code is grpc.StatusCode.DEADLINE_EXCEEDED,
+    )
 
 
 def _trouble(code: grpc.StatusCode, text: str) -> Trouble:

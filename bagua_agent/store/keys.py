@@ -19,7 +19,8 @@ def check_id(kind: str, value: str) -> str:
     """`value`, if it may be part of a key. Raises UserError naming it."""
     if not _ID.fullmatch(value) or value in (".", ".."):
         raise UserError(
-            f"{kind} id {value!r} is not allowed; use 1 to {LONGEST_ID} of A-Z a-z 0-9 . _ - (not '.' or '..')"
+            f"{kind} id {value!r} is not allowed; use 1 to {LONGEST_ID} of A-Z a-z 0-9 . _ - "
+            f"(but not '.' or '..')"
         )
     return value
 

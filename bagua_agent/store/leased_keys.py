@@ -1,9 +1,9 @@
 """Which keys should exist for as long as this process lives? One lease, its keep-alive, and the keys on it.
 
-`put` and `remove` state what should be; one thread makes it so and keeps it so: across outages, on a new lease if
-the old one was lost, again if the store lost its data. Invariants: a key that stands as it should is not written
-again (its create revision is the join order); a write that arrives late cannot undo a newer one (every write
-compares the revision it knows). Knows nothing of what the keys mean.
+`put` and `remove` state what should be; one thread makes it so and keeps it so: across outages, on a new
+lease if the old one was lost, again if the store lost its data. Invariants: a key that stands as it should is
+not written again (its create revision is the join order); a write that arrives late cannot undo a newer one
+(every write compares the revision it knows). Knows nothing of what the keys mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from bagua_agent.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
 from bagua_agent.store.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 0.5
@@ -34,8 +34,8 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLapsed:
-    """The lease ended in etcd and its keys are gone; those put are written again on the next lease, those won by
-    `put_if_absent` are not."""
+    """The lease ended in etcd and its keys are gone; those put are written again on the next lease, those won
+    by `put_if_absent` are not."""
 
     lease_id: int
 
@@ -54,8 +54,8 @@ LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
 
 
 class LeasedKeys:
-    """Thread-safe; the thread runs from construction to `close`. on_event is called from it; if it raises, that is
-    our bug: it is logged, and the keys are kept on."""
+    """Thread-safe; the thread runs from construction to `close`. on_event is called from it; if it raises,
+    that is our bug: it is logged, and the keys are kept on."""
 
     def __init__(
         self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], None] | None = None
@@ -94,7 +94,7 @@ class LeasedKeys:
             return self._lease_id
 
     def put(self, key: str, value: bytes) -> None:
-        """From now on `key` should hold `value`. Returns at once; written within milliseconds if etcd answers."""
+        """From now on `key` should hold `value`. Returns at once; written in milliseconds if etcd answers."""
         with self._changed:
             self._refuse_if_closing()
             self._removals.discard(key)
@@ -115,8 +115,8 @@ class LeasedKeys:
     def put_if_absent(self, key: str, value: bytes, timeout_s: float | None = None) -> int | None:
         """The create revision of `key` if this process has it, on the lease; None if another has.
 
-        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; whatever of
-        the attempt stands then is removed later.
+        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; whatever
+        of the attempt stands then is removed later.
         """
         limit_s = self._store.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
@@ -162,7 +162,7 @@ class LeasedKeys:
             try:
                 self._store.lease_revoke(lease_id, self._request_s)
             except StoreUnavailable as error:
-                _log.warning("the keys of this process stay for up to %d s: %s", self._ttl_s, error)
+                log.warning("the keys of this process stay for up to %d s: %s", self._ttl_s, error)
 
     # ---- put_if_absent
 
@@ -200,7 +200,8 @@ class LeasedKeys:
                     self._renewal_due = 0.0
                     self._changed.notify_all()
                     self._changed.wait_for(
-                        lambda: self._closing or self._lease_id != lease_id, deadline - time.monotonic()
+                        lambda lost=lease_id: self._closing or self._lease_id != lost,  # type: ignore[misc]
+                        deadline - time.monotonic(),
                     )
 
     # ---- the thread
@@ -357,7 +358,7 @@ class LeasedKeys:
             self._renewal_due = 0.0  # the lease is the most urgent once etcd answers again
             first, self._away = not self._away, True
         if first:
-            _log.info("leased keys: %s", error)
+            log.info("leased keys: %s", error)
             self._tell(StoreAway(str(error)))
 
     def _tell(self, event: LeaseEvent) -> None:
@@ -366,7 +367,7 @@ class LeasedKeys:
         try:
             self._on_event(event)
         except Exception:  # the owner's bug must not cost the lease, nor go unseen
-            _log.exception("bug: on_event of the leased keys raised at %r", event)
+            log.exception("bug: on_event of the leased keys raised at %r", event)
 
     def _refuse_if_closing(self) -> None:
         if self._closing:

@@ -1,8 +1,8 @@
-"""What does a prefix of the store hold right now? A local copy, kept up to date, that tells its owner every change.
+"""What does a prefix of the store hold right now? A local copy that is kept up to date and tells every change.
 
-Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and the changes of
-one transaction together; after a gap that the store's history does not cover (compaction, a store that lost its
-data) the difference is told instead. Knows nothing of what the keys mean.
+Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and the changes
+of one transaction together; after a gap that the store's history does not cover (compaction, a store that lost
+its data) the difference is told instead. Knows nothing of what the keys mean.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from bagua_contract import etcd_pb2 as pb
-
 from bagua_agent.errors import InternalError, UserError
 from bagua_agent.store.client import KeyValue, Store, decode_key, encode_key, end_of_prefix
 from bagua_agent.store.connection import Connection
@@ -21,8 +19,9 @@ from bagua_agent.store.endpoints import Endpoint
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble
 from bagua_agent.store.watch_stream import WatchStream
+from bagua_contract import etcd_pb2 as pb
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 0.5
@@ -40,7 +39,7 @@ class Change:
 
 
 def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revision: int) -> tuple[Change, ...]:
-    """What leads from `old` to `new`, as seen at `revision`: removals first, then writes by revision; pure."""
+    """What leads from `old` to `new`, seen at `revision`: removals first, then writes by revision; pure."""
     removed = sorted(old.keys() - new.keys())
     written = sorted(
         (kv for k, kv in new.items() if old.get(k) != kv), key=lambda kv: (kv.mod_revision, kv.key)
@@ -52,9 +51,9 @@ def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revisio
 
 
 class PrefixMirror:
-    """`start`, then `on_changes` is called with each batch of changes, first from `start` itself with all keys,
-    later from the mirror's thread; never twice at a time. on_connection tells whether the watch is up. A callback
-    that raises is our bug: it is logged, and the mirror goes on.
+    """`start`, then `on_changes` is called with each batch of changes, first from `start` itself with all
+    keys, later from the mirror's thread; never twice at a time. on_connection tells whether the watch is up.
+    A callback that raises is our bug: it is logged, and the mirror goes on.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class PrefixMirror:
         on_connection: Callable[[bool], None] | None = None,
         silence_s: float = 1.0,
     ) -> None:
-        """silence_s: how long the watch may be silent before the endpoint must show that it lives; as long again
-        without an answer, and another endpoint is taken."""
+        """silence_s: how long the watch may be silent before the endpoint must show that it lives; as long
+        again without an answer, and another endpoint is taken."""
         self._store = store
         self._prefix = prefix
         self._on_changes = on_changes
@@ -82,7 +81,7 @@ class PrefixMirror:
         self._thread: threading.Thread | None = None
 
     def start(self, timeout_s: float | None = None) -> None:
-        """Reads the prefix, tells it as one batch, and begins to watch. Raises StoreUnavailable, UserError."""
+        """Reads the prefix, tells it as one batch, begins to watch. Raises StoreUnavailable, UserError."""
         if self._thread is not None:
             raise InternalError(f"the mirror of {self._prefix} was started twice")
         keys, revision = self._store.get_prefix(self._prefix, timeout_s)
@@ -128,9 +127,9 @@ class PrefixMirror:
             except CallFailed as error:
                 if not self._stopping.is_set():
                     level = logging.ERROR if error.failure.trouble is Trouble.DENIED else logging.INFO
-                    _log.log(level, "watch of %s at %s: %s", self._prefix, endpoints[index], error)
+                    log.log(level, "watch of %s at %s: %s", self._prefix, endpoints[index], error)
             except UserError as error:  # a certificate that was readable at the start
-                _log.error("watch of %s at %s: %s", self._prefix, endpoints[index], error)
+                log.error("watch of %s at %s: %s", self._prefix, endpoints[index], error)
             if self._connected:
                 failed_since_pause, backoff_s = 0, _FIRST_BACKOFF_S
             self._tell_connection(False)
@@ -194,11 +193,12 @@ class PrefixMirror:
         return int(answer.header.revision)
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
-        """The store's revision, if it held what we hold at the revision we hold it for; None if its history is
-        another one: a store that lost its data, perhaps grown past our revision since.
+        """The store's revision, if at the revision of our state it held the same; None if its history is
+        another one: a store that lost its data, and perhaps has grown past our revision since.
 
-        Then the changes after our revision lead on from our state. To ask for one leased key is enough: lease ids
-        are made from the time, so another history cannot have the same one. Else the whole prefix is compared.
+        If it did, the changes after our revision lead on from our state. One leased key is enough of a
+        witness: lease ids are made from the time, so another history cannot have the same one. Without any,
+        the whole prefix is compared.
         """
         with self._lock:
             state, revision = dict(self._state), self._revision
@@ -254,7 +254,7 @@ class PrefixMirror:
         try:
             self._on_changes(changes)
         except Exception:  # the owner's bug must not end the mirror, nor go unseen
-            _log.exception("bug: on_changes of the mirror of %s raised", self._prefix)
+            log.exception("bug: on_changes of the mirror of %s raised", self._prefix)
 
     def _tell_connection(self, connected: bool) -> None:
         if connected == self._connected:
@@ -265,4 +265,4 @@ class PrefixMirror:
         try:
             self._on_connection(connected)
         except Exception:  # as above
-            _log.exception("bug: on_connection of the mirror of %s raised", self._prefix)
+            log.exception("bug: on_connection of the mirror of %s raised", self._prefix)

@@ -1,7 +1,7 @@
 """Is the watch still alive? One stream of changes of a prefix from one endpoint.
 
-Asks for a sign of life when the stream is silent, and ends it when none comes: a frozen endpoint or a silent cut
-would otherwise look like a quiet store for ever. Knows nothing of state or of trying again.
+Asks for a sign of life when the stream is silent, and ends it when none comes: a frozen endpoint or a silent
+cut would otherwise look like a quiet store for ever. Knows nothing of state or of trying again.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from bagua_contract import etcd_pb2 as pb
 
 from bagua_agent.store.client import encode_key, end_of_prefix
 from bagua_agent.store.connection import Connection
 from bagua_agent.store.failures import CallFailed, Failure, Trouble, classify
+from bagua_contract import etcd_pb2 as pb
 
 
 class WatchStream:
     """Iterate over it for responses; `close` ends the iteration from any thread.
 
-    silence_s: after this long without a message a sign of life is asked for; after as long again the stream ends
-    with CallFailed. Time that the reader takes over a message does not count.
+    silence_s: after this long without a message a sign of life is asked for; after as long again the stream
+    ends with CallFailed. Time that the reader takes over a message does not count.
     """
 
     def __init__(self, connection: Connection, prefix: str, start_revision: int, silence_s: float) -> None:

@@ -44,7 +44,7 @@ def send_state(
         for at in range(begin, end, CHUNK_BYTES):
             chunk = torch.empty(min(CHUNK_BYTES, end - at), dtype=torch.uint8)
             state_codec.read_bytes(tensors, at, chunk)
-            checksum = zlib.crc32(memoryview(chunk.numpy()), checksum)
+            checksum = zlib.crc32(chunk.numpy().data, checksum)
             communicator.send(chunk, receiver, TAG).wait()
         communicator.send(torch.tensor([checksum], dtype=torch.int64), receiver, TAG).wait()
 
@@ -78,7 +78,7 @@ def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
         thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
     if failures:
         raise failures[0]
-    return state_codec.decode(bytes(memoryview(manifest.numpy())), staging, copy=False)
+    return state_codec.decode(manifest.numpy().tobytes(), staging, copy=False)
 
 
 def _receive_stripe(
@@ -89,7 +89,7 @@ def _receive_stripe(
     for at in range(begin, end, CHUNK_BYTES):
         chunk = staging[at : min(at + CHUNK_BYTES, end)]
         communicator.receive(chunk, holders[part], TAG).wait()
-        checksum = zlib.crc32(memoryview(chunk.numpy()), checksum)
+        checksum = zlib.crc32(chunk.numpy().data, checksum)
     expected = torch.zeros(1, dtype=torch.int64)
     communicator.receive(expected, holders[part], TAG).wait()
     if int(expected) != checksum:

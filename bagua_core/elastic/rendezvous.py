@@ -10,7 +10,7 @@ import threading
 from datetime import timedelta
 
 from bagua_contract.records import Generation
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.gloo import build_gloo

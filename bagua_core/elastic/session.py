@@ -82,7 +82,7 @@ class Session:
         except grpc.RpcError as error:
             if self._closed:
                 return
-            reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
+            reason = f"{error.code().name}: {error.details()}"
         else:
             if self._closed:
                 return

@@ -28,5 +28,5 @@ def seed_generators(seed: int, step: int, global_rank: int) -> None:
     value = step_seed(seed, step, global_rank)
     # torch.manual_seed also walks every device backend, ten times the cost of the one generator in use.
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(value)

@@ -37,6 +37,9 @@ Chain = tuple[int, ...]
 Lines = tuple[Line, ...]
 _steps: list[Entry] = []
 _step_ids: dict[Entry, int] = {}
+# Likewise a History, so that states are quick to compare.
+_histories: list[History] = [History()]
+_history_ids: dict[History, int] = {History(): 0}
 DIRTY = -99  # initial "parameters" of a worker that lost its claim to a state: nobody may build on them
 
 
@@ -45,7 +48,7 @@ class Worker(NamedTuple):
     gen: int = 0
     round: int = 0  # of its generation: 0 exchanges the names, the others are reductions
     chain: Chain = ()
-    history: History = History()
+    history: int = 0  # place in `_histories`
     built: int = 0  # newest pending generation whose communicator it has built
     copied: bool = False
 
@@ -61,7 +64,7 @@ class Gen(NamedTuple):
     holder: tuple[bool, ...]
     counts: tuple[int, ...]
     vs: tuple[float, ...]
-    known: tuple[tuple[Chain, History, bool] | None, ...]
+    known: tuple[tuple[Chain, int, bool] | None, ...]
 
 
 class State(NamedTuple):
@@ -101,6 +104,13 @@ def _intern(step: Entry) -> int:
     return _step_ids[step]
 
 
+def _intern_history(history: History) -> int:
+    if history not in _history_ids:
+        _history_ids[history] = len(_histories)
+        _histories.append(history)
+    return _history_ids[history]
+
+
 @dataclass(frozen=True)
 class Rules:
     """The protocol's decisions; a test replaces one to show that the invariants notice."""
@@ -118,7 +128,7 @@ class Rules:
     leavers_stay_members: bool = False  # a loss while a leave is pending takes the leaver back as a holder
     planned_needs_in_force: bool = True
     second_end_collective: bool = True
-    ledger_first_generation_open: bool = False
+    first_commit_known_by_report: bool = False  # until then the job may begin anew
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,7 @@ class Setup:
     minimum: int = 1
     unequal_start: bool = False  # generation 1 has yet to copy rank 0's initial parameters
     outside: bool = False  # holders stand outside a step whenever names are exchanged
+    eager: bool = True  # the reduction of `_only_awaited`
     stop_at_end: bool = False  # explore nothing after the first rank that confirmed the end
     behind_beside: bool = False  # members one commit behind copy in the shadow step as well
     rules: Rules = field(default_factory=Rules)
@@ -157,7 +168,7 @@ class Model:
             workers = tuple(Worker(READY, 1, 1, (0,), copied=True) for w in members)
         if self.setup.newcomer:
             workers += (Worker(WAIT, 0, 0, (count,)),)
-        known = tuple((w.chain, History(), True) for w in workers[:count])
+        known = tuple((w.chain, 0, True) for w in workers[:count])
         first = Gen(1, LOSS, members, (1,) * count, (True,) * count, (1,) * count, (0.0,) * count, known)
         return State(
             workers, (first,), 1, 0, frozenset(), self.setup.leavers, False, self.setup.kills,
@@ -333,7 +344,7 @@ class Model:
                 raise Violation(f"I6: a forgotten state becomes the job's: {label}")
             if plan.initial:
                 self.coverage["copied initial parameters"] += 1
-            due = self.rules.entered(worker.history, me, roster)
+            due = self.rules.entered(_histories[worker.history], me, roster)
             for text, after, alive in self._write(s, w, due, label):
                 ready = worker._replace(phase=READY, round=1, copied=False)
                 yield text, self._set(after, w, ready if alive else Worker(DEAD))
@@ -344,7 +355,7 @@ class Model:
         name = _name_of(reference)
         if name.step < self.setup.steps:
             healing = self.healing_now(gen, worker.round)
-            history, due = self.rules.collective_completed(worker.history, name.step, healing, me, roster)
+            history, due = self._released(worker, name.step, healing, me, roster)
             for text, after, alive in self._write(s, w, due, label):
                 if not alive:
                     yield text, self._set(after, w, Worker(DEAD))
@@ -353,23 +364,24 @@ class Model:
                 else:
                     yield from self._commit(after, w, worker._replace(history=history), gen, text)
         elif name.operations == 0:
-            history, due = self.rules.collective_completed(worker.history, name.step, frozenset(), me, roster)
+            history, due = self._released(worker, name.step, frozenset(), me, roster)
             for text, after, alive in self._write(s, w, due, label + " (first of the end)"):
                 chain = (*worker.chain, -gen.number)
                 ready = worker._replace(phase=READY, round=worker.round + 1, chain=chain, history=history)
                 if not self.rules.second_end_collective:
-                    ready = Worker(ENDED)
+                    ready = Worker(ENDED, chain=chain)
                 yield text, self._set(after, w, ready if alive else Worker(DEAD))
-                if alive and ready.phase == ENDED:
-                    self._check_end(after, worker.chain, text)
         else:
-            self._check_end(s, worker.chain, label)
+            self._check_nothing_lost(s, worker.chain, label)
             self.coverage["a rank confirmed the end"] += 1
-            yield label + " (second of the end)", self._set(s, w, Worker(ENDED))
+            yield label + " (second of the end)", self._set(s, w, Worker(ENDED, chain=worker.chain))
 
-    def _check_end(self, s: State, chain: Chain, label: str) -> None:
-        if self.rules.second_end_collective:
-            self._check_nothing_lost(s, chain, label)
+    def _released(
+        self, worker: Worker, step: int, healing: frozenset[int], me: str, roster: Mapping[str, int]
+    ) -> tuple[int, Lines]:
+        history = _histories[worker.history]
+        history, due = self.rules.collective_completed(history, step + 1, healing, me, roster)
+        return _intern_history(history), due
 
     @staticmethod
     def _check_nothing_lost(s: State, chain: Chain, label: str) -> None:
@@ -393,13 +405,15 @@ class Model:
         name = _name_of(worker.chain)
         step = Entry(
             generation=gen.number,
-            step=name.step,
+            step=name.step + 1,
             position=(("batch", name.step),),
             workers=tuple(NAMES[m] for m in gen.members),
             healing=self.healing_now(gen, worker.round),
         )
-        history = self.rules.trim(worker.history.committed(step))
-        committed = worker._replace(chain=(*worker.chain, _intern(step)), history=history)
+        history = self.rules.trim(_histories[worker.history].committed(step))
+        committed = worker._replace(
+            chain=(*worker.chain, _intern(step)), history=_intern_history(history)
+        )
         if self.rules.own_line_at_commit:
             own = (Line(step, step.workers.index(NAMES[w])),)
             s = list(self._write(s, w, own, label))[-1][1]
@@ -429,10 +443,10 @@ class Model:
         if any(s.workers[gen.members[h]].phase == DEAD for h in plan.holders):
             self.coverage["last bytes of a source that died"] += 1
         chain = source[0] if source[2] else (DIRTY,)
-        history, due = self.rules.copied(source[1], NAMES[w], self.roster(gen))
+        history, due = self.rules.copied(_histories[source[1]], NAMES[w], self.roster(gen))
         for text, after, alive in self._write(s, w, due, f"{NAMES[w]} has copied in {gen.number}"):
             self.coverage["copied"] += 1
-            copied = worker._replace(chain=chain, history=history, copied=True)
+            copied = worker._replace(chain=chain, history=_intern_history(history), copied=True)
             yield text, self._set(after, w, copied if alive else Worker(DEAD))
 
     def _enter(self, s: State, w: int, worker: Worker, gen: Gen) -> State:
@@ -444,8 +458,8 @@ class Model:
         ):
             # Named none from here on, but the parameters are still what they became.
             if worker.phase != WAIT:
-                self.coverage["came back and forgot"] += 1
-            worker = worker._replace(chain=(DIRTY,), history=History())
+                self.coverage["forgot what the job may have undone"] += 1
+            worker = worker._replace(chain=(DIRTY,), history=0)
         known = (worker.chain, worker.history, worker.chain[0] != DIRTY)
         after = self._contribute(s, w, gen.number, 0.0, known)
         return self._set(
@@ -498,6 +512,8 @@ class Model:
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
         if s.in_force == newest.number or not self.rules.planned_needs_in_force and newest.kind == LOSS:
             for w in self._joinable(s):
+                if s.workers[w].phase != WAIT:
+                    self.coverage["a dropped worker joins again"] += 1
                 yield from self._write_generation(s, PLANNED, [*newest.members, w])
             for w in newest.members:
                 if s.leaving >> w & 1 and len(newest.members) > 1:
@@ -539,7 +555,8 @@ class Model:
                 stays = self.rules.leavers_stay_members and s.leaving >> m & 1
                 since.append(1 if stays else number)
                 holder.append(bool(stays))
-        if not any(holder) and self.rules.holder_required:
+        begin_anew = self.rules.first_commit_known_by_report and newest.number == 1 and not s.reported
+        if not any(holder) and self.rules.holder_required and not begin_anew:
             return
         order = sorted(range(len(members)), key=lambda i: (not holder[i], since[i], members[i]))
         gen = Gen(
@@ -575,6 +592,12 @@ class Model:
         if self.setup.stop_at_end and any(worker.phase == ENDED for worker in s.workers):
             yield "the rest of the end is not explored", s._replace(closing=True), False
             return
+        if self.setup.eager:
+            for w in range(len(s.workers)):
+                if self._only_awaited(s, w):
+                    for label, after in self.worker_events(s, w):
+                        yield label, self.reduced(after), False
+                    return
         for w in range(len(s.workers)):
             for label, after in self.worker_events(s, w):
                 yield label, self.reduced(after), False
@@ -583,6 +606,19 @@ class Model:
         for label, after in self.fault_events(s):
             if label:
                 yield label, self.reduced(after), True
+
+    def _only_awaited(self, s: State, w: int) -> bool:
+        """Whether the one event that `w` has, beside dying, commutes with all others, so that it may go first:
+        to enter a generation that others wait for it in, or to see the end of an exchange that owes no lines."""
+        worker, newest = s.workers[w], s.gens[-1]
+        if worker.phase in (READY, FAILED):
+            return newest.kind == LOSS and newest.number > worker.gen and w in newest.members
+        if worker.phase != CONTRIBUTED or worker.round != 0 or newest.number > worker.gen:
+            return False
+        gen = self.gen_of(s, worker.gen)
+        return min(gen.counts) > 0 and not self.rules.entered(
+            _histories[worker.history], NAMES[w], self.roster(gen)
+        )
 
     @staticmethod
     def reduced(s: State) -> State:
@@ -641,6 +677,8 @@ class Model:
         """`s` has no successor but faults."""
         newest = s.gens[-1]
         if s.closing:
+            ended = next(worker for worker in s.workers if worker.phase == ENDED)
+            self._check_nothing_lost(s, ended.chain, "the job ended")
             self.coverage["the job ended"] += 1
             return
         alive = [w for w, worker in enumerate(s.workers) if worker.phase not in GONE]
@@ -659,9 +697,12 @@ class Model:
 
 
 class Exploration(NamedTuple):
+    """outcomes: what is left where nothing but faults can follow: the ledger, and who is how far."""
+
     states: int
     transitions: int
     coverage: Counter[str]
+    outcomes: frozenset[object]
 
 
 def explore(setup: Setup, limit: int = 2_000_000) -> Exploration:
@@ -671,6 +712,7 @@ def explore(setup: Setup, limit: int = 2_000_000) -> Exploration:
     parents: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
     transitions = 0
+    outcomes: set[object] = set()
     while queue:
         s = queue.popleft()
         moved = False
@@ -687,11 +729,12 @@ def explore(setup: Setup, limit: int = 2_000_000) -> Exploration:
                         raise Violation(f"{violation} after: {label}") from None
             if not moved:
                 model.check_stuck(s)
+                outcomes.add((s.ledger, tuple((w.phase, w.chain) for w in s.workers)))
         except Violation as violation:
             raise Violation("\n  ".join([str(violation), *history(parents, s)])) from None
         if len(parents) > limit:
             raise AssertionError(f"more than {limit} states: the search is not complete")
-    return Exploration(len(parents), transitions, model.coverage)
+    return Exploration(len(parents), transitions, model.coverage, frozenset(outcomes))
 
 
 def history(parents: Mapping[State, tuple[State, str] | None], s: State) -> list[str]:

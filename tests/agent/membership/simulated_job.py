@@ -191,7 +191,7 @@ class SimulatedJob:
         match action:
             case WriteGeneration(generation, previous):
                 number = 0 if self.generation is None else self.generation.number
-                if leads and previous == number:
+                if leads and previous == number and self.result is None:
                     self.accept(generation)
                 else:
                     self.feed(
@@ -323,6 +323,10 @@ class SimulatedJob:
             if record.kind is GenerationKind.LOSS or record.base == 0:
                 self._enter(worker, record)
             else:
+                if worker.current is not None and record.base > current:
+                    # Planned upon a generation that this worker never saw, so that one left it out: every
+                    # member of a base has taken it.
+                    worker.current, worker.steps, worker.name = None, 0, 0
                 worker.pending = record
         if node.leaving and worker.current is None and not inside:
             self.end(worker, well=True)

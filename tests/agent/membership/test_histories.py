@@ -17,12 +17,19 @@ MOST_NODES = 5
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(least=st.integers(1, 2), extra=st.integers(0, 3), slots=st.lists(st.integers(1, 2), min_size=2))
-    def start(self, least: int, extra: int, slots: list[int]) -> None:
+    @initialize(
+        least=st.integers(1, 2),
+        extra=st.integers(0, 3),
+        slots=st.lists(st.integers(1, 2), min_size=2, max_size=3),
+        running=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, least: int, extra: int, slots: list[int], running: bool) -> None:
         self.job = SimulatedJob(least, least + extra)
-        for count in slots[:3]:
+        for count in slots:
             self.job.add_node(count)
         self.job.elect(self.job.nodes["a0"], fresh=False)
+        for _ in range(4 if running else 0):
+            self.settle()
 
     def node(self, data: st.DataObject) -> Node:
         return self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
@@ -32,6 +39,28 @@ class Histories(RuleBasedStateMachine):
         return self.job.workers[data.draw(st.sampled_from(alive))] if alive else None
 
     # -- what the job does
+    @rule(looks=st.booleans(), commits=st.integers(0, 2), reports=st.booleans(), asks=st.booleans())
+    def some_work(self, looks: bool, commits: int, reports: bool, asks: bool) -> None:
+        """Most of the time most things work; what does not happen now is what makes a history."""
+        job = self.job
+        job.now_s += 0.5
+        for node in list(job.nodes.values()):
+            job.spawn(node)
+            job.deliver(node)
+        for worker in list(job.workers.values()):
+            if looks:
+                job.look(worker)
+        for _ in range(commits):
+            self.commit()
+        for worker in list(job.workers.values()):
+            if reports:
+                job.report(worker)
+            job.suspect(worker, broken=True)
+        for node in list(job.nodes.values()):
+            job.deliver(node)
+        while asks and job.probes:
+            job.answer(0)
+
     @rule(data=st.data())
     def spawn(self, data: st.DataObject) -> None:
         self.job.spawn(self.node(data))

@@ -32,8 +32,8 @@ def test_keeps_order_and_drops_repetitions() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ["e1:", "e1:0", "e1:65536", "e1:x", ":2379", "e 1:2", "ftp://e1:1", "unix:relative", "::1:2379", "[::1", "[x]:1",
-     "unix:/" + "x" * 107, "http://", "e1:2379/path", "-e:1", "e1:٣"],
+    ["e1:", "e1:0", "e1:65536", "e1:x", ":2379", "e 1:2", "ftp://e1:1", "unix:relative", "::1:2379", "[::1",
+     "[x]:1", "unix:/" + "x" * 107, "http://", "e1:2379/path", "-e:1", "e1:٣"],
 )  # fmt: skip
 def test_names_the_entry_it_cannot_read(entry: str) -> None:
     with pytest.raises(UserError) as caught:

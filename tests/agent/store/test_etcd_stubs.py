@@ -4,9 +4,8 @@ import subprocess
 import sys
 import textwrap
 
-from bagua_contract import etcd_pb2
-
 from bagua_agent.store.etcd_stubs import etcd3
+from bagua_contract import etcd_pb2
 
 
 def test_etcd3_finds_everything_it_names() -> None:

@@ -55,10 +55,10 @@ def test_tls(certificates: Path, make_store: MakeStore, mutual: bool) -> None:
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path, make_store: MakeStore) -> None:
-    with pytest.raises(UserError, match="nowhere.pem"):
+    with pytest.raises(UserError, match=r"nowhere\.pem"):
         make_store("https://127.0.0.1:1", ca_cert=str(tmp_path / "nowhere.pem")).connect(0.2)
     (tmp_path / "empty.pem").write_text("")
-    with pytest.raises(UserError, match=r"empty.pem.*PEM"):
+    with pytest.raises(UserError, match=r"empty\.pem.*PEM"):
         make_store("https://127.0.0.1:1", ca_cert=str(tmp_path / "empty.pem")).connect(0.2)
 
 

@@ -28,7 +28,7 @@ def run_ranks(world: Sequence[Any], act: Callable[[Any], T]) -> list[T]:
 
 
 def gloo_world(world_size: int, generation: int = 1, timeout_s: float = 8.0) -> list[GlooCommunicator]:
-    # not a TCPStore: torch looks up the name of every address that connects to one, and waits for the resolver
+    # not a TCPStore: for every connection to one torch asks the resolver for a name, and waits
     store = HashStore()
 
     def build(global_rank: int) -> GlooCommunicator:

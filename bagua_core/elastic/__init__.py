@@ -1,0 +1,1 @@
+"""Steps that commit: generations as a worker follows them, roll-back, heal, the ledger."""

@@ -1,0 +1,347 @@
+"""DistributedDataParallel as a script sees it: wrapping, buffers, and when optimizers really step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_core.algorithms import Algorithm, UnknownAlgorithmError, algorithm_names, find_algorithm
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.in_process import InProcessCommunicator
+from bagua_core.communication.reducer import SparseGradientError
+from bagua_core.elastic.step_interface import MicroBatch, Model, StepEngine
+from bagua_core.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
+from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
+
+ROOT = Path(__file__).parents[2]
+LAST, NOT_LAST = MicroBatch(1.0, True), MicroBatch(0.5, False)
+
+
+class Worker:
+    def __init__(
+        self, communicator: Communicator | None = None, build: type[nn.Module] | None = None
+    ) -> None:
+        self.engine = FakeEngine(communicator)
+        inner = seeded(build or (lambda: nn.Linear(4, 2)))
+        self.optimizer = torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        self.model = DistributedDataParallel(inner, optimizers=[self.optimizer], engine=self.engine)
+
+    def train(self, x: torch.Tensor | None = None) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(3, 4) if x is None else x).sum().backward()
+        self.optimizer.step()
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1).clone() for p in self.model.parameters()])
+
+
+def test_it_is_what_engine_and_torch_expect() -> None:
+    worker = Worker()
+    engine: StepEngine = worker.engine
+    model: Model = worker.model
+    assert worker.engine.models == [worker.model]
+    assert model.algorithm_name == "gradient_allreduce"
+    assert model.optimizers == [worker.optimizer]
+    assert engine.in_step
+    torch_like = nn.DataParallel(nn.Linear(4, 2))
+    assert (
+        list(worker.model.state_dict()) == list(torch_like.state_dict()) == ["module.weight", "module.bias"]
+    )
+    worker.model.load_state_dict(torch_like.state_dict())
+    assert torch.equal(worker.model.module.weight, torch_like.module.weight)
+
+
+def test_algorithms_are_found_by_name() -> None:
+    found = find_algorithm("gradient_allreduce")
+    assert isinstance(found, Algorithm)
+    assert find_algorithm(found) is found
+    assert algorithm_names() == ("gradient_allreduce",)
+    with pytest.raises(
+        UnknownAlgorithmError, match=r"'gradient_alreduce' is unknown; use one of gradient_allreduce"
+    ):
+        DistributedDataParallel(nn.Linear(1, 1), algorithm="gradient_alreduce", engine=FakeEngine())
+
+
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(SparseGradientError, match="table has sparse=True"):
+        DistributedDataParallel(
+            nn.ModuleDict({"table": nn.Embedding(3, 2, sparse=True)}), engine=FakeEngine()
+        )
+    with pytest.raises(ValueError, match=r"weight has no shape yet"):
+        DistributedDataParallel(nn.LazyLinear(3), engine=FakeEngine())
+    with pytest.raises(ValueError, match="nothing to train"):
+        DistributedDataParallel(nn.Tanh(), engine=FakeEngine())
+
+
+def test_no_sync_covers_the_forward_as_in_torch() -> None:
+    workers = [Worker(c) for c in in_process_world(2)]
+
+    def act(w: Worker) -> None:
+        communicator = w.engine.communicator()
+        assert communicator is not None
+        x = torch.full((3, 4), 1.0 + communicator.global_rank)
+        with w.model.no_sync():
+            w.model(x).sum().backward()
+        assert not w.engine.pairs
+        w.model(x).sum().backward()
+
+    run_ranks(workers, act)
+    for worker in workers:
+        assert len(worker.engine.pairs) == 1
+        assert torch.equal(worker.model.module.weight.grad, torch.full((2, 4), 2 * 4.5))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("flags", torch.tensor([True, False, True]))
+        self.register_buffer("empty", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x)
+        return y
+
+
+def test_buffers_of_rank_0_are_used_by_all() -> None:
+    workers = [Worker(c, Normed) for c in in_process_world(2)]
+    x = torch.randn(2, 5, 4)
+    workers[1].model.module.flags.zero_()
+
+    def act(w: Worker) -> list[torch.Tensor]:
+        communicator = w.engine.communicator()
+        assert communicator is not None
+        for _ in range(2):
+            w.train(x[communicator.global_rank])
+        w.model(x[0])  # begins by sharing the buffers, then both see the same data
+        return [b.clone() for b in w.model.buffers()]
+
+    first, second = run_ranks(workers, act)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert int(workers[1].model.module.norm.num_batches_tracked) == 3
+    workers[1].model.eval()(x[0])  # alone, and waits for nobody
+
+
+def test_a_loss_while_buffers_are_shared_fails_the_step_and_not_the_forward() -> None:
+    world = in_process_world(2)
+    survivor = Worker(world[0], Normed)
+    assert isinstance(world[1], InProcessCommunicator)
+    world[1].lose("10.0.0.9")
+    before = survivor.weights()
+    survivor.train(torch.randn(5, 4))
+    assert isinstance(survivor.engine.failed, CollectiveFailed)
+    assert torch.equal(survivor.weights(), before)
+
+
+def test_a_failed_step_leaves_parameters_and_optimizer_as_they_were() -> None:
+    world = in_process_world(2)
+    worker = Worker(world[0])
+    assert isinstance(world[1], InProcessCommunicator)
+    world[1].lose("10.0.0.9")
+    before = worker.weights()
+    worker.train()
+    assert worker.engine.step_failed
+    assert torch.equal(worker.weights(), before)
+    assert not worker.optimizer.state
+    assert worker.engine.waits_before_step == 0
+
+
+def test_only_the_last_micro_batch_steps() -> None:
+    worker = Worker()
+    before = worker.weights()
+    worker.engine.current = NOT_LAST
+    worker.train()
+    assert torch.equal(worker.weights(), before)
+    worker.engine.current = MicroBatch(0.5, True)
+    worker.train()
+    assert not torch.equal(worker.weights(), before)
+    assert worker.engine.waits_before_step == 1
+
+
+def test_a_failure_while_waiting_for_copies_holds_the_step_back() -> None:
+    worker = Worker()
+    before = worker.weights()
+
+    def fails() -> None:
+        worker.engine.failed = CollectiveFailed("x")
+
+    worker.engine.before_optimizer_step = fails  # type: ignore[method-assign]
+    worker.train()
+    assert torch.equal(worker.weights(), before)
+
+
+def closing(worker: Worker, calls: list[int]) -> torch.Tensor:
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        worker.optimizer.zero_grad()
+        loss: torch.Tensor = worker.model(torch.ones(3, 4)).sum()
+        loss.backward()
+        return loss
+
+    loss: torch.Tensor = worker.optimizer.step(closure)
+    return loss
+
+
+def test_closures_run_once_and_are_judged_afterwards() -> None:
+    calls: list[int] = []
+    worker = Worker()
+    before = worker.weights()
+    worker.engine.current = NOT_LAST
+    assert closing(worker, calls) is not None
+    assert torch.equal(worker.weights(), before)
+    worker.engine.current = MicroBatch(0.5, True)
+    assert closing(worker, calls) is not None
+    assert not torch.equal(worker.weights(), before)
+    assert len(calls) == 2
+
+    world = in_process_world(2)
+    failing = Worker(world[0])
+    assert isinstance(world[1], InProcessCommunicator)
+    world[1].lose("10.0.0.9")
+    before = failing.weights()
+    closing(failing, calls)
+    assert torch.equal(failing.weights(), before)
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_schedulers_follow_and_do_not_warn(scheduler_first: bool) -> None:
+    engine = FakeEngine()
+    inner = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=1.0)
+
+    def schedule() -> torch.optim.lr_scheduler.StepLR:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = schedule() if scheduler_first else None
+        model = DistributedDataParallel(inner, optimizers=[optimizer], engine=engine)
+        gate_optimizer(optimizer, engine)  # twice is harmless
+        scheduler = scheduler or schedule()
+        gate_scheduler(scheduler, engine)
+        gate_scheduler(scheduler, engine)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
+        state = dict(scheduler.state_dict())
+        for micro_batch, failed, rate in (
+            (NOT_LAST, None, 1.0),
+            (LAST, CollectiveFailed("x"), 1.0),
+            (NOT_LAST, None, 1.0),
+            (LAST, None, 0.5),
+        ):
+            engine.current, engine.failed = micro_batch, failed
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+            assert optimizer.param_groups[0]["lr"] == rate
+        engine.in_step, engine.current = False, NOT_LAST
+        scheduler.step()  # between epochs
+        assert optimizer.param_groups[0]["lr"] == 0.25
+        scheduler.load_state_dict(state)
+        assert state.keys() == schedule().state_dict().keys()
+
+
+def test_a_scheduler_without_a_gate_does_not_warn_after_a_held_back_step() -> None:
+    worker = Worker()
+    scheduler = torch.optim.lr_scheduler.StepLR(worker.optimizer, step_size=1)
+    gate_optimizer(worker.optimizer, worker.engine)  # the outermost, so torch's own note is not taken
+    worker.engine.failed = CollectiveFailed("x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worker.optimizer.step()
+        scheduler.step()
+
+
+def test_a_scaler_moves_once_a_step() -> None:
+    engine = FakeEngine()
+    inner = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=1.0)
+    model = DistributedDataParallel(inner, optimizers=[optimizer], engine=engine)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    gate_scaler(scaler, engine)
+    gate_scaler(scaler, engine)
+    before = inner.weight.detach().clone()
+
+    def train(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        scaler.step(optimizer)
+        scaler.update()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.current = NOT_LAST
+        train(torch.ones(1, 4))
+        assert scaler.get_scale() == 8.0
+        assert torch.equal(inner.weight, before)
+        engine.current = MicroBatch(0.5, True)
+        train(torch.ones(1, 4))
+        assert scaler.get_scale() == 16.0
+        torch.testing.assert_close(inner.weight, before - 1.0)
+        stepped = inner.weight.detach().clone()
+        # an overflow in one part spoils the sum, and only the sum is judged
+        engine.current = NOT_LAST
+        train(torch.full((1, 4), float("inf")))
+        assert scaler.get_scale() == 16.0
+        engine.current = MicroBatch(0.5, True)
+        train(torch.ones(1, 4))
+        assert scaler.get_scale() == 8.0
+        assert torch.equal(inner.weight, stepped)
+        engine.failed = CollectiveFailed("x")
+        train(torch.ones(1, 4))
+        assert scaler.get_scale() == 8.0
+        assert torch.equal(inner.weight, stepped)
+
+
+def test_a_wait_in_backward_lets_other_threads_run() -> None:
+    """The session thread must be able to abort while the script's thread waits in autograd."""
+    world = in_process_world(2)
+    worker = Worker(world[0])
+    timer = threading.Timer(0.05, lambda: world[0].abort("told by the agent"))
+    timer.start()
+    worker.train()
+    timer.join(5.0)
+    assert isinstance(worker.engine.failed, CollectiveFailed)
+    assert "told by the agent" in str(worker.engine.failed)
+
+
+def test_the_same_as_torchs_ddp_in_two_processes(tmp_path: Path) -> None:
+    """Both train the same net in the same processes: gradients agree, and ranks agree bit for bit."""
+    script = Path(__file__).with_name("communication") / "ddp_parity_rank.py"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(global_rank), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for global_rank in range(2)
+    ]
+    try:
+        outputs = [p.communicate(timeout=40.0)[0] for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10.0)
+    assert [p.returncode for p in processes] == [0, 0], "\n".join(outputs)
+    first, second = (torch.load(tmp_path / f"ours-{r}.pt") for r in range(2))
+    assert len(first) == len(second) > 10
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,136 @@
+"""The fault tests' script: a small model with everything that has state, and a step as long as the test asks.
+
+Each worker that reaches the end writes <out>/ends/<worker id>.json: digests and counters of what it holds. Written
+as a user would, without a __main__ guard.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bagua_core as bagua
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, default=2400)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--batch", type=int, default=24)
+parser.add_argument("--step-s", type=float, default=0.0, help="least duration of a step")
+parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
+parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
+parser.add_argument("--raise-in-slot", type=int, help="only in this slot")
+parser.add_argument("--failpoints-once", action="store_true", help="only a slot's first worker has failpoints")
+parser.add_argument("--ready-file", type=Path, help="created when the first step has begun")
+args = parser.parse_args()
+
+
+def first(what):
+    """Whether nobody of this job has asked for `what` before."""
+    try:
+        (args.out / what).open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+AGENT, WORKER = os.environ.get("BAGUA_AGENT_ID", "none"), os.environ.get("BAGUA_WORKER_ID", "none")
+SLOT = int(os.environ.get("BAGUA_SLOT", "0"))
+if args.failpoints_once and not first(f"has-failpoints-{AGENT}-{SLOT}"):
+    del os.environ["BAGUA_FAILPOINTS"]
+
+torch.set_num_threads(1)
+
+
+class Samples(torch.utils.data.Dataset):
+    """Every sample follows from its index."""
+
+    def __len__(self):
+        return args.samples
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(16, generator=generator)
+        return x, int(x.sum() > 0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def digest(state):
+    """Of every bit of a nested state."""
+    if isinstance(state, torch.Tensor):
+        return hashlib.sha256(state.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    if isinstance(state, dict):
+        parts = [f"{key}: {digest(state[key])}" for key in sorted(state, key=str)]
+    elif isinstance(state, (list, tuple)):
+        parts = [digest(item) for item in state]
+    else:
+        parts = [repr(state)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+bagua.init_process_group()
+torch.manual_seed(os.getpid())  # on purpose another on each worker: the job's beginning is rank 0's
+net = Net()
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+loader = bagua.ElasticDataLoader(
+    Samples(), global_batch_size=args.batch, seed=1, num_workers=args.loader_workers
+)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
+bagua.register_state("scheduler", scheduler)
+
+epochs_ended = 0
+for epoch in loader.epochs(args.epochs):
+    began_s = time.monotonic()
+    for x, y in loader:
+        if args.ready_file:
+            args.ready_file.touch()
+        if args.raise_at is not None and scheduler.last_epoch >= args.raise_at:
+            if args.raise_in_slot in (None, SLOT) and first("has-raised"):
+                raise ValueError(f"a bad sample in step {args.raise_at}")
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+        now_s = time.monotonic()
+        time.sleep(max(0.0, began_s + args.step_s - now_s))
+        began_s = time.monotonic()
+    if args.evaluate:
+        model.eval()
+        with torch.no_grad():
+            count = bagua.allreduce(torch.ones(1))
+        model.train()
+        print(f"evaluated epoch {epoch} on {count.item():g} workers", file=sys.stderr, flush=True)
+
+end = {
+    "worker": WORKER,
+    "parameters": digest(dict(net.named_parameters())),
+    "optimizer": digest(optimizer.state_dict()),
+    "scheduler": digest(scheduler.state_dict()),
+    "steps_of_scheduler": scheduler.last_epoch,
+    "steps_of_optimizer": int(next(iter(optimizer.state.values()))["step"]) if optimizer.state else 0,
+    "batches_of_batch_norm": int(net.layers[1].num_batches_tracked),
+}
+(args.out / "ends").mkdir(exist_ok=True)
+part = args.out / "ends" / f"{WORKER}.part"
+part.write_text(json.dumps(end))
+part.rename(part.with_suffix(".json"))
+loader.close()
