@@ -55,6 +55,7 @@ from bagua_agent.workers.exit_cause import ExitCause
 RETRY_S = 0.5
 IDLE_LOOK_S = 1.0
 LAST_WORDS_S = 2.0
+WAIT_WORTH_TELLING_S = 2.0
 FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
 
 
@@ -102,6 +103,7 @@ class JobLoop:
         self._result: pb.Result | None = None
         self._leaving_since_s: float | None = None
         self._leaving_signal = 0
+        self._wait = ""
         self._connected = True
         self._disconnected_since_s = 0.0
         self._own_exit_code = 0
@@ -151,7 +153,7 @@ class JobLoop:
         self._closers.append(self._mirror.stop)
         self._session_server.admit(spec.nonce)
         self._workers.open_gates()
-        self._follow_leadership(None)
+        self._follow_leadership(None, time.monotonic())
         while (ending := self._ending()) is None:
             self._take(self._next_message())
         return self._end(ending)
@@ -268,7 +270,7 @@ class JobLoop:
                 self._store_connected(message.connected, now_s)
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):
-                    self._follow_leadership(self._leader)
+                    self._follow_leadership(self._leader, now_s)
             case LeadershipReported():
                 self._leadership_reported(message.report, now_s)
             case SignalCame():
@@ -282,14 +284,19 @@ class JobLoop:
         """Give events to the machine and do what follows."""
         result = step_all(self._state, happened, self._policy)
         self._state = result.state
-        if self._state.leading and result.reason:
-            self._narrate_decision(result.reason)
+        self._narrate_wait(result.reason if self._state.leading else "")
         for action in result.actions:
             self._perform(action)
 
-    def _narrate_decision(self, reason: str) -> None:
-        if reason.startswith("waiting") and "being written" not in reason and "is pending" not in reason:
-            self._narrator.tell_once("decision", reason)
+    def _narrate_wait(self, reason: str) -> None:
+        """What the job waits for, if it still does after a while: most waits are over before they are read."""
+        if not reason.startswith("waiting"):
+            self._timers.cancel("wait")
+            return
+        self._timers.set_once(
+            "wait", time.monotonic() + WAIT_WORTH_TELLING_S, lambda _: self._narrator.tell_once("wait", self._wait)
+        )
+        self._wait = reason
 
     def _perform(self, action: do.Action) -> None:
         match action:
@@ -328,6 +335,9 @@ class JobLoop:
         happened = []
         for change in changes:
             event = self._events.event_of(change, now_s)
+            if change.value is None and self._is_own(change.key):
+                # A leader that took this node for dead removed it; or etcd lost its data.
+                self._leased.recheck()
             if event is not None:
                 happened.append(event)
             if change.key == keys.generation and isinstance(event, ev.GenerationSeen):
@@ -335,7 +345,7 @@ class JobLoop:
                 self._generation_seen(event.generation)
             elif change.key == keys.leader:
                 self._leader = _leader_key(change)
-                self._follow_leadership(self._leader)
+                self._follow_leadership(self._leader, now_s)
             elif change.key == keys.closing and change.value is not None and not self._closing:
                 self._closing = True
                 self._session_server.tell_close()
@@ -345,11 +355,13 @@ class JobLoop:
             elif (worker_id := keys.id_in(keys.refusals, change.key)) and change.value is not None:
                 self._refused(worker_id, pb.Refusal.FromString(change.value).difference)
             elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
-                self._narrator.tell_once(
-                    "desired", f"the job wants {event.min_nodes} to {event.max_nodes} nodes"
-                )
+                self._narrate_desired(event)
         if happened:
             self._advance(*happened)
+
+    def _is_own(self, key: str) -> bool:
+        own = {self._keys.agent(self._agent_id), *(self._keys.member(w) for w in self._members)}
+        return key in own and self._result is None
 
     def _generation_seen(self, generation: Generation) -> None:
         before, self._generation = self._generation, generation
@@ -361,6 +373,14 @@ class JobLoop:
             if suspected < generation.number:
                 del self._suspected[worker_id]
                 self._leased.remove(self._keys.suspicion(worker_id))
+
+    def _narrate_desired(self, wanted: ev.DesiredChanged) -> None:
+        before = self._state.view.desired
+        if before is not None and (before.min_nodes, before.max_nodes) != (wanted.min_nodes, wanted.max_nodes):
+            self._narrator.tell(
+                f"scaled: {wanted.min_nodes} to {wanted.max_nodes} nodes are wanted, "
+                f"instead of {before.min_nodes} to {before.max_nodes}"
+            )
 
     def _refused(self, worker_id: str, difference: str) -> None:
         if worker_id in self._workers.worker_ids:
@@ -383,8 +403,7 @@ class JobLoop:
 
     # -- leadership
 
-    def _follow_leadership(self, leader: LeaderKey | None) -> None:
-        now_s = time.monotonic()
+    def _follow_leadership(self, leader: LeaderKey | None, now_s: float) -> None:
         if leader is None:
             if self._state.leading:
                 self._leadership.lost()
@@ -423,13 +442,13 @@ class JobLoop:
                 )
             case WriteFailed():
                 if report.what == "election":
-                    self._timers.set("election", now_s + RETRY_S, lambda _: self._stand_again())
+                    self._timers.set("election", now_s + RETRY_S, self._stand_again)
                 elif report.what == "writing the result" and self._state.leading and self._result is None:
                     self._advance(ev.ResultWriteRefused(now_s=now_s, why=report.reason))
 
-    def _stand_again(self) -> None:
+    def _stand_again(self, now_s: float) -> None:
         if self._leader is None and not self._state.leading:
-            self._follow_leadership(None)
+            self._follow_leadership(None, now_s)
 
     # -- workers
 

@@ -18,6 +18,15 @@ class Timers:
         with self._lock:
             self._timers[name] = (at_s, due)
 
+    def set_once(self, name: str, at_s: float, due: Due) -> None:
+        """As `set`, but a timer of that name that is set already keeps its time."""
+        with self._lock:
+            self._timers.setdefault(name, (at_s, due))
+
+    def cancel(self, name: str) -> None:
+        with self._lock:
+            self._timers.pop(name, None)
+
     set_from_thread = set  # the loop looks at least once a second, so nobody needs to be woken
 
     def next_in_s(self, now_s: float) -> float:

@@ -49,9 +49,9 @@ class IllegalTransition(InternalError):
 class State:
     """Make it with `new_state`.
 
-    writing: number of the generation whose write is under way. writing_result: a result is. ended: there is a
-    result. refusal: the last write was refused, so the next one waits. removals: dead agents whose removal was
-    asked for, with the time. wake_at_s: last WakeAt.
+    writing: number of the generation whose write is under way. writing_result: a result is. ended: there is
+    a result. refusal: the last write was refused, so the next one waits. removals: dead agents whose removal
+    was asked for, with the time. wake_at_s: last WakeAt.
     """
 
     view: JobView

@@ -7,14 +7,17 @@ then B and N may both be in force: reports of commits come late. So
 
 - only workers that are in both count as carried over. In the record these are the placements whose
   since_generation is at most the in-force bound: whoever came with N has since_generation N.
-- a worker of B that N leaves out never counts as a holder. If N is in force it has stepped aside and its
-  state is old; if it then were taken as the holder, the steps of N would be done twice.
+- a worker of B that N leaves out does not count as a holder. If N is in force it has stepped aside and its
+  state is old; if it then were taken as the holder, the steps of N would be done twice. One exception: nobody
+  carried over is left, and that worker reports that the communicator of B broke under it. Then it never
+  switched, and it goes on together with the newcomers of N that live: had N committed, they have its state,
+  and whoever is furthest counts.
 - for the same reason a worker that a record left out gets a new since_generation when it comes back, even
   while its old generation may be in force. Copying a state once too often is harmless.
 
-So the base's record is never needed to find survivors. It is remembered (JobView.earlier) to notice at once
-the death of a worker that the pending record leaves out; a leader that never saw it learns of that through
-the suspicions of the others.
+The base's record is remembered (JobView.earlier) for that exception, and to notice at once the death of a
+worker that the pending record leaves out. A leader that never saw it learns of such a death through the
+suspicions of the others.
 
 An empty record (everybody steps aside, because too few nodes would remain) lists nobody, so who holds the
 state is read from the record that it followed, whose number is its base. A leader that never saw that one
@@ -107,7 +110,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
         in_force=bound,
         pending=pending,
         present=present,
-        survivors=_survivors(view, bound, present),
+        survivors=_survivors(view, bound, present) or _stranded(view, bound, present, suspicions),
         lost=tuple(lost),
         newcomers_gone=tuple(newcomers_gone),
         missing=tuple(missing),
@@ -178,27 +181,50 @@ def _survivors(view: JobView, bound: int, present: Mapping[str, MemberView]) -> 
         followed = view.record(record.base)
         if followed is None:
             return _committed_in(view, record.base, present)
-        record, bound = followed, in_force(view, followed)
+        return _carried(followed, in_force(view, followed), present)
     if record is None:
         # The record is lost (etcd lost its keys) but members remember: the furthest hold the state.
         furthest = max((m.committed_generation for m in present.values()), default=0)
         return _committed_in(view, furthest, present) if furthest else ()
+    return _carried(record, bound, present)
+
+
+def _carried(record: Generation, bound: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:
     return tuple(
-        Survivor(
-            worker_id=p.worker_id,
-            agent_id=p.agent_id,
-            node_name=p.node_name,
-            since_generation=p.since_generation,
-            join_revision=p.join_revision,
-            holder=p.holder
-            # its first commit here is reported, so it is no longer behind
-            or present[p.worker_id].committed_generation >= p.since_generation
-            # in a first generation all begin alike
-            or record.base == 0,
-        )
+        _survivor(record, p, present[p.worker_id])
         for p in record.members
         if p.worker_id in present and p.since_generation <= bound
     )
+
+
+def _survivor(record: Generation, placement: Placement, member: MemberView) -> Survivor:
+    return Survivor(
+        worker_id=placement.worker_id,
+        agent_id=placement.agent_id,
+        node_name=placement.node_name,
+        since_generation=placement.since_generation,
+        join_revision=placement.join_revision,
+        holder=placement.holder
+        # its first commit here is reported, so it is no longer behind
+        or member.committed_generation >= placement.since_generation
+        # in a first generation all begin alike
+        or record.base == 0,
+    )
+
+
+def _stranded(
+    view: JobView, bound: int, present: Mapping[str, MemberView], suspicions: Iterable[SuspicionView]
+) -> tuple[Survivor, ...]:
+    """The exception above: members of the base that cannot have switched, and the newcomers that live."""
+    base, record = view.record(bound), view.generation
+    if base is None or record is None or base is record or not record.members:
+        return ()
+    stuck = {s.worker_id for s in suspicions if s.broken and s.generation == bound}
+    left = [_survivor(base, p, present[p.worker_id]) for p in base.members if p.worker_id in stuck]
+    if not left:
+        return ()
+    came = [_survivor(record, p, present[p.worker_id]) for p in record.members if p.worker_id in present]
+    return (*left, *came)
 
 
 def _committed_in(view: JobView, number: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:

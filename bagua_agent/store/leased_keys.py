@@ -113,7 +113,8 @@ class LeasedKeys:
             self._changed.notify_all()
 
     def put_if_absent(self, key: str, value: bytes, timeout_s: float | None = None) -> int | None:
-        """The create revision of `key` if this process has it, on the lease; None if another has.
+        """The create revision of `key` if this process has it on the lease, from now on or since before; None
+        if another has it.
 
         Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; whatever
         of the attempt stands then is removed later.
@@ -122,15 +123,19 @@ class LeasedKeys:
         deadline = time.monotonic() + limit_s
         with self._changed:
             self._refuse_if_closing()
+            held_before = key in self._held
             self._held.add(key)
         won: int | None = None
+        certain = False
         try:
             won = self._try_until(key, value, deadline, limit_s)
+            certain = True
             return won
         finally:
-            if won is None:
-                with self._changed:
+            with self._changed:
+                if won is None and not held_before:
                     self._held.discard(key)
+                if not certain:
                     self._checks_left = _CHECKS_AFTER_OUTAGE
 
     def recheck(self) -> None:
@@ -189,10 +194,8 @@ class LeasedKeys:
                     return answer.revision
                 kv = self._store.get(key, max(0.001, deadline - time.monotonic()))
                 if kv is not None:
-                    mine = (
-                        kv.lease_id == lease_id and kv.value == value
-                    )  # an attempt that got no answer did it
-                    return kv.create_revision if mine else None
+                    # ours by an attempt that got no answer, or since before
+                    return kv.create_revision if kv.lease_id == lease_id else None
             except OutcomeUnknown:
                 continue  # the key is absent or somebody's: the same question gives the answer
             except LeaseLost:

@@ -1,8 +1,8 @@
-"""What does a prefix of the store hold right now? A local copy that is kept up to date and tells every change.
+"""What does a prefix of the store hold right now? A local copy that keeps up to date and tells every change.
 
-Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and the changes
-of one transaction together; after a gap that the store's history does not cover (compaction, a store that lost
-its data) the difference is told instead. Knows nothing of what the keys mean.
+Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and those of
+one transaction together; after a gap in the history of the store (compaction, a store that lost its
+data) the difference is told instead. Knows nothing of what the keys mean.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class PrefixMirror:
         self._connection: Connection | None = None
         self._connected = False
         self._history_lost = False  # etcd said that it no longer has the revision we would go on from
+        self._complaints: set[str] = set()  # of the present outage
         self._thread: threading.Thread | None = None
 
     def start(self, timeout_s: float | None = None) -> None:
@@ -127,9 +128,9 @@ class PrefixMirror:
             except CallFailed as error:
                 if not self._stopping.is_set():
                     level = logging.ERROR if error.failure.trouble is Trouble.DENIED else logging.INFO
-                    log.log(level, "watch of %s at %s: %s", self._prefix, endpoints[index], error)
+                    self._complain(level, endpoints[index], error)
             except UserError as error:  # a certificate that was readable at the start
-                log.error("watch of %s at %s: %s", self._prefix, endpoints[index], error)
+                self._complain(logging.ERROR, endpoints[index], error)
             if self._connected:
                 failed_since_pause, backoff_s = 0, _FIRST_BACKOFF_S
             self._tell_connection(False)
@@ -139,6 +140,13 @@ class PrefixMirror:
                 failed_since_pause = 0
                 self._stopping.wait(backoff_s)
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _complain(self, level: int, endpoint: Endpoint, error: Exception) -> None:
+        """Once an outage and reason: an etcd that is away for hours must not fill the log."""
+        complaint = f"watch of {self._prefix} at {endpoint}: {error}"
+        if complaint not in self._complaints:
+            self._complaints.add(complaint)
+            log.log(level, complaint)
 
     def _follow(self, endpoint: Endpoint) -> None:
         """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops."""
@@ -171,6 +179,7 @@ class PrefixMirror:
                     Failure(Trouble.REFUSED, response.cancel_reason or "etcd cancelled the watch")
                 )
             if response.created:
+                self._complaints.clear()
                 self._tell_connection(True)
             if response.events:
                 self._apply(response.events)

@@ -1,7 +1,7 @@
 """The collectives of one generation over Gloo: CPU tensors, TCP between hosts.
 
 Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
-never block in Gloo, whose operations cannot be given up while a peer is silent.
+never block in Gloo for long: its operations cannot be given up while a peer is silent.
 A group that failed or was aborted is kept for ever: destroying it would wait for its operations.
 """
 
@@ -26,6 +26,9 @@ from bagua_core.communication.communicator import (
 from bagua_core.communication.gloo_errors import collective_failed
 from bagua_core.communication.pending import DonePending, FailedPending, WakeablePending
 
+# Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
+_BRIEF = timedelta(milliseconds=5)
+
 _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
 
 _OPERATIONS: dict[ReduceOp, Any] = {
@@ -35,6 +38,15 @@ _OPERATIONS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
+
+
+def _options(op: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+_OPTIONS = {op: _options(theirs) for op, theirs in _OPERATIONS.items()}
 
 _REDUCIBLE = frozenset(
     {
@@ -81,10 +93,10 @@ class GlooCommunicator(Communicator):
         _check_usable(tensor)
         if tensor.dtype not in _REDUCIBLE:
             raise TypeError(f"Gloo cannot reduce {tensor.dtype}; convert the tensor to a wider type first")
-        options = dist.AllreduceOptions()
-        options.reduceOp = _OPERATIONS[op]
         divide_by = self.world_size if op is ReduceOp.AVG else None
-        return self._start("allreduce", lambda: self._group.allreduce([tensor], options), tensor, divide_by)
+        return self._start(
+            "allreduce", lambda: self._group.allreduce([tensor], _OPTIONS[op]), tensor, divide_by
+        )
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
         _check_usable(tensor)
@@ -183,6 +195,14 @@ class _GlooCollective(WakeablePending):
 
     def is_done(self) -> bool:
         return self._work.is_completed()
+
+    def _wait_briefly(self) -> bool:
+        if self._abort_flag.is_set():
+            return False
+        try:
+            return self._work.wait(_BRIEF)
+        except RuntimeError:  # the time is over, or the operation failed: then _collect raises it
+            return self._work.is_completed()
 
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
         self._work.get_future().add_done_callback(wake)

@@ -1,7 +1,7 @@
 """How does a wait end? By completion or by the abort flag, whichever comes first.
 
 Owns the one waiting loop of all communicators. Knows no transport: each says when its operation is done.
-A wait sleeps on one queue that completion and abort both wake; it never blocks inside a transport.
+A wait sleeps on one queue that completion and abort both wake; inside a transport it blocks only briefly.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ class WakeablePending(Pending):
     def _collect(self) -> None:
         """The operation is done: finish it, or raise CollectiveFailed. Called once or more."""
 
+    def _wait_briefly(self) -> bool:
+        """Block in the transport for a few milliseconds at most, if it can; whether the operation is done."""
+        return False
+
     def _abandoned(self) -> None:
         """A wait was given up while the operation still ran."""
         return None
 
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
-        if not self.is_done():
+        if not self.is_done() and not self._wait_briefly():
             self._sleep(stalled, stall_after_s)
         self._collect()
 

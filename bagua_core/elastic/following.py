@@ -17,6 +17,7 @@ class Move(Enum):
     ENTER = "enter"
     WAIT = "wait"  # for another record
     STEP_OUT = "step out"  # a generation without this worker took effect: it holds nothing now
+    REPORT_MISSED = "report missed"  # the others wait for it in a generation whose record it never saw
     END = "end"  # exit code 0
 
 
@@ -45,6 +46,8 @@ def decide(s: Situation) -> Decision:
         return _newcomer(s)
     if s.newest is not None and s.newest.kind is GenerationKind.LOSS and s.newest.number > s.current.number:
         return _towards(s, s.newest)
+    if s.agreed is None and s.newest is not None and s.newest.base > s.current.number:
+        return _missed(s.current, s.newest, s.worker_id)
     if s.broken:
         if s.closed:
             return Decision(Move.END, "the job is closing and its last generation broke")
@@ -56,13 +59,29 @@ def decide(s: Situation) -> Decision:
 
 def _newcomer(s: Situation) -> Decision:
     newest = s.newest
-    if newest is not None and newest.number > s.floor and newest.placement_of(s.worker_id):
+    placement = newest.placement_of(s.worker_id) if newest is not None else None
+    if newest is not None and placement is not None and newest.number > s.floor:
+        if newest.kind is GenerationKind.PLANNED and 0 < placement.since_generation <= newest.base:
+            return Decision(
+                Move.REPORT_MISSED, f"generation {newest.base} listed this worker, which never saw it", newest
+            )
         return Decision(Move.ENTER, f"generation {newest.number} lists this worker", newest)
     if s.closed:
         return Decision(Move.END, "the job is closing and needs no more workers")
     if s.leaving:
         return Decision(Move.END, "the node leaves and no generation in force lists this worker")
     return Decision(Move.WAIT, "waiting to be listed in a generation")
+
+
+def _missed(current: Generation, newest: Generation, worker_id: str) -> Decision:
+    """A planned record follows a generation that this worker never entered: a record was missed, for the watch
+    was away meanwhile and shows only the newest one."""
+    placement = newest.placement_of(worker_id)
+    if placement is None or placement.since_generation > current.number:
+        return Decision(Move.STEP_OUT, f"generation {newest.base} left this worker out", newest)
+    return Decision(
+        Move.REPORT_MISSED, f"generation {newest.base} listed this worker, which never saw it", newest
+    )
 
 
 def _towards(s: Situation, generation: Generation) -> Decision:

@@ -30,6 +30,9 @@ from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import WaitMonitor
 
 
+RECORDS_KEPT = 8
+
+
 class JoinRefused(RuntimeError):
     """The job does not take this worker: its fingerprint differs."""
 
@@ -61,6 +64,7 @@ class Member:
         self.agreed: int | None = None
         self._floor = 0
         self._building: Building | None = None
+        self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
         self._ready_said = False
         self._side: Communicator | None = None
         self._waits = WaitMonitor()
@@ -120,6 +124,13 @@ class Member:
                 self._step_out(decision.generation)
                 if outside:
                     return
+            elif decision.move is Move.REPORT_MISSED:
+                assert decision.generation is not None
+                # The leader finds everybody alive and makes the generation anew, at once and with this worker.
+                self.session.suspect(
+                    decision.generation.base, broken=True, hosts=(), detail=decision.reason
+                )
+                self._wait_for_news(news, given_up)
             elif decision.move is Move.END:
                 print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
                 self.session.left(self.number)
@@ -132,10 +143,7 @@ class Member:
     def _situation(self, news: News) -> Situation:
         agreed = None
         if self.agreed is not None:
-            if news.generation is not None and news.generation.number == self.agreed:
-                agreed = news.generation
-            elif self._building is not None and self._building.generation.number == self.agreed:
-                agreed = self._building.generation
+            agreed = self._records.get(self.agreed)
         return Situation(
             worker_id=self._environment.worker_id,
             current=self.generation,
@@ -158,7 +166,6 @@ class Member:
         self.generation = None
         self.agreed = None
         self.broken = False
-        self._floor = max(self._floor, generation.number)
         self._ready_said = False
         self._host.stepped_out()
 
@@ -238,6 +245,9 @@ class Member:
         if newest is None:
             return
         with self.changed:
+            self._records[newest.number] = newest
+            if len(self._records) > RECORDS_KEPT:
+                del self._records[min(self._records)]
             in_force, communicator, side = self.generation, self.communicator, self._side
             newcomer = in_force is None
             building = self._building

@@ -251,13 +251,14 @@ def test_schedulers_follow_and_do_not_warn(scheduler_first: bool) -> None:
 
 
 def test_a_scheduler_without_a_gate_does_not_warn_after_a_held_back_step() -> None:
-    worker = Worker()
-    scheduler = torch.optim.lr_scheduler.StepLR(worker.optimizer, step_size=1)
-    gate_optimizer(worker.optimizer, worker.engine)  # the outermost, so torch's own note is not taken
-    worker.engine.failed = CollectiveFailed("x")
+    engine = FakeEngine()
+    optimizer = torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    gate_optimizer(optimizer, engine)  # the outermost, so torch's own note of the call is not taken
+    engine.failed = CollectiveFailed("x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        worker.optimizer.step()
+        optimizer.step()
         scheduler.step()
 
 

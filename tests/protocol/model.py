@@ -13,8 +13,8 @@ of the event before them. Contributions that nobody can wait for any more are le
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -122,6 +122,7 @@ class Rules:
     copied: Callable[..., tuple[History, Lines]] = History.copied
     trim: Callable[[History], History] = lambda history: history
     own_line_at_commit: bool = False
+    holder_by_any_commit: bool = False  # not only by one since it last joined
     forget_when_dropped: bool = True  # since_generation starts anew for whoever a generation omitted
     holder_required: bool = True
     holder_by_carrying_over: bool = False  # whoever was in the generation before counts as a holder
@@ -554,7 +555,8 @@ class Model:
             else:
                 stays = self.rules.leavers_stay_members and s.leaving >> m & 1
                 since.append(1 if stays else number)
-                holder.append(bool(stays))
+                knew = self.rules.holder_by_any_commit and _name_of(s.workers[m].chain) > StateName()
+                holder.append(bool(stays or knew))
         begin_anew = self.rules.first_commit_known_by_report and newest.number == 1 and not s.reported
         if not any(holder) and self.rules.holder_required and not begin_anew:
             return
@@ -611,8 +613,11 @@ class Model:
         """Whether the one event that `w` has, beside dying, commutes with all others, so that it may go first:
         to enter a generation that others wait for it in, or to see the end of an exchange that owes no lines."""
         worker, newest = s.workers[w], s.gens[-1]
-        if worker.phase in (READY, FAILED):
-            return newest.kind == LOSS and newest.number > worker.gen and w in newest.members
+        if newest.kind == LOSS and newest.number > worker.gen and w in newest.members:
+            if worker.phase in (READY, FAILED):
+                return True
+            # nobody contributes to the old generation any more
+            return worker.phase == CONTRIBUTED and min(self.gen_of(s, worker.gen).counts) <= worker.round
         if worker.phase != CONTRIBUTED or worker.round != 0 or newest.number > worker.gen:
             return False
         gen = self.gen_of(s, worker.gen)
@@ -705,10 +710,16 @@ class Exploration(NamedTuple):
     outcomes: frozenset[object]
 
 
-def explore(setup: Setup, limit: int = 2_000_000) -> Exploration:
-    """Visit every reachable state. Raises Violation with the shortest history that leads to it."""
+def explore(setup: Setup, limit: int = 2_000_000, prefix: Iterable[str] = ()) -> Exploration:
+    """Visit every state reachable after the events of `prefix`.
+
+    Raises Violation with the shortest history that leads to it.
+    """
     model = Model(setup)
     start = model.initial()
+    for label in prefix:
+        possible = {text: after for text, after, _ in Model(replace(setup, eager=False)).successors(start)}
+        start = possible[label]
     parents: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
     transitions = 0

@@ -1,7 +1,7 @@
 """A job as it truly is, beside what leaders learn of it: a store, agents, workers that commit and switch.
 
-Follows the worker's side of ARCHITECTURE.md ("What a step is") so that the leader's decisions can be judged by
-what happens to the state. Asserts one history at every commit and I5, I6 and the ranks at every write.
+Follows the worker's side of ARCHITECTURE.md ("What a step is") so that the leader's decisions can be judged
+by what happens to the state. Asserts one history at every commit and I5, I6 and the ranks at every write.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Worker:
     reported: int = 0
     revision: int = 0
     suspected: int = 0
+    broken_in: int = 0
 
     def valid_steps(self, record: Generation) -> int:
         placement = record.placement_of(self.worker_id)
@@ -151,6 +152,7 @@ class SimulatedJob:
                 self.fresh_leader_under_empty = True
             self.step_down(node)
             node.state, node.cursor = new_state(node.agent_id), len(self.log)
+            self.probes = [p for p in self.probes if p[0] != node.agent_id]
             picture = [k(now_s=self.now_s, **v) for k, v in self.keys.values()]
             node.state = step_all(node.state, picture, POLICY).state
         else:
@@ -228,7 +230,7 @@ class SimulatedJob:
         assert len(stay) <= seen_most, "more nodes than the most"
         if self.committed and generation.members:
             best = max(self.workers[m.worker_id].valid_steps(generation) for m in generation.members)
-            assert best == self.committed, f"I6: {best} of {self.committed} steps in {generation}"
+            assert best == self.committed, f"I6: {best} of {self.committed} steps in {generation.number}"
         self.generation = self.records[generation.number] = generation
         self.put("generation", ev.GenerationSeen, generation=generation)
 
@@ -347,7 +349,11 @@ class SimulatedJob:
 
     def works(self, record: Generation) -> bool:
         return bool(record.members) and all(
-            w.alive and w.current is record and not self.nodes[w.agent_id].silent for w in self.members(record)
+            w.alive
+            and w.current is record
+            and w.broken_in != record.number
+            and not self.nodes[w.agent_id].silent
+            for w in self.members(record)
         )
 
     def commit(self, record: Generation) -> None:
@@ -380,6 +386,8 @@ class SimulatedJob:
         if not self.nodes[worker.agent_id].reaches_store or worker.revision == 0:
             return
         worker.suspected += 1
+        if broken:
+            worker.broken_in = record.number
         self.put(
             f"suspicions/{worker.worker_id}",
             ev.SuspicionRaised,

@@ -12,8 +12,18 @@ from simulated_job import POLICY, Node, SimulatedJob, Worker
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.formation import decide
+from bagua_contract.records import Generation
 
 MOST_NODES = 5
+
+
+def brief(record: Generation) -> str:
+    members = ", ".join(
+        f"{m.worker_id}@{m.agent_id} since {m.since_generation}{' holder' if m.holder else ''}"
+        for m in record.members
+    )
+    return f"{record.number} {record.kind.name} base {record.base} [{members}] {record.reason}"
 
 
 class Histories(RuleBasedStateMachine):
@@ -189,7 +199,7 @@ class Histories(RuleBasedStateMachine):
         record = job.generation
         assert record is not None
         assert record.node_count == min(len(enough), job.max_nodes), self.story()
-        assert record.node_count == len({m.agent_id for m in record.members} & {n.agent_id for n in enough})
+        assert {m.agent_id for m in record.members} <= {n.agent_id for n in enough}
 
     def check_result(self, enough: list[Node]) -> None:
         result = self.job.result
@@ -237,12 +247,18 @@ class Histories(RuleBasedStateMachine):
 
     def story(self) -> str:
         job = self.job
-        lines = [repr(g) for g in job.records.values()] + [repr(w) for w in job.workers.values()]
+        lines = [brief(g) for g in job.records.values()]
+        lines += [
+            f"{w.worker_id}@{w.agent_id} {'' if w.alive else 'dead '}in {w.current and w.current.number}"
+            f" pending {w.pending and w.pending.number}: {w.steps} steps, name {w.name}, reported {w.reported}"
+            for w in job.workers.values()
+        ]
+        lines += [
+            f"{n.agent_id} alive={n.alive} silent={n.silent} storeless={n.storeless} leaving={n.leaving}"
+            for n in job.nodes.values()
+        ]
         if job.leader is not None:
-            leader = job.nodes[job.leader[0]]
-            from bagua_agent.membership.formation import decide
-
-            state = leader.state
+            state = job.nodes[job.leader[0]].state
             lines.append(decide(state.view, state.evidence, job.now_s, POLICY).reason)
         return "\n".join([*lines, repr(job.result), f"committed {job.committed}"])
 

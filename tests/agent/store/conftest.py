@@ -52,6 +52,7 @@ class Server:
     def freeze(self) -> None:
         self._frozen = True
         os.kill(self._etcd.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._etcd.pid, os.WSTOPPED | os.WNOWAIT)  # until its last thread stands still
 
     def thaw(self) -> None:
         if self._frozen:

@@ -160,7 +160,8 @@ def test_the_outcome_of_a_transaction_without_answer_is_unknown(
     unix_server: Server, tcp_server: Server, make_store: MakeStore
 ) -> None:
     store = make_store(unix_server.endpoint, tcp_server.endpoint, attempt_timeout_s=0.3)
-    store.put("/a", b"")
+    store.connect(5)
+    assert store.status().endpoint == unix_server.endpoint
     unix_server.freeze()
     with pytest.raises(OutcomeUnknown, match="/b"):
         store.transact([], [Put("/b", b"")])

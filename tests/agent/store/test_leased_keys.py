@@ -255,6 +255,21 @@ def test_one_of_many_wins(unix_server: Server, make_store: MakeStore, keep: Keep
     assert contenders[loser].put_if_absent("/leader", b"next") is not None
 
 
+def test_standing_again_while_leading_changes_nothing(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    leader, other = keep(store, 1)[0], keep(store, 1)[0]
+    won = leader.put_if_absent("/leader", b"me")
+    assert other.put_if_absent("/leader", b"other") is None
+    assert leader.put_if_absent("/leader", b"me again") == won
+    leader.recheck()
+    leader.put("/x", b"")
+    assert leader.flush(5)  # the check came before it
+    assert read(store, "/leader").create_revision == won
+    assert read(store, "/leader").value == b"me"
+
+
 def test_resigning_and_standing_again(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
     store = make_store(unix_server.endpoint)
     keys, _ = keep(store)

@@ -1,0 +1,100 @@
+"""Where does a benchmark's result go, and what machine was it? Dated files, in words and in JSON.
+
+Knows nothing of what was measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def circumstances() -> dict[str, Any]:
+    """Hardware, versions, commit, command and date of this run."""
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": " ".join(["python", "-m", sys.argv[0], *sys.argv[1:]])
+        if not sys.argv[0].endswith(".py")
+        else " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "commit": _commit(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "load_at_start": os.getloadavg()[0],
+    }
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--short=12", "HEAD") or "unknown"
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit} with {len(changed.splitlines())} changed files" if changed else commit
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def in_words(about: dict[str, Any]) -> str:
+    return (
+        f"{about['date']}, commit {about['commit']}, {about['processor']}, {about['cores']} cores, "
+        f"{about['memory_bytes'] / 2**30:.0f} GiB, Linux {about['kernel']}, Python {about['python']}, "
+        f"torch {about['torch']}, load at the start {about['load_at_start']:.1f}\n\n    {about['command']}"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that also reads well as plain text."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(head), "|" + "|".join("-" * (w + 2) for w in widths) + "|", *map(line, rows)])
+
+
+def spread(values: Sequence[float], unit: str = "s", digits: int = 2) -> str:
+    """Median, range and count."""
+    if not values:
+        return "-"
+    middle = f"{statistics.median(values):.{digits}f} {unit}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f}, n={len(values)})"
+
+
+def keep(name: str, about: dict[str, Any], words: str, values: Any) -> list[Path]:
+    """Write <name>-<date>.md and .json; a second run of one day gets a number. Returns the paths."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    day = about["date"][:10]
+    stem, number = f"{name}-{day}", 1
+    while (RESULTS / f"{stem}.json").exists():
+        number += 1
+        stem = f"{name}-{day}-{number}"
+    paths = [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json"]
+    paths[0].write_text(f"# {name}, {day}\n\n{in_words(about)}\n\n{words}\n")
+    paths[1].write_text(json.dumps({"about": about, "values": values}, indent=1) + "\n")
+    return paths

@@ -1,0 +1,279 @@
+"""A real job for the fault tests: `bagua-launch` on the lab's hosts, what it says, and what must be true of it.
+
+Owns starting nodes, waiting on what they print and on the live ledger, and the checks at the end: exit codes, every
+sample once, equal states, no process left. Knows nothing of particular faults.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bagua_core.elastic import ledger
+from tests.lab.network import Host
+from tests.lab.process import LabProcess
+from tests.lab.wait import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("train.py")
+START_S = 40.0  # importing torch in several workers at once takes seconds where processors are few
+DEADLINE_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    worker_id: str
+    slot: int
+    pid: int
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+
+class Node:
+    """One `bagua-launch`. host None: this machine, without a lab."""
+
+    def __init__(self, process: LabProcess, host: Host | None) -> None:
+        self.process = process
+        self.host = host
+
+    @property
+    def pid(self) -> int:
+        """The agent's."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.process.text()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that run, by slot."""
+        found = []
+        for child in _children(self.pid):
+            environ = _environ(child)
+            if "BAGUA_WORKER_ID" in environ:
+                found.append(Worker(environ["BAGUA_WORKER_ID"], int(environ["BAGUA_SLOT"]), child.pid))
+        return sorted(found, key=lambda w: w.slot)
+
+    @property
+    def family(self) -> list[int]:
+        """Every process below the agent: workers, their loader processes, the guardian, an etcd."""
+        return [p.pid for p in _children(self.pid, recursive=True)]
+
+    def says(self, *words: str, times: int = 1) -> bool:
+        """Whether `times` lines so far hold all of `words`."""
+        return sum(all(w in line for w in words) for line in self.log.splitlines()) >= times
+
+    def await_line(self, *words: str, times: int = 1, deadline_s: float = DEADLINE_S) -> None:
+        def said_or_ended() -> bool:
+            if self.says(*words, times=times):
+                return True
+            assert self.process.is_running, f"{self.process} ended without saying {words}\n{self.log}"
+            return False
+
+        eventually(said_or_ended, deadline_s, lambda: f"{self.process} says {words}\n{self.log}", 0.05)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send(number)
+
+    def kill_agent(self) -> None:
+        """SIGKILL of the agent alone."""
+        self.process.kill()
+
+
+class Job:
+    """A job and its records. `options` go to bagua-launch on every node, `script` to train.py."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        endpoints: str | None = None,
+        nodes: str = "1",
+        options: Sequence[str] = (),
+        samples: int = 6000,
+        epochs: int = 2,
+        script: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self.endpoints = endpoints
+        self.job_id = f"faults-{os.getpid()}-{directory.name}"[-60:]
+        self.records = directory / "ledger"
+        self.out = directory / "out"
+        self.out.mkdir()
+        self.samples = samples
+        self.epochs = epochs
+        self.nodes: list[Node] = []
+        self._options = ["--nnodes", nodes, "--rdzv-id", self.job_id, "--ledger", str(self.records), *options]
+        if endpoints:
+            self._options += ["--rdzv-endpoint", endpoints]
+        self._script = ["--out", str(self.out), "--samples", str(samples), "--epochs", str(epochs), *script]
+
+    # -- running
+
+    def start(
+        self, host: Host | None = None, *, slots: int = 1, failpoints: str = "", options: Sequence[str] = ()
+    ) -> Node:
+        words = [sys.executable, "-m", "bagua_launch", *self._options, "--nproc-per-node", str(slots), *options]
+        if failpoints:
+            words += ["--failpoints", failpoints]
+        process = _run(host, [*words, str(SCRIPT), *self._script], self._log_file())
+        node = Node(process, host)
+        self.nodes.append(node)
+        return node
+
+    def scale(self, host: Host, nodes: str) -> None:
+        """`bagua-launch scale`, to its end."""
+        words = [sys.executable, "-m", "bagua_launch", "scale", "--rdzv-endpoint", str(self.endpoints)]
+        process = _run(host, [*words, "--rdzv-id", self.job_id, nodes], self._log_file())
+        assert process.wait(DEADLINE_S) == 0, process.text()
+
+    def _log_file(self) -> Path:
+        return self.directory / f"terminal-{len(list(self.directory.glob('terminal-*')))}.log"
+
+    def hurry(self) -> None:
+        """Steps need not take their time any more: the test has seen what it came for."""
+        (self.out / "hurry").touch()
+
+    # -- watching
+
+    @property
+    def ledger(self) -> ledger.Ledger:
+        return ledger.read(self.records)
+
+    @property
+    def step(self) -> int:
+        """The newest committed step with a line."""
+        lines = self.ledger.lines
+        return lines[-1].step if lines else 0
+
+    def await_step(self, step: int, deadline_s: float = START_S) -> int:
+        eventually(lambda: self.step >= step, deadline_s, lambda: f"step {step} committed", 0.05)
+        return self.step
+
+    def await_world(self, size: int, after_step: int = 0, deadline_s: float = START_S) -> int:
+        """A committed step above `after_step` by `size` workers; the step."""
+
+        def found() -> int:
+            return next(
+                (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
+            )
+
+        return eventually(found, deadline_s, lambda: f"a step by {size} workers after {after_step}", 0.05)
+
+    def last_world(self, size: int) -> int:
+        """The newest step so far by `size` workers."""
+        return max(line.step for line in self.ledger.lines if line.world_size == size)
+
+    # -- the end
+
+    def finish(self, codes: Sequence[int] | None = None, deadline_s: float = DEADLINE_S) -> None:
+        """Let the job run to its end: all nodes end, with `codes` in the order of their starts (default: 0)."""
+        self.hurry()
+        ended = [node.process.wait(deadline_s) for node in self.nodes]
+        expected = [0] * len(ended) if codes is None else list(codes)
+        assert ended == expected, f"exit codes {ended}, expected {expected}"
+
+    def check(self, *, finished: int) -> None:
+        """The promises: every sample once, `finished` workers end with the same state, nothing is left."""
+        found = self.ledger
+        assert found.check(self.samples, self.epochs) == []
+        assert found.torn == 0
+        ends = self.ends()
+        assert len(ends) == finished, f"{[e['worker'] for e in ends]} reached the end"
+        for what in ("parameters", "optimizer", "scheduler"):
+            assert len({e[what] for e in ends}) == 1, f"{what} differ: {ends}"
+        for what in ("steps_of_scheduler", "steps_of_optimizer", "batches_of_batch_norm"):
+            assert {e[what] for e in ends} == {found.steps}, f"{what}: {ends}"
+        self.check_nothing_left()
+
+    def ends(self) -> list[dict[str, Any]]:
+        """What each worker wrote that reached its script's end."""
+        return [json.loads(path.read_text()) for path in sorted((self.out / "ends").glob("*.json"))]
+
+    def check_nothing_left(self, deadline_s: float = 5.0) -> None:
+        """No process of the job lives; call it when all agents have ended."""
+
+        def nothing() -> bool:
+            return not self._left()
+
+        eventually(nothing, deadline_s, lambda: f"processes left: {[_describe(p) for p in self._left()]}")
+
+    def _left(self) -> list[int]:
+        hosts = {node.host for node in self.nodes if node.host is not None}
+        etcd = {m.process.pid for h in hosts for c in h.lab.clusters for m in c.members if m.process}
+        left = [pid for host in hosts for pid in host.pids() if pid not in etcd]
+        if any(node.host is None for node in self.nodes):
+            left += [p.pid for p in psutil.process_iter() if _environ(p).get("BAGUA_JOB_ID") == self.job_id]
+        return [pid for pid in left if _is_alive(pid)]
+
+    def generations_of_steps(self) -> list[int]:
+        """Generations in which steps were committed, ascending."""
+        return sorted({line.generation for line in self.ledger.lines})
+
+    def end(self) -> None:
+        """Kill what still runs (agents last words aside) and print what was said: pytest shows it on failure."""
+        for node in self.nodes:
+            family = node.family
+            if node.process.is_running:
+                node.process.kill()
+            for pid in family:
+                _kill(pid)
+        for path in sorted(self.directory.glob("terminal-*")):
+            print(f"---- {path.name}\n{path.read_text(errors='replace')}")
+
+
+def _run(host: Host | None, words: Sequence[str], output: Path) -> LabProcess:
+    paths = [str(ROOT), str(ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
+    env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    if host is None:
+        return LabProcess([], words, env=env, output=output, host_name="here")
+    return host.run(words, env=env, output=output)
+
+
+def _children(pid: int, recursive: bool = False) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return dict(process.environ())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return {}  # it ended meanwhile, or is none of ours
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _describe(pid: int) -> str:
+    try:
+        return f"{pid}: {' '.join(psutil.Process(pid).cmdline())}"
+    except psutil.NoSuchProcess:
+        return str(pid)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it went with its agent
