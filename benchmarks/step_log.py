@@ -78,13 +78,11 @@ def first_together(steps: Iterable[Step], hosts: int, after_s: float) -> float |
 
     A newcomer that only copied the state in a step, or gave nothing to it, does not count as in.
     """
-    times: dict[tuple[int, int], dict[int | str, float]] = {}
+    times: dict[tuple[int, int], dict[int, float]] = {}
     for s in committed(steps, hosts, after_s):
         if s.samples:
             of_step = times.setdefault((s.generation, s.step), {})
-            # a rival whose workers do not know a global rank says 0 everywhere: its files tell them apart
-            member = s.global_rank or s.worker
-            of_step[member] = min(s.time_s, of_step.get(member, s.time_s))
+            of_step[s.global_rank] = min(s.time_s, of_step.get(s.global_rank, s.time_s))
     whole = [max(of_step.values()) for of_step in times.values() if len(of_step) >= hosts]
     return min(whole, default=None)
 

@@ -97,12 +97,14 @@ class SuspicionCleared(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswered(Event):
-    """relayed: the answer came through another agent. sequence: that of the ProbeAgents."""
+    """relayed: the answer came through another agent. sequence: that of the ProbeAgents. workers: those that
+    live there, if the answer says so."""
 
     agent_id: str
     sequence: int
     verdict: Verdict
     relayed: bool = False
+    workers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

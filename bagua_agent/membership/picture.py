@@ -53,7 +53,7 @@ def absorb(
             )
             return replace(view, agents=_without(view.agents, event.agent_id)), evidence, ""
         case ev.ProbeAnswered():
-            evidence, note = _answer(evidence, event, next_sequence)
+            evidence, note = _answer(view, evidence, event, next_sequence)
             return view, evidence, note
         case _:
             return _key(view, event), evidence, ""
@@ -155,7 +155,9 @@ def _forget(view: JobView) -> JobView:
     return replace(view, earlier=tuple(g for g in view.earlier if g.number >= needed))
 
 
-def _answer(evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int) -> tuple[Evidence, str]:
+def _answer(
+    view: JobView, evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int
+) -> tuple[Evidence, str]:
     if event.sequence >= next_sequence:
         raise IllegalEvent(f"an answer to question {event.sequence}, which was never asked")
     probe = evidence.probes.get(event.agent_id)
@@ -169,7 +171,17 @@ def _answer(evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int) -> 
     evidence = replace(evidence, probes=_without(evidence.probes, probe.agent_id))
     if verdict is Verdict.ALIVE:
         alive = _with(evidence.alive_agents, probe.agent_id, probe.asked_at_s)
-        return replace(evidence, alive_agents=alive), ""
+        if event.workers is None:
+            return replace(evidence, alive_agents=alive), ""
+        ended = {
+            m.worker_id
+            for m in view.members.values()
+            # one that became ready after the question may be younger than the answer
+            if m.agent_id == probe.agent_id
+            and m.ready_since_s <= probe.asked_at_s
+            and m.worker_id not in event.workers
+        }
+        return replace(evidence, alive_agents=alive, dead_workers=evidence.dead_workers | ended), ""
     dead = DeadAgent(probe.agent_id, probe.join_revision, event.now_s, how)
     return replace(evidence, dead_agents=_with(evidence.dead_agents, probe.agent_id, dead)), ""
 

@@ -129,6 +129,7 @@ def _present(view: JobView, evidence: Evidence) -> dict[str, MemberView]:
         and worker_id not in view.failures
         and worker_id not in view.finished
         and worker_id not in view.refused
+        and worker_id not in evidence.dead_workers
     }
 
 
@@ -141,7 +142,11 @@ def _is_excused(
 ) -> bool:
     """Whether a missing member need not be dropped now: nobody misses it, and it may come back or has ended
     well together with all others."""
-    if placement.worker_id in view.failures or any(suspicions):
+    if (
+        placement.worker_id in view.failures
+        or placement.worker_id in evidence.dead_workers
+        or any(suspicions)
+    ):
         return False
     if placement.worker_id in view.finished:
         return True

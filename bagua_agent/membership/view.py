@@ -159,13 +159,15 @@ class Waiting(Enum):
 class Evidence:
     """What this leader knows beside the store; the next leader starts without it.
 
-    alive_agents: agent to the time at which the question it answered was asked.
+    alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
+    lives and said that they do not, while it could not say so in the store.
     """
 
     observer_agent_id: str
     elected_at_s: float = float("-inf")
     dead_agents: Mapping[str, DeadAgent] = field(default_factory=dict)
     alive_agents: Mapping[str, float] = field(default_factory=dict)
+    dead_workers: frozenset[str] = frozenset()
     probes: Mapping[str, Probe] = field(default_factory=dict)
     waiting: Waiting | None = None
     waiting_since_s: float = 0.0

@@ -114,6 +114,9 @@ class Communicator(ABC):
     @abstractmethod
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
+    def close(self) -> None:
+        """Give back connections and threads. Only when every member is known to be done with it."""
+
     def abort(self, reason: str) -> None:
         """Release every wait; afterwards the communicator is of no use."""
         self.abort_flag.set(reason)

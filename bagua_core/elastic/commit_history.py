@@ -9,11 +9,11 @@ Whoever is handed lines writes them before it contributes to another collective.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 
-Roster = Mapping[str, int]
-"""Members of the generation in force: worker_id -> `Placement.since_generation`."""
+Roster = Collection[str]
+"""The worker_ids of the generation in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,12 @@ class History:
 
 
 def _lines(entry: Entry, me: str, roster: Roster, own: bool) -> list[Line]:
-    """Lines of the ranks that will not write theirs, and this rank's own if asked.
+    """Lines of the ranks that are gone, and this rank's own if asked.
 
-    A worker that is in `roster` again, but not without interruption, forgot the step when it came back.
+    A worker that was dropped and is back writes its own: it copies this history before it can contribute.
     """
-    lines = []
-    for global_rank, worker_id in enumerate(entry.workers):
-        stayed = roster.get(worker_id, entry.generation + 1) <= entry.generation
-        if not stayed or (own and worker_id == me):
-            lines.append(Line(entry, global_rank))
-    return lines
+    return [
+        Line(entry, global_rank)
+        for global_rank, worker_id in enumerate(entry.workers)
+        if worker_id not in roster or (own and worker_id == me)
+    ]

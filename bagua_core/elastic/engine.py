@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, StateName
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bagua_core.communication.communicator import (
     CollectiveAborted,
@@ -34,12 +36,17 @@ from bagua_core.elastic.state_registry import Stateful, StateRegistry
 from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
 from bagua_core.elastic.step_seed import seed_generators
 from bagua_core.elastic.step_timing import Pace
+from bagua_core.optimizer_gate import gate_scaler, gate_scheduler
 
 PROGRESS_EVERY_S = 0.25
 
 
 class OutsideStepError(RuntimeError):
     """Gradients were computed where no step is under way."""
+
+
+class UnfinishedBackward(RuntimeError):
+    """The script went on after an exception in backward."""
 
 
 class SecondLoaderError(RuntimeError):
@@ -168,6 +175,10 @@ class Engine:
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registry.register(name, stateful)
+        if isinstance(stateful, (LRScheduler, ReduceLROnPlateau)):
+            gate_scheduler(stateful, self)
+        elif isinstance(stateful, GradScaler):
+            gate_scaler(stateful, self)
 
     def fingerprint(self) -> dict[str, str]:
         source = self._source.fingerprint() if self._source else {"loader": "none"}
@@ -221,6 +232,9 @@ class Engine:
         return plan.step
 
     def _end_step(self) -> None:
+        if self._failed is None and any(model.is_unfinished for model in self._models):
+            # Peers may stand in the middle of its buckets: no other collective can follow.
+            self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
         if self._failed is None and not self._reduced and self.communicator() is not None:
             self._reduce_pair_alone()
         self._step_begun = False
@@ -277,6 +291,7 @@ class Engine:
         """The first commit in a generation tells the job that this worker holds its state."""
         if self._member is not None and self._entered_reported != self._member.number:
             self._entered_reported = self._member.number
+            self._member.first_commit_done()
             self._member.session.entered(self._member.number, self._name.step)
 
     def _report_progress(self) -> None:

@@ -33,7 +33,12 @@ POINTS = frozenset(
         "finish.done",
     }
 )
-_FORM = re.compile(r"(?P<name>[a-z.]+)=(?P<action>kill|stop|exit|raise|sleep)(:(?P<argument>[\d.]+))?(@(?P<step>\d+))?(#(?P<slot>\d+))?")
+_FORM = re.compile(
+    r"(?P<name>[a-z.]+)="
+    r"(?P<action>kill|stop|raise|exit(?=:)|sleep(?=:))"
+    r"(:(?P<argument>(?<=exit:)\d+|(?<=sleep:)\d+(\.\d+)?))?"
+    r"(@(?P<step>\d+))?(#(?P<slot>\d+))?"
+)
 
 
 class FailpointRaised(RuntimeError):

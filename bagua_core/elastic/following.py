@@ -46,7 +46,7 @@ def decide(s: Situation) -> Decision:
         return _newcomer(s)
     if s.newest is not None and s.newest.kind is GenerationKind.LOSS and s.newest.number > s.current.number:
         return _towards(s, s.newest)
-    if s.agreed is None and s.newest is not None and s.newest.base > s.current.number:
+    if s.newest is not None and s.newest.base > (s.agreed or s.current).number:
         return _missed(s.current, s.newest, s.worker_id)
     if s.broken:
         if s.closed:
@@ -93,8 +93,9 @@ def _towards(s: Situation, generation: Generation) -> Decision:
 
 
 def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:
-    """Give up entering `entering`? A newcomer follows any newer record; a member of the generation before,
-    having switched with all others, only a loss: a newer planned one cannot have been agreed without it."""
+    """Give up entering `entering`? A newcomer follows any newer record; a member of the generation before, having
+    switched with all others, only a loss: a newer planned one cannot have been agreed without it. One that follows
+    a later generation than `entering` shows that a loss was missed."""
     if newest is None or newest.number <= entering.number:
         return False
-    return newcomer or newest.kind is GenerationKind.LOSS
+    return newcomer or newest.kind is GenerationKind.LOSS or newest.base > entering.number

@@ -67,6 +67,7 @@ class Member:
         self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
         self._ready_said = False
         self._side: Communicator | None = None
+        self._left: list[Communicator] = []
         self._waits = WaitMonitor()
         self.rendezvous = Rendezvous(environment.worker_id, environment.bind_host, self.changed)
         self.session = Session(environment.session_socket, environment.worker_id, self.changed)
@@ -169,6 +170,12 @@ class Member:
         self._ready_said = False
         self._host.stepped_out()
 
+    def first_commit_done(self) -> None:
+        """Every member has come over from the generation before."""
+        for communicator in self._left:
+            communicator.close()
+        self._left.clear()
+
     def _retire(self, reason: str) -> None:
         for communicator in (self.communicator, self._side):
             if communicator is not None:
@@ -198,7 +205,12 @@ class Member:
         self._host.reach("entry.built")
         previous = self.generation
         with self.changed:
-            self._retire(f"generation {generation.number} takes effect")
+            if generation.number == self.agreed and self._side is None and self.communicator is not None:
+                # All members switched after a whole step, so nothing runs in it any more. It is closed once
+                # the first commit here shows that they all have left it too.
+                self._left.append(self.communicator)
+            else:
+                self._retire(f"generation {generation.number} takes effect")
             self.communicator, self.generation, self._building = communicator, generation, None
         if superseded():  # a record that `_on_news` saw before the lines above
             communicator.abort("superseded")

@@ -1,21 +1,24 @@
 """How do the members of a generation meet? Each worker serves a store; rank 0's serves the generation.
 
-Owns the store server and the threads that build communicators. Building can't be interrupted, so it happens
-in a thread that is abandoned when its generation is; the result is then retired, never destroyed.
+Owns the server and the threads that build communicators. Connecting can't be interrupted, so it happens in a
+thread that is abandoned when its generation is; the result is then retired, never destroyed.
 """
 
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 from bagua_contract.records import Generation
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.gloo import build_gloo
+from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
 
-BUILD_TIMEOUT_S = 60.0
+MEETING_TIMEOUT_S = 60.0
+# A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the
+# generation, which a loss ends, not Gloo's clock.
+OPERATION_TIMEOUT_S = 86400.0
 
 
 class Building:
@@ -39,7 +42,7 @@ class Rendezvous:
         self._worker_id = worker_id
         self._bind_host = bind_host
         self._changed = changed
-        self._server = TCPStore(bind_host, 0, None, True, wait_for_workers=False)
+        self._server = MeetingServer(bind_host)
 
     @property
     def address(self) -> str:
@@ -63,19 +66,20 @@ class Rendezvous:
             if own is None:
                 raise ValueError(f"{self._worker_id} is not in generation {generation.number}")
             host, _, port = generation.members[building.members[0]].store_address.rpartition(":")
-            client = TCPStore(
-                host.strip("[]"), int(port), None, False, timeout=timedelta(seconds=BUILD_TIMEOUT_S)
-            )
+            store = MeetingStore(host.strip("[]"), int(port), MEETING_TIMEOUT_S)
+            building.abort_flag.add_waiter(store.interrupt)
             prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
             building.communicator = build_gloo(
                 generation.number,
                 building.members.index(own.global_rank),
                 len(building.members),
-                PrefixStore(prefix, client),
+                PrefixStore(prefix, store),
                 self._bind_host,
-                BUILD_TIMEOUT_S,
+                OPERATION_TIMEOUT_S,
                 building.abort_flag,
             )
+            building.abort_flag.remove_waiter(store.interrupt)
+            store.close()  # all addresses are known; a group that is built needs no store
         except Exception as error:  # whatever the transport raises; the engine reports it
             building.error = error
         with self._changed:

@@ -82,6 +82,10 @@ class Model(Protocol):
     @property
     def algorithm_name(self) -> str: ...
 
+    @property
+    def is_unfinished(self) -> bool:
+        """A backward pass began and was not finished."""
+
     def step_rolled_back(self) -> None:
         """The step did not happen: forget its gradients and accumulations."""
 

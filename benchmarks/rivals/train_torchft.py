@@ -64,7 +64,7 @@ for x, y, samples in DataLoader(dataset, batch_size=args.global_batch // args.re
     own = samples.tolist()
     if manager.should_commit():
         optimizer.step()
-        log.committed(manager.current_step(), size, own if counted else [])
+        log.committed(manager.current_step(), size, own if counted else [], rank=args.replica)
         if not counted:  # it was healing: these samples were drawn for nothing
             log.given_up(manager.current_step(), size, own)
     else:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -21,7 +22,9 @@ args = parser.parse_args()
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 log = StepLog(args.steps, f"{os.uname().nodename}")
-restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# TORCHELASTIC_RESTART_COUNT differs between agents, so rank 0's clock tells one incarnation from the next
+incarnation = torch.tensor([time.time_ns() // 1_000_000])
+dist.broadcast(incarnation, 0)
 
 net = mlp()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
@@ -44,7 +47,7 @@ for x, y, samples in loader:
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     step += 1
-    log.committed(step, world_size, samples.tolist(), generation=restart, rank=rank)
+    log.committed(step, world_size, samples.tolist(), generation=int(incarnation), rank=rank)
     if rank == 0 and step % args.checkpoint_every == 0:
         state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, args.checkpoint.with_suffix(".new"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.job import Job
-from tests.lab.fixtures import lab, make_lab
+from tests.lab.fixtures import MakeLab, lab, make_lab
 
-__all__ = ["job", "lab", "make_lab"]
+__all__ = ["MakeJob", "MakeLab", "job", "lab", "make_lab"]
 
 MakeJob = Callable[..., Job]
 

@@ -1,13 +1,16 @@
 """The protocol of ARCHITECTURE.md as a transition system small enough to explore completely.
 
-Owns the atomic events of up to four workers, a leader and the ledger, and the invariants I1 to I6. The decisions
-are the real ones (heal_plan, switch_pair, commit_history) unless `Rules` replaces one, which is how the tests
-show that each rule is needed. Nothing is sampled: `explore` visits every reachable state.
+Owns the atomic events of up to four workers, a leader and the ledger, and the invariants I1 to I6. The
+decisions are the real ones (heal_plan, switch_pair, commit_history) unless `Rules` replaces one, which is how
+the tests show that each rule is needed. Nothing is sampled: `explore` visits every reachable state.
 
-Two reductions, neither of which hides a state that matters. A rank that owes lines does nothing else, so it
-writes them all in the event that made them due, or dies having written some: dying then or later looks the same
-to all others. And events that only their own worker can see (committing a step that waits for no copy) are part
-of the event before them. Contributions that nobody can wait for any more are left out.
+Reductions, none of which hides a state that matters:
+- A rank that owes lines does nothing else, so it writes them all in the event that made them due, or dies
+  having written some: dying then or later looks the same to all others.
+- What only its own worker can see (committing a step that waits for no copy) is part of the event before it.
+- A contribution that nobody can wait for any more is left out; so is a failure where a loss is coming anyway.
+- `_only_awaited`: an event that commutes with all others goes first. A test compares with all orders.
+I5 needs no check here: a generation is written as one more than the one before, by one compare-and-set.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bagua_contract.records import StateName
-
 from bagua_core.elastic import heal_plan, switch_pair
 from bagua_core.elastic.commit_history import Entry, History, Line
 from bagua_core.elastic.heal_plan import HealPlan
@@ -199,8 +201,12 @@ class Model:
         return next(g for g in s.gens if g.number == number)
 
     @staticmethod
-    def roster(gen: Gen) -> Mapping[str, int]:
-        return {NAMES[w]: since for w, since in zip(gen.members, gen.since, strict=True)}
+    def roster(gen: Gen) -> frozenset[str]:
+        return frozenset(NAMES[w] for w in gen.members)
+
+    @staticmethod
+    def newcomers(gen: Gen) -> list[int]:
+        return [m for m, since in zip(gen.members, gen.since, strict=True) if since == gen.number]
 
     def healing_now(self, gen: Gen, round: int) -> frozenset[int]:
         return self.plan_of(gen).beside if round == 1 else frozenset()
@@ -272,8 +278,7 @@ class Model:
         if worker.phase == READY and gen is not None and not overtaken:
             pending = number if number > worker.gen else None
             if pending and worker.built < number and (listed or s.leaving >> w & 1):
-                newcomers = [m for m, since in zip(newest.members, newest.since, strict=True) if since == number]
-                if all(s.workers[m].phase != DEAD for m in newcomers):
+                if all(s.workers[m].phase != DEAD for m in self.newcomers(newest)):
                     yield f"{me} builds {number}", self._set(s, w, worker._replace(built=number))
             index = gen.members.index(w)
             if not (self.must_copy(gen, w, worker) and index in self.plan_of(gen).at_once):
@@ -378,7 +383,7 @@ class Model:
             yield label + " (second of the end)", self._set(s, w, Worker(ENDED, chain=worker.chain))
 
     def _released(
-        self, worker: Worker, step: int, healing: frozenset[int], me: str, roster: Mapping[str, int]
+        self, worker: Worker, step: int, healing: frozenset[int], me: str, roster: frozenset[str]
     ) -> tuple[int, Lines]:
         history = _histories[worker.history]
         history, due = self.rules.collective_completed(history, step + 1, healing, me, roster)
@@ -412,9 +417,7 @@ class Model:
             healing=self.healing_now(gen, worker.round),
         )
         history = self.rules.trim(_histories[worker.history].committed(step))
-        committed = worker._replace(
-            chain=(*worker.chain, _intern(step)), history=_intern_history(history)
-        )
+        committed = worker._replace(chain=(*worker.chain, _intern(step)), history=_intern_history(history))
         if self.rules.own_line_at_commit:
             own = (Line(step, step.workers.index(NAMES[w])),)
             s = list(self._write(s, w, own, label))[-1][1]
@@ -463,9 +466,7 @@ class Model:
             worker = worker._replace(chain=(DIRTY,), history=0)
         known = (worker.chain, worker.history, worker.chain[0] != DIRTY)
         after = self._contribute(s, w, gen.number, 0.0, known)
-        return self._set(
-            after, w, Worker(CONTRIBUTED, gen.number, 0, worker.chain, worker.history, 0, False)
-        )
+        return self._set(after, w, Worker(CONTRIBUTED, gen.number, 0, worker.chain, worker.history, 0, False))
 
     # -- the leader and the world around
 
@@ -505,9 +506,8 @@ class Model:
                         self.coverage["dropped a living worker"] += 1
                         yield text + " wrongly", after
 
-        newcomers = [m for m, since in zip(newest.members, newest.since, strict=True) if since == newest.number]
         if newest.kind == PLANNED and newest.number > s.in_force:
-            lost = {m for m in newcomers if s.workers[m].phase == DEAD}
+            lost = {m for m in self.newcomers(newest) if s.workers[m].phase == DEAD}
             if lost:
                 self.coverage["superseded a pending generation"] += 1
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
@@ -610,8 +610,8 @@ class Model:
                 yield label, self.reduced(after), True
 
     def _only_awaited(self, s: State, w: int) -> bool:
-        """Whether the one event that `w` has, beside dying, commutes with all others, so that it may go first:
-        to enter a generation that others wait for it in, or to see the end of an exchange that owes no lines."""
+        """Whether the one event that `w` has, beside dying, commutes with all others, so that it may go first: to
+        enter a generation that others wait for it in, or to see an exchange end that owes no lines."""
         worker, newest = s.workers[w], s.gens[-1]
         if newest.kind == LOSS and newest.number > worker.gen and w in newest.members:
             if worker.phase in (READY, FAILED):
@@ -690,9 +690,8 @@ class Model:
         if not alive:
             self.coverage["everyone is gone"] += 1
             return
-        if any(
-            w in newest.members and (newest.holder[newest.members.index(w)] or s.reported >> w & 1) for w in alive
-        ):
+        holders = {m for m, h in zip(newest.members, newest.holder, strict=True) if h or s.reported >> m & 1}
+        if holders & set(alive):
             present = len([m for m in newest.members if s.workers[m].phase not in GONE])
             if present + len(self._joinable(s)) >= self.setup.minimum:
                 raise Violation("stuck: a holder is alive and nothing can happen")

@@ -137,7 +137,12 @@ class SimulatedJob:
             self.delete(f"suspicions/{worker.worker_id}", ev.SuspicionCleared, worker_id=worker.worker_id)
 
     def put_again(self, node: Node) -> None:
-        if node.reaches_store and node.revision == 0:
+        if not node.reaches_store:
+            return
+        for worker in self.of(node):
+            if not worker.alive and worker.revision:
+                self.end(worker, well=False)
+        if node.revision == 0:
             self.put_node(node)
             for worker in self.of(node):
                 if worker.alive:
@@ -254,7 +259,12 @@ class SimulatedJob:
         else:
             verdict = Verdict.ALIVE if target.alive else Verdict.REFUSED
         answer = ev.ProbeAnswered(
-            now_s=self.now_s, agent_id=target_id, sequence=sequence, verdict=verdict, relayed=relayed
+            now_s=self.now_s,
+            agent_id=target_id,
+            sequence=sequence,
+            verdict=verdict,
+            relayed=relayed,
+            workers=tuple(w.worker_id for w in self.of(target) if w.alive),
         )
         self.feed(asker, answer)
 

@@ -250,7 +250,7 @@ class Histories(RuleBasedStateMachine):
         lines = [brief(g) for g in job.records.values()]
         lines += [
             f"{w.worker_id}@{w.agent_id} {'' if w.alive else 'dead '}in {w.current and w.current.number}"
-            f" pending {w.pending and w.pending.number}: {w.steps} steps, name {w.name}, reported {w.reported}"
+            f" pending {w.pending and w.pending.number}: {w.steps} steps, name {w.name} ({w.reported})"
             for w in job.workers.values()
         ]
         lines += [

@@ -1,0 +1,221 @@
+"""Where do the members of a generation leave their addresses for each other? A small key-value server in each worker.
+
+torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where that does
+not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or deleted but
+whole generations. Frames: length, operation, key, value. Oversized frames end the connection.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+from collections import OrderedDict
+from datetime import timedelta
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+LARGEST_FRAME_BYTES = 1 << 20
+GENERATIONS_KEPT = 16
+_HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the key
+_SET, _GET, _VALUE = 1, 2, 3
+
+
+class MeetingStoreError(RuntimeError):
+    """The server is gone, or did not have the key in time."""
+
+
+def _frame(operation: int, key: bytes, value: bytes = b"") -> bytes:
+    return _HEADER.pack(len(key) + len(value), operation, len(key)) + key + value
+
+
+class _Connection:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+
+    def frames(self) -> list[tuple[int, bytes, bytes]]:
+        """Whole frames received so far. Raises ValueError for one that is too large."""
+        found = []
+        while len(self.incoming) >= _HEADER.size:
+            size, operation, key_size = _HEADER.unpack_from(self.incoming)
+            if size > LARGEST_FRAME_BYTES or key_size > size:
+                raise ValueError(f"a frame of {size} bytes")
+            end = _HEADER.size + size
+            if len(self.incoming) < end:
+                break
+            body = bytes(self.incoming[_HEADER.size : end])
+            del self.incoming[:end]
+            found.append((operation, body[:key_size], body[key_size:]))
+        return found
+
+
+class MeetingServer:
+    """Serves until `close`; one thread. Keys begin with `<group>/`, and the oldest groups are dropped."""
+
+    def __init__(self, bind_host: str) -> None:
+        family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
+        self._listener = socket.create_server((bind_host, 0), family=family, backlog=512)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._groups: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
+        self._waiting: dict[bytes, list[_Connection]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="bagua-meeting", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._wake_in.close()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        with self._selector:
+            while True:
+                for key, events in self._selector.select():
+                    if key.fileobj is self._wake_out:
+                        self._end()
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._serve(key.data, events)
+
+    def _end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # whoever called has hung up
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.register(sock, selectors.EVENT_READ, _Connection(sock))
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                data = connection.sock.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                connection.incoming += data
+                for operation, key, value in connection.frames():
+                    self._do(connection, operation, key, value)
+            self._flush(connection)
+        except (OSError, ValueError):
+            # A client that is gone or no client of ours: its own end notices.
+            self._drop(connection)
+
+    def _do(self, connection: _Connection, operation: int, key: bytes, value: bytes) -> None:
+        group = key.rpartition(b"/")[0].partition(b"/outside")[0]
+        if operation == _SET:
+            keys = self._groups.setdefault(group, {})
+            if len(self._groups) > GENERATIONS_KEPT:
+                self._groups.popitem(last=False)
+            keys[key] = value
+            for waiter in self._waiting.pop(key, []):
+                waiter.outgoing += _frame(_VALUE, key, value)
+                if waiter is not connection:
+                    self._serve(waiter, 0)
+        elif operation == _GET:
+            found = self._groups.get(group, {}).get(key)
+            if found is None:
+                self._waiting.setdefault(key, []).append(connection)
+            else:
+                connection.outgoing += _frame(_VALUE, key, found)
+        else:
+            raise ValueError(f"operation {operation}")
+
+    def _flush(self, connection: _Connection) -> None:
+        if connection.outgoing:
+            try:
+                sent = connection.sock.send(connection.outgoing)
+            except BlockingIOError:
+                sent = 0
+            del connection.outgoing[:sent]
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+        self._selector.modify(connection.sock, interest, connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        for key, waiters in list(self._waiting.items()):
+            if connection in waiters:
+                waiters.remove(connection)
+                if not waiters:
+                    del self._waiting[key]
+        try:
+            self._selector.unregister(connection.sock)
+        except (KeyError, ValueError):
+            return  # dropped already, while another connection was served
+        connection.sock.close()
+
+
+class MeetingStore(Store):
+    """One client's view of a server, as a torch store: what Gloo needs to build a group (set, get, wait).
+
+    For one thread at a time. `interrupt` from any thread ends a wait under way.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        """Raises MeetingStoreError if nobody answers within timeout_s."""
+        super().__init__()
+        self._timeout_s = timeout_s
+        self._seen: dict[str, bytes] = {}
+        try:
+            self._sock = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as error:
+            raise MeetingStoreError(f"the store of rank 0 at {host}:{port}: {error}") from error
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._send(_frame(_SET, key.encode(), data))
+
+    def get(self, key: str) -> bytes:
+        if key not in self._seen:
+            self._seen[key] = self._fetch(key)
+        return self._seen[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        # `timeout` is that of the group's operations, which may be much longer than meeting should take.
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def interrupt(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended already
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise MeetingStoreError(f"the store of rank 0: {error}") from error
+
+    def _fetch(self, key: str) -> bytes:
+        self._send(_frame(_GET, key.encode()))
+        connection = _Connection(self._sock)
+        while True:
+            try:
+                data = self._sock.recv(1 << 16)
+            except OSError as error:
+                raise MeetingStoreError(f"waiting for {key!r}: {error}") from error
+            if not data:
+                raise MeetingStoreError(f"waiting for {key!r}: the store of rank 0 has closed")
+            connection.incoming += data
+            for _, answered, value in connection.frames():
+                if answered == key.encode():
+                    return value

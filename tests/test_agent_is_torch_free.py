@@ -1,0 +1,52 @@
+"""The agent starts in well under a second: it never loads torch, numpy or the core; the launcher not even gRPC."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module({package!r})
+names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+for name in names:
+    if not name.endswith(("_pb2", "_pb2_grpc", "__main__")):
+        importlib.import_module(name)
+print(len(names), *sorted({{name.partition(".")[0] for name in sys.modules}}))
+"""
+
+
+def packages_loaded_by(program: str) -> tuple[int, set[str]]:
+    """The number that the program prints, and the top-level packages that it has loaded by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    count, *packages = done.stdout.split()
+    return int(count), set(packages)
+
+
+@pytest.mark.parametrize(
+    ("package", "least_modules", "loaded"),
+    [("bagua_agent", 40, {"bagua_agent", "grpc", "etcd3"}), ("bagua_launch", 10, {"bagua_launch", "click"})],
+)
+def test_no_module_loads_torch_numpy_or_the_core(package: str, least_modules: int, loaded: set[str]) -> None:
+    count, packages = packages_loaded_by(IMPORT_ALL.format(package=package))
+    assert count >= least_modules and loaded <= packages, "the walk found too little to mean anything"
+    assert not packages & {"torch", "numpy", "bagua_core"}
+
+
+def test_the_contract_loads_neither_side() -> None:
+    _, packages = packages_loaded_by(IMPORT_ALL.format(package="bagua_contract"))
+    assert not packages & {"torch", "numpy", "bagua_core", "bagua_agent", "bagua_launch"}
+
+
+def test_a_command_line_is_read_without_grpc_and_etcd3() -> None:
+    _, packages = packages_loaded_by("import bagua_launch.main, sys; print(0, *sys.modules)")
+    assert "bagua_launch" in packages
+    assert not packages & {"grpc", "etcd3", "google.protobuf", "torch"}
