@@ -50,7 +50,7 @@ from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
 from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_agent.store_events import LeaderKey, StoreEvents
 from bagua_agent.timers import Timers
-from bagua_agent.workers.exit_cause import ExitCause
+from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
 
 RETRY_S = 0.5
 IDLE_LOOK_S = 1.0
@@ -164,11 +164,7 @@ class JobLoop:
         self._closers.append(self._job_store.close)
         self._store = self._job_store.store
         nodes = f"{config.min_nodes}:{config.max_nodes}"
-        self._narrator.tell(
-            f"job {config.job_id}: {config.slots} worker{'s' if config.slots > 1 else ''} here, "
-            f"{nodes if config.min_nodes != config.max_nodes else config.min_nodes} nodes, store "
-            + (self._job_store.endpoint if config.max_nodes > 1 else "private")
-        )
+        self._narrator.tell(narrator.joining(config, self._job_store.endpoint))
         if self._job_store.server is not None and config.max_nodes > 1:
             self._narrator.tell(
                 narrator.joining_command(self._job_store.endpoint, config.job_id, nodes, str(config.command))
@@ -306,9 +302,9 @@ class JobLoop:
                     self._generation_revision if action.expected_previous_number else 0,
                 )
             case do.WriteResult():
-                self._leadership.write_result(
-                    action.outcome, action.exit_code, action.reason, self._failure_record(action.failure)
-                )
+                failure = self._failure_record(action.failure)
+                exit_code = action.exit_code if failure is None else shell_exit_code(failure.exit_code)
+                self._leadership.write_result(action.outcome, exit_code, action.reason, failure)
             case do.ProbeAgents():
                 for question in action.questions:
                     self._leadership.ask(question, action.sequence)
@@ -596,7 +592,7 @@ class JobLoop:
             )
             return
         if not self._stopping:
-            self._own_exit_code = returncode if returncode > 0 else 128 - returncode
+            self._own_exit_code = shell_exit_code(returncode)
         if self._stopping:
             gone()
             return

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bagua_contract.records import Generation, GenerationKind
 
+from bagua_agent.job_config import JobConfig
+
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
 
@@ -54,6 +56,13 @@ def generation_written(before: Generation | None, after: Generation) -> str:
 def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, float], generation: int) -> str:
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
     return f"epoch {epoch}  step {step}  {steps_per_s:.1f} steps/s{shown}  (generation {generation})"
+
+
+def joining(config: JobConfig, endpoint: str) -> str:
+    least, most = config.min_nodes, config.max_nodes
+    nodes = _count(most, "node") if least == most else f"{least} to {_count(most, 'node')}"
+    store = endpoint if most > 1 or config.endpoints else "private"
+    return f"job {config.job_id}: {_count(config.slots, 'worker')} here, {nodes}, store {store}"
 
 
 def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str:

@@ -30,6 +30,10 @@ from bagua_agent.workers.worker_process import WorkerProcess
 
 CLOSING_GRACE_S = 0.0
 
+# DataLoader processes are forked from a worker whose session is open. They never use gRPC, and its own fork handlers
+# are what can hang or crash such a fork (grpc issue 32992); a script that needs them sets the variable itself.
+NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+
 
 @dataclass(slots=True)
 class NodeWorker:
@@ -153,7 +157,7 @@ class NodeWorkers:
             error_file=str(files.error),
         )
         torchrun = torchrun_variables(place, os.environ, virtual_local_rank=config.virtual_local_rank)
-        return {**os.environ, **torchrun, **own.encode()}
+        return {**NO_GRPC_FORK_HANDLERS, **os.environ, **torchrun, **own.encode()}
 
     def ended(self, worker_id: str, returncode: int) -> tuple[NodeWorker, ExitCause]:
         """Take an exited worker off the books; what it left in its pipes is written first."""

@@ -117,8 +117,9 @@ class Run:
         )
         self.trial.cold_start_s = first_s - begin_s
         quiet = self.quiet(MOST_HOSTS)
-        workers = {s.worker for s in self.logs.steps}
-        self.trial.usual_step_s = statistics.median(usual_step_s(self.logs.steps, w, *quiet) for w in workers)
+        self.trial.usual_step_s = statistics.median(
+            usual_step_s(self.logs.steps, host.name, *quiet) for host in self.hosts
+        )
 
     def kill(self, host: Host) -> float:
         begin_s = time.time()
@@ -130,7 +131,6 @@ class Run:
 
     def join(self, host: Host) -> None:
         before = self.quiet(LEAST_HOSTS)
-        survivors = {s.worker for s in committed(self.logs.steps, LEAST_HOSTS, before[0])}
         begin_s = time.time()
         self.system.start(host)
         together_s = self.await_time(
@@ -141,9 +141,11 @@ class Run:
         self.trial.join_s = together_s - begin_s
         self.quiet(MOST_HOSTS)
         pauses, at_switch = [], []
-        for worker in survivors:
-            usual_s = usual_step_s(self.logs.steps, worker, *before)
-            around = gaps_s(self.logs.steps, worker, begin_s, together_s + AROUND_SWITCH_S)
+        for survivor in self.hosts:
+            if survivor is host:
+                continue
+            usual_s = usual_step_s(self.logs.steps, survivor.name, *before)
+            around = gaps_s(self.logs.steps, survivor.name, begin_s, together_s + AROUND_SWITCH_S)
             pauses += [length - usual_s for _, length in around]
             at_switch += [
                 length - usual_s for end_s, length in around if abs(end_s - together_s) <= AROUND_SWITCH_S

@@ -28,6 +28,11 @@ class Step:
     generation: int = 0
     given_up: bool = False
 
+    @property
+    def host(self) -> str:
+        """Log files of all systems begin with their host's name."""
+        return self.worker.partition("-")[0]
+
 
 class StepLogs:
     """All logs of a directory, read on as they grow."""
@@ -87,9 +92,9 @@ def first_together(steps: Iterable[Step], hosts: int, after_s: float) -> float |
     return min(whole, default=None)
 
 
-def gaps_s(steps: Iterable[Step], worker: str, begin_s: float, end_s: float) -> list[tuple[float, float]]:
-    """(when it ended, how long it was) of every gap between two commits of `worker` that touches the span."""
-    times = sorted({s.time_s for s in steps if s.worker == worker and not s.given_up})
+def gaps_s(steps: Iterable[Step], host: str, begin_s: float, end_s: float) -> list[tuple[float, float]]:
+    """(when it ended, how long it was) of every gap between two commits on `host` that touches the span."""
+    times = sorted({s.time_s for s in steps if s.host == host and not s.given_up})
     return [
         (later, later - earlier)
         for earlier, later in zip(times, times[1:], strict=False)
@@ -97,9 +102,9 @@ def gaps_s(steps: Iterable[Step], worker: str, begin_s: float, end_s: float) -> 
     ]
 
 
-def usual_step_s(steps: Iterable[Step], worker: str, begin_s: float, end_s: float) -> float:
-    """The median gap between two commits of `worker` within a quiet span; 0 without any."""
-    found = [length for _, length in gaps_s(steps, worker, begin_s, end_s)]
+def usual_step_s(steps: Iterable[Step], host: str, begin_s: float, end_s: float) -> float:
+    """The median gap between two commits on `host` within a quiet span; 0 without any."""
+    found = [length for _, length in gaps_s(steps, host, begin_s, end_s)]
     return statistics.median(found) if found else 0.0
 
 

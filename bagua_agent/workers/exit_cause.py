@@ -48,6 +48,11 @@ def exit_cause(returncode: int, error_file_text: str | None = None, stderr_tail:
     return ExitCause(returncode, name, _one_line(summary), tail, failure)
 
 
+def shell_exit_code(returncode: int) -> int:
+    """What a shell would show for it: 128 plus the number of the signal that ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def signal_name(returncode: int) -> str | None:
     """Of a negative return code; None if it is not one."""
     if returncode >= 0:

@@ -1,8 +1,8 @@
 """What belongs to the job's state on this worker, and what of it a failed step must restore?
 
 Owns the list of models, optimizers and registered objects. `capture`/`restore` cover the whole state (a
-heal); `snapshot`/`roll_back` only what a failed step may have touched: parameters and optimizer state
-never change in one, since its `optimizer.step` does nothing.
+heal); `snapshot`/`roll_back` only what a failed step may have touched: parameters and their optimizer
+state never change in one, since its `optimizer.step` does nothing; learning rates may.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class StateRegistry:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.registered: dict[str, Stateful] = {}
         self._snapshot_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._snapshot_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._snapshot_registered: dict[str, Any] = {}
 
     def add_model(self, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -66,7 +67,7 @@ class StateRegistry:
     # -- a step's snapshot
 
     def snapshot(self) -> None:
-        """Remember what a failed step must get back. Cheap: buffers and registered states only."""
+        """Remember what a failed step must get back. Cheap: buffers, learning rates and registered states."""
         if self.modules:
             buffers = [b for m in self.modules for b in m.buffers()]
             if buffers:
@@ -77,6 +78,12 @@ class StateRegistry:
                         saved.copy_(buffer)
                 else:
                     self._snapshot_buffers = [(b, b.detach().clone()) for b in buffers]
+        # A scheduler that is stepped before the step failed has changed them already, and does not undo it.
+        self._snapshot_groups = [
+            (group, {name: _copied(value) for name, value in group.items() if name != "params"})
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
         if self.registered:
             self._snapshot_registered = {n: _copied(s.state_dict()) for n, s in self.registered.items()}
 
@@ -84,6 +91,13 @@ class StateRegistry:
         with torch.no_grad():
             for buffer, saved in self._snapshot_buffers:
                 buffer.copy_(saved)
+            for group, values in self._snapshot_groups:
+                for name, value in values.items():
+                    current = group.get(name)
+                    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                        current.copy_(value)  # a captured graph or a compiled step holds this very tensor
+                    else:
+                        group[name] = _copied(value)
         for name, state in self._snapshot_registered.items():
             self.registered[name].load_state_dict(_copied(state))
 

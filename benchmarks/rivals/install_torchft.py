@@ -23,8 +23,9 @@ def torchft_directory(root: Path) -> Path:
     stamp = directory / "installed"
     if not stamp.exists():
         print(f"installing torchft {VERSION} into {directory}", file=sys.stderr, flush=True)
-        _pip(directory, "--no-deps", f"torchft=={VERSION}")
         _pip(directory, *_REQUIREMENTS)
+        # last, since pip replaces the bin directory of a target as a whole
+        _pip(directory, "--no-deps", f"torchft=={VERSION}")
         stamp.touch()
     check = subprocess.run(
         [sys.executable, "-c", "import torchft"],

@@ -108,7 +108,8 @@ class Torchft(_Base):
     name = "torchft"
     notes = (
         "0.2.0; Lighthouse on a fourth host with a tick of 0.1 s and a heartbeat timeout of 1 s (default 5 s, which "
-        "would be slower); group timeout 5 s; one replica group a host, started without torchrun, which is faster"
+        "would be slower); group timeout 5 s; one replica group a host, started without torchrun, which is faster; "
+        "gradients reduced by manager.allreduce, as its DistributedDataParallel crashes over Gloo when a peer dies"
     )
 
     def prepare(self) -> None:

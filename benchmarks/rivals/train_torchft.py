@@ -1,4 +1,8 @@
-"""The workload under torchft: one replica group a host, as torchft's own example for DDP does it."""
+"""The workload under torchft: one replica group a host.
+
+Gradients are reduced by `manager.allreduce` in one buffer: with Gloo, the hook of torchft 0.2.0's own
+DistributedDataParallel raises AssertionError when a peer dies, and the process ends.
+"""
 
 import argparse
 import logging
@@ -10,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
-from torchft import DistributedDataParallel, DistributedSampler, Manager, ProcessGroupGloo
+from torchft import DistributedSampler, Manager, ProcessGroupGloo
 from workload import Samples, StepLog, mlp
 
 parser = argparse.ArgumentParser()
@@ -50,7 +54,15 @@ manager = Manager(
     hostname=args.address,
     timeout=timeout,
 )
-model = DistributedDataParallel(manager, net)
+
+
+def reduce_gradients() -> None:
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    flat = torch.nn.utils.parameters_to_vector(gradients)
+    manager.allreduce(flat).wait()
+    torch.nn.utils.vector_to_parameters(flat, gradients)
+
+
 dataset = Samples()
 sampler = DistributedSampler(
     dataset, args.replica, args.replicas, group_rank=0, num_replicas=1, shuffle=True, seed=0
@@ -59,7 +71,8 @@ for x, y, samples in DataLoader(dataset, batch_size=args.global_batch // args.re
     # what torchft's optimizer wrapper does, taken apart to see whether the step was committed
     manager.start_quorum()
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    F.cross_entropy(net(x), y).backward()
+    reduce_gradients()
     counted, size = manager.is_participating(), manager.num_participants()
     own = samples.tolist()
     if manager.should_commit():

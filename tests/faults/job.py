@@ -72,6 +72,9 @@ class Node:
         """Every process below the agent: workers, their loader processes, the guardian, an etcd."""
         return [p.pid for p in _children(self.pid, recursive=True)]
 
+    def children_of(self, worker: Worker) -> list[int]:
+        return [p.pid for p in _children(worker.pid, recursive=True)]
+
     def says(self, *words: str, times: int = 1) -> bool:
         """Whether `times` lines so far hold all of `words`."""
         return sum(all(w in line for w in words) for line in self.log.splitlines()) >= times
@@ -217,11 +220,11 @@ class Job:
         left = [pid for host in hosts for pid in host.pids() if pid not in etcd]
         if any(node.host is None for node in self.nodes):
             left += [p.pid for p in psutil.process_iter() if _environ(p).get("BAGUA_JOB_ID") == self.job_id]
-        return [pid for pid in left if _is_alive(pid)]
+        return self.alive(left)
 
-    def generations_of_steps(self) -> list[int]:
-        """Generations in which steps were committed, ascending."""
-        return sorted({line.generation for line in self.ledger.lines})
+    @staticmethod
+    def alive(pids: Sequence[int]) -> list[int]:
+        return [pid for pid in pids if _is_alive(pid)]
 
     def end(self) -> None:
         """Kill what still runs (agents last words aside) and print what was said: pytest shows it on failure."""

@@ -128,7 +128,9 @@ class Rules:
     forget_when_dropped: bool = True  # since_generation starts anew for whoever a generation omitted
     holder_required: bool = True
     holder_by_carrying_over: bool = False  # whoever was in the generation before counts as a holder
-    leavers_stay_members: bool = False  # a loss while a leave is pending takes the leaver back as a holder
+    # whether a member of the base that a pending record left out, and that failed in the base, counts as a holder
+    # once nobody else does: never, "always", or only together "with newcomers" of the record
+    base_holds: str = ""
     planned_needs_in_force: bool = True
     second_end_collective: bool = True
     first_commit_known_by_report: bool = False  # until then the job may begin anew
@@ -320,7 +322,7 @@ class Model:
             and self.is_broken(s, gen)
             and (worker.phase == CONTRIBUTED or self.must_copy(gen, w, worker))
             # Where a loss is coming anyway, entering it says the same.
-            and not any(s.workers[m].phase == DEAD for m in newest.members)
+            and not (listed and any(s.workers[m].phase == DEAD for m in newest.members))
         ):
             if any(c > worker.round + 1 for c in gen.counts) or any(
                 s.workers[m].gen > gen.number for m in gen.members
@@ -512,7 +514,7 @@ class Model:
                 self.coverage["superseded a pending generation"] += 1
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
         if s.in_force == newest.number or not self.rules.planned_needs_in_force and newest.kind == LOSS:
-            for w in self._joinable(s):
+            for w in self._joinable(s, newest.members):
                 if s.workers[w].phase != WAIT:
                     self.coverage["a dropped worker joins again"] += 1
                 yield from self._write_generation(s, PLANNED, [*newest.members, w])
@@ -521,25 +523,37 @@ class Model:
                     yield from self._write_generation(s, PLANNED, [m for m in newest.members if m != w])
 
     @staticmethod
-    def _joinable(s: State) -> list[int]:
+    def _joinable(s: State, inside: Iterable[int]) -> list[int]:
         return [
             w
             for w, worker in enumerate(s.workers)
-            if worker.phase not in GONE and w not in s.gens[-1].members and not s.leaving >> w & 1
+            if worker.phase not in GONE and w not in inside and not s.leaving >> w & 1
         ]
 
     def _loss(self, s: State, lost: set[int]) -> Iterator[tuple[str, State]]:
-        members = [m for m in s.gens[-1].members if m not in lost]
-        if self.rules.leavers_stay_members and s.gens[-1].number > s.in_force:
-            base = s.gens[0].members
-            members += [m for m in base if m not in members and s.leaving >> m & 1
-                        and s.workers[m].phase not in GONE]  # fmt: skip
+        newest = s.gens[-1]
+        pending = newest.kind == PLANNED and newest.number > s.in_force
+        # Whoever came with a pending record is no survivor: nobody knows whether it has the state.
+        members = [
+            m
+            for m, since in zip(newest.members, newest.since, strict=True)
+            if m not in lost and not (pending and since == newest.number)
+        ]
+        base = s.gens[0]
+        if self.rules.base_holds and pending and not members and base is not newest:
+            stuck = [m for m in base.members if s.workers[m].phase == FAILED and m not in newest.members]
+            came = [m for m in self.newcomers(newest) if m not in lost]
+            if stuck and (came or self.rules.base_holds == "always"):
+                yield from self._write_generation(s, LOSS, stuck + came, base)
+                return
         if len(members) < self.setup.minimum:
-            members += self._joinable(s)
+            members += self._joinable(s, {*members, *lost})
         if len(members) >= self.setup.minimum and members:
             yield from self._write_generation(s, LOSS, members)
 
-    def _write_generation(self, s: State, kind: str, members: list[int]) -> Iterator[tuple[str, State]]:
+    def _write_generation(
+        self, s: State, kind: str, members: list[int], base: Gen | None = None
+    ) -> Iterator[tuple[str, State]]:
         newest = s.gens[-1]
         number = newest.number + 1
         since, holder = [], []
@@ -553,10 +567,10 @@ class Model:
                     or (self.rules.holder_by_carrying_over and newest.number > newest.since[i])
                 )
             else:
-                stays = self.rules.leavers_stay_members and s.leaving >> m & 1
-                since.append(1 if stays else number)
+                stays = base is not None and m in base.members
+                since.append(base.since[base.members.index(m)] if base is not None and stays else number)
                 knew = self.rules.holder_by_any_commit and _name_of(s.workers[m].chain) > StateName()
-                holder.append(bool(stays or knew))
+                holder.append(stays or knew)
         begin_anew = self.rules.first_commit_known_by_report and newest.number == 1 and not s.reported
         if not any(holder) and self.rules.holder_required and not begin_anew:
             return
@@ -693,7 +707,7 @@ class Model:
         holders = {m for m, h in zip(newest.members, newest.holder, strict=True) if h or s.reported >> m & 1}
         if holders & set(alive):
             present = len([m for m in newest.members if s.workers[m].phase not in GONE])
-            if present + len(self._joinable(s)) >= self.setup.minimum:
+            if present + len(self._joinable(s, newest.members)) >= self.setup.minimum:
                 raise Violation("stuck: a holder is alive and nothing can happen")
             self.coverage["below the minimum"] += 1
             return

@@ -205,9 +205,22 @@ MUTANTS = {
         "I6",
         Setup(workers=2, kills=1, wrong_drops=1, stop_at_end=True, rules=Rules(holder_by_any_commit=True)),
     ),
-    "a loss takes a leaver back": (
+    "whom a pending record left out holds the state, if nobody else does": (
         "I1",
-        Setup(steps=3, kills=2, leavers=0b100, stop_at_end=True, rules=Rules(leavers_stay_members=True)),
+        Setup(steps=3, kills=2, leavers=0b100, stop_at_end=True, rules=Rules(base_holds="always")),
+    ),
+    "whom a pending record left out holds the state, together with newcomers": (
+        "I1",
+        Setup(
+            workers=2,
+            steps=2,
+            kills=1,
+            leavers=0b10,
+            newcomer=True,
+            outside=True,
+            stop_at_end=True,
+            rules=Rules(base_holds="with newcomers"),
+        ),
     ),
     "a planned generation follows one that not all have entered": (
         "stuck",
@@ -243,6 +256,6 @@ def test_a_dropped_worker_that_kept_its_name_would_bring_back_an_undone_step() -
         "c completes round 1 of 2",
         "leader writes loss 3 = ba wrongly",
     )
-    with pytest.raises(Violation, match="^I[13]"):
+    with pytest.raises(Violation, match=r"^I[13]"):
         explore(setup, prefix=prefix)
     explore(replace(setup, rules=Rules(), stop_at_end=True), prefix=prefix)

@@ -133,7 +133,7 @@ def test_a_leave_below_the_minimum_empties_and_comes_back_as_a_loss() -> None:
     empty = written(decided(view))
     assert (workers(empty), empty.kind, empty.base) == ("", PLANNED, 2)
     view = replace(view, generation=empty, earlier=(record(2, "a0 b0"),))
-    assert decided(view).reason == "waiting: 1 of 2 nodes; enough nodes again" or decided(view).waiting
+    assert decided(view).waiting is Waiting.MINIMUM
     view = picture([agent("b"), agent("c")], [member("b0", committed=2), member("c0")], empty, nodes=(2, 4))
     for seen in (view, replace(view, earlier=(record(2, "a0 b0"),))):  # a new leader knows only the store
         again = written(decided(seen))

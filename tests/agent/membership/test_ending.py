@@ -1,0 +1,83 @@
+"""How the job ends: rules 6 and 8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pictures import LEADER, agent, decided, failure, member, picture, record
+
+from bagua_agent.membership.actions import Decision, Outcome, WriteResult
+from bagua_agent.membership.view import JobView, Waiting
+
+
+def outcome(decision: Decision) -> Outcome | None:
+    return decision.action.outcome if isinstance(decision.action, WriteResult) else None
+
+
+def closing(*, members: tuple[str, ...] = ("a0", "b0", "c0"), finished: tuple[str, ...] = ()) -> JobView:
+    return picture(
+        [agent("a"), agent("b"), agent("c")],
+        [member(w) for w in members],
+        record(2, "a0 b0"),
+        closing_generation=2,
+        finished=frozenset(finished),
+    )
+
+
+def test_closing_forms_nothing_and_waits_for_the_workers_of_the_end() -> None:
+    assert decided(closing()).reason == "closing: 2 of 2 workers have yet to end, as a0"
+    assert decided(closing(members=("a0",))).action is None  # a loss now changes nothing
+    assert outcome(decided(closing(members=(), finished=("a0", "b0")))) is Outcome.SUCCEEDED
+
+
+def test_newcomers_of_a_pending_generation_need_not_end() -> None:
+    view = replace(closing(finished=("a0", "b0")), generation=record(3, "a0 b0 c0:3"), earlier=())
+    assert outcome(decided(view)) is Outcome.SUCCEEDED
+
+
+def test_a_failure_after_the_end_fails_the_job_if_it_was_in() -> None:
+    view = closing(finished=("a0",))
+    assert outcome(decided(replace(view, failures={"b0": failure("b0", script=False)}))) is Outcome.FAILED
+    assert decided(replace(view, failures={"c0": failure("c0")})).action is None
+
+
+def test_a_host_lost_after_the_end_is_waited_for_and_then_fails_the_job() -> None:
+    view = closing(members=("a0",), finished=("a0",))
+    view = replace(view, agents={k: v for k, v in view.agents.items() if k != "b"})
+    decision = decided(view)
+    assert decision.waiting is Waiting.ENDING and decision.wake_at_s == 70.0
+    waited = replace(LEADER, waiting=Waiting.ENDING, waiting_since_s=10.0)
+    assert outcome(decided(view, evidence=waited, now_s=70.0)) is Outcome.FAILED
+
+
+def test_the_budget_ends_the_job() -> None:
+    view = picture([agent("a")], [], record(2, "a0"), failures=[failure("a0")])
+    decision = decided(view)
+    assert outcome(decision) is Outcome.FAILED
+    assert decision.reason.endswith("1 script failures, 0 allowed; first: a0 on host-a (ValueError: bad)")
+
+
+def test_holders_known_to_have_ended_are_not_waited_for() -> None:
+    view = picture([agent("a")], [member("a0x")], record(2, "a0"), failures=[failure("a0", script=False)])
+    assert outcome(decided(view)) is Outcome.FAILED
+
+
+def test_a_script_that_trains_nothing_succeeds_once_every_node_came_and_ended() -> None:
+    view = picture([agent("a")], [], nodes=(2, 2), finished=frozenset({"a0"}))
+    assert decided(view).action is None
+    both = replace(view, agents={**view.agents, "b": agent("b")})
+    assert decided(both).action is None
+    assert outcome(decided(replace(both, finished=frozenset({"a0", "b0"})))) is Outcome.SUCCEEDED
+
+
+def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss() -> None:
+    view = picture([agent("a"), agent("b")], [member("b0")], record(2, "a0 b0"), finished=frozenset({"a0"}))
+    assert (
+        decided(replace(view, committed_generation=2)).reason == "waiting: a0 gone and nobody suspects them"
+    )
+    assert outcome(decided(replace(view, finished=frozenset({"a0", "b0"})))) is Outcome.SUCCEEDED
+
+
+def test_a_node_that_left_ends_with_0_and_that_is_no_success() -> None:
+    view = picture([agent("a", leaving=True)], [], record(2, "a0"), finished=frozenset({"a0"}))
+    assert outcome(decided(view)) is Outcome.STOPPED

@@ -1,0 +1,82 @@
+"""A worker is killed at each edge of the protocol: in the middle of a step, a commit, a switch, a heal, the end.
+
+The failpoint prints that it fired, so no test passes without its fault.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.conftest import MakeJob, MakeLab
+from tests.faults.job import Node
+
+SHORT = {"samples": 2400, "epochs": 2}
+
+
+def fired(node: Node, point: str) -> None:
+    node.await_line(f"bagua failpoint {point} fired: kill")
+    node.await_line("ended: killed by SIGKILL; starting another")
+
+
+@pytest.mark.parametrize(
+    "point", ["step.begin", "reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"]
+)
+def test_killed_in_a_step(job: MakeJob, point: str) -> None:
+    one = job(**SHORT)
+    node = one.start(slots=2, failpoints=f"{point}=kill@15#1")
+    fired(node, point)
+    alone = one.await_world(1)
+    one.await_world(2, after_step=alone)
+    one.finish()
+    one.check(finished=2)
+
+
+@pytest.mark.parametrize("point", ["switch.before", "entry.built", "entry.exchanged", "heal.send"])
+def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
+    lab = make_lab(2)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", **SHORT)
+    # The points are passed in the first generation too, before any step: the second pass is meant.
+    node = one.start(lab.hosts[0], slots=2, failpoints=f"{point}=sleep:0@0#1;{point}=kill#1")
+    one.await_step(10)
+    one.start(lab.hosts[1])
+    fired(node, point)
+    one.await_world(3)
+    one.finish()
+    one.check(finished=3)
+
+
+@pytest.mark.parametrize(
+    "point", ["switch.before", "entry.built", "entry.exchanged", "heal.receive", "heal.swap"]
+)
+def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
+    lab = make_lab(2)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"], **SHORT)
+    first = one.start(lab.hosts[0], slots=2)
+    one.await_step(10)
+    second = one.start(lab.hosts[1], failpoints=f"{point}=kill")
+    fired(second, point)
+    one.await_world(3)
+    one.finish()
+    one.check(finished=3)
+    assert not first.says("ended: killed")
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> None:
+    one = job(script=["--evaluate", "--step-s", "0.02"], **SHORT)
+    node = one.start(slots=2, failpoints=f"outside.done=kill@100#{slot}")
+    fired(node, "outside.done")
+    alone = one.await_world(1)
+    one.await_world(2, after_step=alone)
+    one.finish()
+    one.check(finished=2)
+
+
+def test_killed_when_training_is_done(job: MakeJob) -> None:
+    one = job(samples=240, epochs=1)
+    node = one.start(slots=2, failpoints="finish.done=kill#1")
+    node.await_line("bagua failpoint finish.done fired: kill")
+    code = node.process.wait(40)
+    assert one.ledger.check(240, 1) == []
+    assert code in (0, 137), "its script may have been about to write the final model"
+    one.check_nothing_left()

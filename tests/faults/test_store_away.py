@@ -1,0 +1,48 @@
+"""etcd is killed and started again: training does not notice, and changes of membership wait."""
+
+from __future__ import annotations
+
+from tests.faults.conftest import MakeJob, MakeLab
+
+
+def test_etcd_is_killed_and_started_again(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, nodes="1:3")
+    nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1])]
+    one.await_world(2)
+    cluster.kill()
+    for node in nodes:
+        node.await_line("etcd does not answer")
+    # longer than a lease: a job that depended on its keys would notice
+    during = one.step
+    one.await_step(during + 80)
+    cluster.restart()
+    for node in nodes:
+        node.await_line("etcd answers again")
+    after = one.await_world(2, after_step=one.step)
+    nodes.append(one.start(lab.hosts[2]))
+    three = one.await_world(3, after_step=after)
+    assert {x.world_size for x in one.ledger.lines if during <= x.step < three} == {2}
+    one.finish()
+    one.check(finished=3)
+    for node in nodes:
+        assert not node.says("did not happen"), "no step is missed"
+
+
+def test_the_job_ends_while_etcd_is_away(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, nodes="1:2")
+    nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1])]
+    one.await_world(2)
+    cluster.kill()
+    for node in nodes:
+        node.await_line("etcd does not answer")
+    one.hurry()
+    one.await_step(490)
+    cluster.restart()
+    one.finish()
+    one.check(finished=2)
+    for node in nodes:
+        assert node.says("succeeded")
