@@ -57,13 +57,16 @@ def is_launched() -> bool:
 
 
 def get_rank() -> int:
-    """Global rank in the generation in force; 0 before the first step."""
-    return _runtime.engine().global_rank
+    """Global rank in the generation in force; 0 before the first step.
+
+    Between steps newcomers, which cannot take part in a collective there yet, do not count.
+    """
+    return _runtime.engine().place_of_script()[0]
 
 
 def get_world_size() -> int:
-    """Workers in the generation in force; 1 before the first step."""
-    return _runtime.engine().world_size
+    """Workers in the generation in force; 1 before the first step. See get_rank."""
+    return _runtime.engine().place_of_script()[1]
 
 
 def get_local_rank() -> int:

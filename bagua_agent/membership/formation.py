@@ -88,7 +88,7 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
             return Decision(None, "waiting: the record is lost, members come back", again_s)
         return _at_once(case, "the record was lost", broken=False)
     if not record.members:
-        return _at_once(case, "enough nodes again", broken=False)
+        return _at_once(case, "after all stepped aside", broken=False)
     if view.committed_generation < record.number and not standing.newcomers_gone:
         return Decision(None, f"waiting: nobody has committed in generation {record.number} yet")
     if standing.missing:
@@ -115,10 +115,10 @@ def _first(case: _Case) -> Decision:
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < most and case.now_s < last_call_until_s:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
-        return Decision(None, f"last call: {len(complete)} of at most {most} nodes are ready", wake_s)
+        return Decision(None, f"last call: {len(complete)} of at most {_count(most)} ready", wake_s)
     chosen = targets.first(case.view, complete[:most])
     # base 0: it follows nothing, so nobody has to bring a state
-    return _write(case, GenerationKind.PLANNED, chosen, 0, f"{min(len(complete), most)} nodes are ready")
+    return _write(case, GenerationKind.PLANNED, chosen, 0, f"{_count(min(len(complete), most))} ready")
 
 
 def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
@@ -152,7 +152,8 @@ def _planned(case: _Case, record: Generation) -> Decision:
         held, spare = _some(target.held_back), _some(o.agent.node_name for o in ready)
         return Decision(
             None,
-            f"generation {record.number} stands with {record.world_size} workers on {record.node_count} nodes"
+            f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
+            + f" on {_count(record.node_count)}"
             + (f"; {held} leaves once another node has the state" if held else "")
             + (f"; spare: {spare}" if spare else ""),
             soon_s,
@@ -165,7 +166,7 @@ def _planned(case: _Case, record: Generation) -> Decision:
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", soon_s)
     # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
     kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
-    remain = f"{target.nodes} of at least {case.desired.min_nodes} nodes remain, so all step aside"
+    remain = f"{target.nodes} of at least {_count(case.desired.min_nodes)} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
 
 
@@ -191,7 +192,7 @@ def _write(
     previous = 0 if case.view.generation is None else case.view.generation.number
     return Decision(
         WriteGeneration(generation, previous),
-        f"generation {generation.number} ({kind.name}, {len(workers)} workers): {reason}",
+        f"generation {generation.number} ({kind.name}, {_count(len(workers), 'worker')}): {reason}",
     )
 
 
@@ -208,7 +209,7 @@ def _no_holder(case: _Case, why: str) -> Decision:
 
 
 def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> Decision:
-    count = f"{nodes} of {case.desired.min_nodes} nodes{readiness(case.view, case.standing.present)}{why}"
+    count = f"{nodes} of {_count(case.desired.min_nodes)}{readiness(case.view, case.standing.present)}{why}"
     wake_s, limit_s = soon_s, case.policy.below_minimum_timeout_s
     if limit_s is not None:
         until_s = case.evidence.waited_since_s(Waiting.MINIMUM, case.now_s) + limit_s
@@ -216,6 +217,10 @@ def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> De
             return fail(f"too few nodes for {limit_s:g} s: {count}")
         wake_s = until_s if soon_s is None else min(soon_s, until_s)
     return Decision(None, f"waiting: {count}", wake_s, Waiting.MINIMUM)
+
+
+def _count(number: int, what: str = "node") -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

@@ -149,7 +149,8 @@ def _is_excused(
     ):
         return False
     if placement.worker_id in view.finished:
-        return True
+        # but one that ended before it ever came in will not bring the switch
+        return placement.since_generation <= in_force(view, view.generation)
     agent = view.agents.get(placement.agent_id)
     return in_grace and (agent is None or not evidence.is_dead(agent))
 

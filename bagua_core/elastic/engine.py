@@ -117,6 +117,16 @@ class Engine:
         communicator = self.communicator()
         return communicator.world_size if communicator else 1
 
+    def place_of_script(self) -> tuple[int, int]:
+        """Rank and world size as the script should see them: between steps, those of the collectives that it can
+        take part in there, which leave newcomers out until their first step."""
+        if self._step_begun or not self._newcomers:
+            return self.global_rank, self.world_size
+        if self.global_rank in self._newcomers:
+            return 0, 1
+        before = sum(1 for r in self._newcomers if r < self.global_rank)
+        return self.global_rank - before, self.world_size - len(self._newcomers)
+
     @property
     def local_rank(self) -> int:
         return self._environment.slot if self._environment else 0
@@ -320,6 +330,7 @@ class Engine:
     # -- the step's reductions
 
     def switch_value(self) -> float:
+        self.reach("reduction.before")  # read once, when the step's last reduction is about to start
         return self._member.switch_value() if self._member else 0.0
 
     def wait(self, pending: Pending) -> None:

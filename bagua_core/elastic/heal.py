@@ -37,7 +37,7 @@ def send_state(
     begin, end = state_codec.byte_ranges(total_bytes, len(holders), own)
     for receiver in receivers:
         if own == 0:
-            header = torch.tensor([len(manifest), total_bytes], dtype=torch.int64)
+            header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
             communicator.send(header, receiver, TAG).wait()
             communicator.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver, TAG).wait()
         checksum = 0
@@ -51,11 +51,13 @@ def send_state(
 
 def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
     """The state that `holders` send. Blocks; raises CollectiveFailed, HealMismatch."""
-    header = torch.zeros(2, dtype=torch.int64)
+    header = torch.zeros(3, dtype=torch.int64)
     communicator.receive(header, holders[0], TAG).wait()
-    manifest_bytes, total_bytes = (int(v) for v in header)
+    manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     manifest = torch.empty(manifest_bytes, dtype=torch.uint8)
     communicator.receive(manifest, holders[0], TAG).wait()
+    if zlib.crc32(manifest.numpy().data) != checksum:
+        raise HealMismatch("the manifest of the state arrived with another checksum; it is not used")
     staging = torch.empty(total_bytes, dtype=torch.uint8)
 
     failures: list[Exception] = []

@@ -6,6 +6,7 @@ middle replays what it missed. Cleared by the next commit of a step.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 
@@ -85,5 +86,9 @@ def neutral(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         return torch.zeros_like(tensor)
     if op is ReduceOp.PRODUCT:
         return torch.ones_like(tensor)
-    info = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+    if tensor.is_floating_point():
+        return torch.full_like(tensor, math.inf if op is ReduceOp.MIN else -math.inf)
+    if tensor.dtype is torch.bool:
+        return torch.full_like(tensor, op is ReduceOp.MIN)
+    info = torch.iinfo(tensor.dtype)
     return torch.full_like(tensor, info.max if op is ReduceOp.MIN else info.min)

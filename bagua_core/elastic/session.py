@@ -21,6 +21,14 @@ CONNECT_TIMEOUT_S = 30.0
 EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script
 
 
+# What the agent answers to a hello that it does not accept, rather than what a lost connection looks like.
+_REFUSALS = (
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
+
+
 class SessionError(RuntimeError):
     """The session could not be opened, or the agent speaks another protocol."""
 
@@ -46,6 +54,7 @@ class Session:
         self._listeners: list[Callable[[News], None]] = []
         self._outbox: queue.SimpleQueue[session_pb2.WorkerMessage | None] = queue.SimpleQueue()
         self._closed = False
+        self._refusal = ""
         self._socket_path = socket_path
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path}", options=[("grpc.max_receive_message_length", 64 << 20)]
@@ -60,10 +69,16 @@ class Session:
         self._thread = threading.Thread(target=self._read, name="bagua-session", daemon=True)
         self._thread.start()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._news.welcome, CONNECT_TIMEOUT_S):
-                raise SessionError(
-                    f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
-                )
+            self._changed.wait_for(lambda: self._news.welcome or self._refusal, CONNECT_TIMEOUT_S)
+        if not self._news.welcome:
+            self._closed = True
+            self._outbox.put(None)
+            self._channel.close()
+            raise SessionError(
+                f"the agent on {socket_path} refused this worker: {self._refusal}"
+                if self._refusal
+                else f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
+            )
 
     # -- from the agent
 
@@ -83,6 +98,11 @@ class Session:
             if self._closed:
                 return
             reason = f"{error.code().name}: {error.details()}"
+            if not self._news.welcome and error.code() in _REFUSALS:
+                with self._changed:
+                    self._refusal = str(error.details())
+                    self._changed.notify_all()
+                return
         else:
             if self._closed:
                 return

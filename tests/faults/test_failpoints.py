@@ -19,7 +19,8 @@ def fired(node: Node, point: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", ["step.begin", "reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"]
+    "point",
+    ["step.begin", "reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"],
 )
 def test_killed_in_a_step(job: MakeJob, point: str) -> None:
     one = job(**SHORT)
@@ -55,6 +56,7 @@ def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, poi
     one.await_step(10)
     second = one.start(lab.hosts[1], failpoints=f"{point}=kill")
     fired(second, point)
+    second.await_line("is in force from step")  # its next worker's first commit
     one.await_world(3)
     one.finish()
     one.check(finished=3)

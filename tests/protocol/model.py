@@ -514,13 +514,15 @@ class Model:
                 self.coverage["superseded a pending generation"] += 1
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
         if s.in_force == newest.number or not self.rules.planned_needs_in_force and newest.kind == LOSS:
-            for w in self._joinable(s, newest.members):
-                if s.workers[w].phase != WAIT:
-                    self.coverage["a dropped worker joins again"] += 1
-                yield from self._write_generation(s, PLANNED, [*newest.members, w])
-            for w in newest.members:
-                if s.leaving >> w & 1 and len(newest.members) > 1:
-                    yield from self._write_generation(s, PLANNED, [m for m in newest.members if m != w])
+            joining = self._joinable(s, newest.members)
+            leaving = [w for w in newest.members if s.leaving >> w & 1]
+            if any(s.workers[w].phase != WAIT for w in joining):
+                self.coverage["a dropped worker joins again"] += 1
+            for come in ([], *([w] for w in joining)):
+                for go in ([], *([w] for w in leaving)):
+                    members = [m for m in (*newest.members, *come) if m not in go]
+                    if members and (come or go):
+                        yield from self._write_generation(s, PLANNED, members)
 
     @staticmethod
     def _joinable(s: State, inside: Iterable[int]) -> list[int]:
@@ -539,26 +541,33 @@ class Model:
             for m, since in zip(newest.members, newest.since, strict=True)
             if m not in lost and not (pending and since == newest.number)
         ]
-        base = s.gens[0]
+        base = next((g for g in s.gens if g.number == s.in_force), newest)
         if self.rules.base_holds and pending and not members and base is not newest:
             stuck = [m for m in base.members if s.workers[m].phase == FAILED and m not in newest.members]
             came = [m for m in self.newcomers(newest) if m not in lost]
             if stuck and (came or self.rules.base_holds == "always"):
                 yield from self._write_generation(s, LOSS, stuck + came, base)
                 return
+        joining: list[int] = []
         if len(members) < self.setup.minimum:
-            members += self._joinable(s, {*members, *lost})
+            joining = self._joinable(s, {*members, *lost})
+            members += joining
         if len(members) >= self.setup.minimum and members:
-            yield from self._write_generation(s, LOSS, members)
+            yield from self._write_generation(s, LOSS, members, joining=joining)
 
     def _write_generation(
-        self, s: State, kind: str, members: list[int], base: Gen | None = None
+        self,
+        s: State,
+        kind: str,
+        members: list[int],
+        base: Gen | None = None,
+        joining: Iterable[int] = (),
     ) -> Iterator[tuple[str, State]]:
         newest = s.gens[-1]
         number = newest.number + 1
         since, holder = [], []
         for m in members:
-            if m in newest.members:
+            if m in newest.members and m not in joining:
                 i = newest.members.index(m)
                 since.append(newest.since[i])
                 holder.append(

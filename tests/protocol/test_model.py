@@ -20,7 +20,8 @@ SETUPS = {
     "two losses of three, behind copies beside": Setup(kills=2, steps=3, behind_beside=True),
     "two losses of three, all outside": Setup(kills=2, steps=2, outside=True),
     "two losses before anybody has rank 0's parameters": Setup(kills=2, steps=1, unequal_start=True),
-    "a join and a loss": Setup(kills=1, newcomer=True, stop_at_end=True),
+    "a join and a loss of three": Setup(kills=1, steps=1, newcomer=True, stop_at_end=True),
+    "a join and a loss of two": Setup(workers=2, steps=3, kills=1, newcomer=True, stop_at_end=True),
     "a join and two losses of two": Setup(workers=2, kills=2, newcomer=True, stop_at_end=True),
     "a join and two losses of two, behind copies beside": Setup(
         workers=2, kills=2, newcomer=True, stop_at_end=True, behind_beside=True
@@ -38,7 +39,7 @@ SETUPS = {
 }
 STATES = {
     "two losses of three": 20_000,
-    "a join and a loss": 150_000,
+    "a join and a loss of three": 60_000,
     "a join and two losses of two": 40_000,
     "a wrong drop and a loss": 100_000,
 }
@@ -184,7 +185,7 @@ MUTANTS = {
         Setup(kills=0, newcomer=True, stop_at_end=True, rules=Rules(agreed=_anybody_switches)),
     ),
     "a generation needs no holder": (
-        "I6",
+        "I1",
         Setup(workers=2, kills=2, newcomer=True, stop_at_end=True, rules=Rules(holder_required=False)),
     ),
     "carrying over makes a holder": (

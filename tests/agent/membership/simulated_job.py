@@ -1,13 +1,13 @@
-"""A job as it truly is, beside what leaders learn of it: a store, agents, workers that commit and switch.
+"""A job as it truly is, beside what leaders learn of it: a store, agents that die or are cut off, workers.
 
-Follows the worker's side of ARCHITECTURE.md ("What a step is") so that the leader's decisions can be judged
-by what happens to the state. Asserts one history at every commit and I5, I6 and the ranks at every write.
+Asserts at every write I5, I6, the ranks, the most nodes and that no two planned generations are under way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from simulated_workers import Node, SimulatedWorkers, Worker
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
@@ -19,71 +19,25 @@ from bagua_agent.membership.actions import (
     WriteGeneration,
     WriteResult,
 )
-from bagua_agent.membership.machine import State, new_state, step, step_all
+from bagua_agent.membership.machine import new_state, step, step_all
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.standing import stand
 from bagua_agent.membership.view import Verdict
 from bagua_contract.records import Generation, GenerationKind
 
 POLICY = Policy()
 
 
-@dataclass
-class Worker:
-    """steps, name: of the state it holds; name 0: none. current: record it is in."""
-
-    worker_id: str
-    agent_id: str
-    slot: int
-    alive: bool = True
-    current: Generation | None = None
-    pending: Generation | None = None
-    steps: int = 0
-    name: int = 0
-    reported: int = 0
-    revision: int = 0
-    suspected: int = 0
-    broken_in: int = 0
-
-    def valid_steps(self, record: Generation) -> int:
-        placement = record.placement_of(self.worker_id)
-        assert placement is not None
-        return self.steps if self.name >= placement.since_generation else 0
-
-
-@dataclass
-class Node:
-    """silent: no network. storeless: etcd can't be reached, peers can."""
-
-    agent_id: str
-    slots: int
-    alive: bool = True
-    silent: bool = False
-    storeless: bool = False
-    leaving: bool = False
-    revision: int = 0  # of its key; 0: it has none
-    state: State = field(default_factory=lambda: new_state(""))
-    cursor: int = 0
-    wake_at_s: float | None = None
-
-    @property
-    def reaches_store(self) -> bool:
-        return self.alive and not self.silent and not self.storeless
-
-
-class SimulatedJob:
+class SimulatedJob(SimulatedWorkers):
     def __init__(self, min_nodes: int, max_nodes: int) -> None:
+        super().__init__()
         self.now_s = 0.0
         self.revision = 0
         self.log: list[tuple[type[ev.Event], dict[str, Any]]] = []
         self.keys: dict[str, tuple[type[ev.Event], dict[str, Any]]] = {}
-        self.nodes: dict[str, Node] = {}
-        self.workers: dict[str, Worker] = {}
         self.leader: tuple[str, int] | None = None
-        self.generation: Generation | None = None
-        self.records: dict[int, Generation] = {}
         self.max_nodes = max_nodes
         self.min_nodes = min_nodes
-        self.committed = 0
         self.result: WriteResult | None = None
         self.probes: list[tuple[str, str, int, bool]] = []
         self.fresh_leader_under_empty = False
@@ -176,27 +130,20 @@ class SimulatedJob:
             self.feed(node, kind(now_s=self.now_s, **values))
 
     def feed(self, node: Node, event: ev.Event) -> None:
-        was_pending = self._believes_pending(node)
         outcome = step(node.state, event, POLICY)
         assert outcome.reason
         assert outcome.state.leading or not outcome.actions, "an agent that does not lead acted"
         node.state = outcome.state
         for action in outcome.actions:
-            self.perform(node, action, was_pending)
+            self.perform(node, action)
 
-    def _believes_pending(self, node: Node) -> bool:
-        record = node.state.view.generation
-        return (
-            record is not None
-            and record.kind is GenerationKind.PLANNED
-            and max(record.base, node.state.view.committed_generation) < record.number
-            and record.base > 0
-        )
-
-    def perform(self, node: Node, action: Action, was_pending: bool) -> None:
+    def perform(self, node: Node, action: Action) -> None:
         leads = self.leader is not None and self.leader[0] == node.agent_id and node.reaches_store
         match action:
             case WriteGeneration(generation, previous):
+                if generation.kind is GenerationKind.PLANNED:
+                    seen = stand(node.state.view, node.state.evidence, self.now_s, POLICY)
+                    assert not seen.pending or seen.newcomers_gone, "two planned ones at a time"
                 number = 0 if self.generation is None else self.generation.number
                 if leads and previous == number and self.result is None:
                     self.accept(generation)
@@ -269,9 +216,6 @@ class SimulatedJob:
         self.feed(asker, answer)
 
     # -- workers
-    def of(self, node: Node) -> list[Worker]:
-        return [w for w in self.workers.values() if w.agent_id == node.agent_id]
-
     def spawn(self, node: Node) -> None:
         taken = {w.slot for w in self.of(node) if w.alive}
         free = [s for s in range(node.slots) if s not in taken]
@@ -323,65 +267,6 @@ class SimulatedJob:
         node.alive = False
         for worker in self.of(node):
             worker.alive = False
-
-    def look(self, worker: Worker) -> None:
-        """The worker learns of the newest record."""
-        record, node = self.generation, self.nodes[worker.agent_id]
-        if record is None or not worker.alive or not node.reaches_store:
-            return
-        current = 0 if worker.current is None else worker.current.number
-        inside = record.placement_of(worker.worker_id) is not None
-        if record.number > current:
-            if record.kind is GenerationKind.LOSS or record.base == 0:
-                self._enter(worker, record)
-            else:
-                if worker.current is not None and record.base > current:
-                    # Planned upon a generation that this worker never saw, so that one left it out: every
-                    # member of a base has taken it.
-                    worker.current, worker.steps, worker.name = None, 0, 0
-                worker.pending = record
-        if node.leaving and worker.current is None and not inside:
-            self.end(worker, well=True)
-
-    def _enter(self, worker: Worker, record: Generation) -> None:
-        worker.pending = None
-        if record.placement_of(worker.worker_id) is not None:
-            worker.current = record
-            return
-        worker.current = None
-        if record.members:
-            worker.steps = worker.name = 0  # the job goes on elsewhere: what it holds is old
-        if self.nodes[worker.agent_id].leaving:
-            self.end(worker, well=True)
-
-    def members(self, record: Generation) -> list[Worker]:
-        return [self.workers[m.worker_id] for m in record.members]
-
-    def works(self, record: Generation) -> bool:
-        return bool(record.members) and all(
-            w.alive
-            and w.current is record
-            and w.broken_in != record.number
-            and not self.nodes[w.agent_id].silent
-            for w in self.members(record)
-        )
-
-    def commit(self, record: Generation) -> None:
-        if not self.works(record):
-            return
-        members = self.members(record)
-        steps = max(w.valid_steps(record) for w in members)
-        assert steps == self.committed, f"one history: {steps} of {self.committed} in {record}"
-        self.committed += 1
-        for worker in members:
-            worker.steps, worker.name = self.committed, record.number
-        pendings = {w.pending.number if w.pending is not None else 0 for w in members}
-        if len(pendings) == 1 and (number := pendings.pop()) > record.number:
-            pending = self.records[number]
-            joining = [w for w in self.members(pending) if w not in members]
-            if all(w.alive and w.pending is pending and w.current is None for w in joining):
-                for worker in members + joining:
-                    self._enter(worker, pending)
 
     def report(self, worker: Worker) -> None:
         reaches = self.nodes[worker.agent_id].reaches_store

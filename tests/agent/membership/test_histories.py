@@ -8,7 +8,8 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_job import POLICY, Node, SimulatedJob, Worker
+from simulated_job import POLICY, SimulatedJob
+from simulated_workers import Node, Worker
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
@@ -213,7 +214,17 @@ class Histories(RuleBasedStateMachine):
         job = self.job
         if job.fresh_leader_under_empty:
             return False  # it may miss a holder; see standing.py
-        return any(w.alive and w.name and w.steps == job.committed for w in job.workers.values())
+        return any(
+            w.alive and w.name and w.steps == job.committed and not self.left_out(w)
+            for w in job.workers.values()
+        )
+
+    def left_out(self, worker: Worker) -> bool:
+        """A record after its last commit did without it. That may never have been in force, so it may still
+        have the state; but its leader can't know, and to wait in vain is better than two histories."""
+        later = [g for g in self.job.records.values() if g.number > worker.name and g.members]
+        places = [g.placement_of(worker.worker_id) for g in later]
+        return any(p is None or p.since_generation > worker.name for p in places)
 
     def settle(self) -> None:
         job = self.job

@@ -1,0 +1,131 @@
+"""Workers as ARCHITECTURE.md has them ("What a step is"): they commit, switch, step aside, and end.
+
+The truth that the leader's decisions are judged by: asserts one history at every commit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from bagua_agent.membership.machine import State, new_state
+from bagua_contract.records import Generation, GenerationKind
+
+
+@dataclass
+class Worker:
+    """steps, name: of the state it holds; name 0: none. current: record it is in."""
+
+    worker_id: str
+    agent_id: str
+    slot: int
+    alive: bool = True
+    current: Generation | None = None
+    pending: Generation | None = None
+    steps: int = 0
+    name: int = 0
+    reported: int = 0
+    revision: int = 0
+    suspected: int = 0
+    broken_in: int = 0
+
+    def valid_steps(self, record: Generation) -> int:
+        placement = record.placement_of(self.worker_id)
+        assert placement is not None
+        return self.steps if self.name >= placement.since_generation else 0
+
+
+@dataclass
+class Node:
+    """silent: no network. storeless: etcd can't be reached, peers can."""
+
+    agent_id: str
+    slots: int
+    alive: bool = True
+    silent: bool = False
+    storeless: bool = False
+    leaving: bool = False
+    revision: int = 0  # of its key; 0: it has none
+    state: State = field(default_factory=lambda: new_state(""))
+    cursor: int = 0
+    wake_at_s: float | None = None
+
+    @property
+    def reaches_store(self) -> bool:
+        return self.alive and not self.silent and not self.storeless
+
+
+class SimulatedWorkers(ABC):
+    """committed: steps of the job, all histories together, of which there may be only one."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.workers: dict[str, Worker] = {}
+        self.generation: Generation | None = None
+        self.records: dict[int, Generation] = {}
+        self.committed = 0
+
+    @abstractmethod
+    def end(self, worker: Worker, *, well: bool) -> None: ...
+
+    def of(self, node: Node) -> list[Worker]:
+        return [w for w in self.workers.values() if w.agent_id == node.agent_id]
+
+    def look(self, worker: Worker) -> None:
+        """The worker learns of the newest record."""
+        record, node = self.generation, self.nodes[worker.agent_id]
+        if record is None or not worker.alive or not node.reaches_store:
+            return
+        current = 0 if worker.current is None else worker.current.number
+        inside = record.placement_of(worker.worker_id) is not None
+        if record.number > current:
+            if record.kind is GenerationKind.LOSS or record.base == 0:
+                self._enter(worker, record)
+            else:
+                if worker.current is not None and record.base > current:
+                    # Planned upon a generation that this worker never saw, so that one left it out: every
+                    # member of a base has taken it.
+                    worker.current, worker.steps, worker.name = None, 0, 0
+                worker.pending = record
+        if node.leaving and worker.current is None and not inside:
+            self.end(worker, well=True)
+
+    def _enter(self, worker: Worker, record: Generation) -> None:
+        worker.pending = None
+        if record.placement_of(worker.worker_id) is not None:
+            worker.current = record
+            return
+        worker.current = None
+        if record.members:
+            worker.steps = worker.name = 0  # the job goes on elsewhere: what it holds is old
+        if self.nodes[worker.agent_id].leaving:
+            self.end(worker, well=True)
+
+    def members(self, record: Generation) -> list[Worker]:
+        return [self.workers[m.worker_id] for m in record.members]
+
+    def works(self, record: Generation) -> bool:
+        return bool(record.members) and all(
+            w.alive
+            and w.current is record
+            and w.broken_in != record.number
+            and not self.nodes[w.agent_id].silent
+            for w in self.members(record)
+        )
+
+    def commit(self, record: Generation) -> None:
+        if not self.works(record):
+            return
+        members = self.members(record)
+        steps = max(w.valid_steps(record) for w in members)
+        assert steps == self.committed, f"one history: {steps} of {self.committed} in {record}"
+        self.committed += 1
+        for worker in members:
+            worker.steps, worker.name = self.committed, record.number
+        pendings = {w.pending.number if w.pending is not None else 0 for w in members}
+        if len(pendings) == 1 and (number := pendings.pop()) > record.number:
+            pending = self.records[number]
+            joining = [w for w in self.members(pending) if w not in members]
+            if all(w.alive and w.pending is pending and w.current is None for w in joining):
+                for worker in members + joining:
+                    self._enter(worker, pending)

@@ -1,0 +1,62 @@
+"""The address that other nodes reach this one at: asked of the kernel's routes, without sending anything."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.local_address import LOOPBACK, local_address
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("given", "store_target", "single_node", "address"),
+    [
+        ("127.0.0.5", None, True, "127.0.0.5"),
+        ("127.0.0.5", "127.0.0.1:2379", False, "127.0.0.5"),
+        (None, None, True, LOOPBACK),
+        (None, "unix:/run/etcd/client:1", True, LOOPBACK),
+        (None, "127.0.0.1:2379", False, "127.0.0.1"),
+        (None, "127.0.0.1:2379", True, "127.0.0.1"),
+    ],
+)
+def test_which_address(given: str | None, store_target: str | None, single_node: bool, address: str) -> None:
+    assert local_address(given, store_target, single_node) == address
+
+
+def test_a_name_is_resolved() -> None:
+    assert local_address("localhost", None, False) in ("127.0.0.1", "::1")
+    assert local_address(None, "localhost:2379", False) in ("127.0.0.1", "::1")
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no IPv6 loopback")
+def test_a_store_with_a_v6_address() -> None:
+    assert local_address(None, "[::1]:2379", False) == "::1"
+
+
+def test_without_a_store_to_go_to_it_is_an_address_of_this_machine() -> None:
+    address = local_address(None, None, False)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as own:
+        own.bind((address, 0))  # fails unless it is
+
+
+@pytest.mark.parametrize(
+    ("given", "store_target", "words"),
+    [
+        ("no-such-host.invalid", None, "--local-addr 'no-such-host.invalid' can't be resolved"),
+        (None, "no-such-host.invalid:2379", "--rdzv-endpoint 'no-such-host.invalid' can't be resolved"),
+    ],
+)
+def test_what_is_no_address_is_named(given: str | None, store_target: str | None, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        local_address(given, store_target, False)

@@ -1,0 +1,134 @@
+"""What the terminal says: one line per thing that happened, readable without knowing the code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from bagua_contract.records import Generation, GenerationKind, Placement
+
+from bagua_agent.narrator import (
+    PROGRESS_EVERY_S,
+    Narrator,
+    describe_change,
+    generation_written,
+    joining_command,
+    names,
+    progress,
+)
+
+LOSS, PLANNED = GenerationKind.LOSS, GenerationKind.PLANNED
+
+
+def generation(
+    number: int, *workers: str, kind: GenerationKind = PLANNED, reason: str = "2 nodes are complete"
+) -> Generation:
+    """workers: as NODE:SLOT or, for another process there, NODE:SLOT:COUNT."""
+    return Generation(
+        number=number,
+        base=number - 1,
+        kind=kind,
+        members=tuple(
+            Placement(
+                w, f"agent-{w.split(':')[0]}", w.split(":")[0], int(w.split(":")[1]), r, 0, 0, "", 1, 1, True
+            )
+            for r, w in enumerate(workers)
+        ),
+        reason=reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ([], ""),
+        (["b", "a", "b"], "a, b"),
+        ([f"n{i}" for i in range(6)], "n0, n1, n2, n3, n4, n5"),
+        ([f"n{i}" for i in range(9)], "n0, n1, n2, n3, n4, n5 and 3 more"),
+    ],
+)
+def test_long_lists_are_cut_short(items: list[str], text: str) -> None:
+    assert names(items) == text
+
+
+BEFORE = generation(1, "a:0", "a:1", "b:0", "b:1")
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (generation(2, "a:0", "a:1", "b:0", "b:1"), "same workers"),
+        (generation(2, "a:0", "a:1", "b:0", "b:1", "c:0"), "+c"),
+        (generation(2, "a:0", "a:1"), "-b"),
+        (generation(2, "a:0", "a:1", "c:0", "c:1"), "+c -b"),
+        (generation(2, "a:0", "a:1", "b:0"), "-b:1"),  # one worker of a node that stays
+        (generation(2, "a:0", "a:1", "b:0", "b:1:2"), "+b:1 -b:1"),  # respawned
+        (generation(2), "-a, b"),
+    ],
+)
+def test_a_change_names_nodes_or_the_workers_of_nodes_that_stay(after: Generation, text: str) -> None:
+    assert describe_change(BEFORE, after) == text
+
+
+def test_the_first_generation_names_its_nodes() -> None:
+    assert describe_change(None, BEFORE) == "a, b"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (None, generation(1, "a:0"), "generation 1, now: 1 worker on 1 node (a); 2 nodes are complete"),
+        (
+            BEFORE,
+            generation(2, "a:0", "a:1", "b:0", "b:1", "c:0"),
+            "generation 2, at the next step boundary: 5 workers on 3 nodes (+c); 2 nodes are complete",
+        ),
+        (
+            BEFORE,
+            generation(2, "a:0", "a:1", kind=LOSS, reason="b is gone"),
+            "generation 2, now: 2 workers on 1 node (-b); b is gone",
+        ),
+        (BEFORE, generation(2, kind=LOSS, reason="too few"), "generation 2, now: no workers; too few"),
+    ],
+)
+def test_a_generation_in_one_line(before: Generation | None, after: Generation, text: str) -> None:
+    assert generation_written(before, after) == text
+
+
+def test_progress_in_one_line() -> None:
+    assert progress(1, 20, 3.456, {"loss": 0.123456, "acc": 1.0}, 4) == (
+        "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235  (generation 4)"
+    )
+    assert progress(0, 0, 0.0, {}, 1) == "epoch 0  step 0  0.0 steps/s  (generation 1)"
+
+
+def test_the_line_that_joins_can_be_typed() -> None:
+    text = joining_command("10.0.0.1:2379", "demo", "2:4", "train.py --lr 0.1")
+    assert text.splitlines()[1].strip() == (
+        "bagua-launch --nnodes 2:4 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo train.py --lr 0.1"
+    )
+
+
+# -- the narrator
+
+
+def test_every_line_says_when_and_where() -> None:
+    said: list[str] = []
+    Narrator(said.append, "host-1").tell("hello")
+    assert re.fullmatch(r"bagua \d\d:\d\d:\d\d host-1 \| hello", said[0])
+
+
+def test_the_same_text_on_a_topic_is_said_once() -> None:
+    said: list[str] = []
+    narrator = Narrator(said.append, "h")
+    for topic, text in [("a", "1"), ("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")]:
+        narrator.tell_once(topic, text)
+    assert [line.split("| ")[1] for line in said] == ["1", "1", "2", "1"]
+
+
+def test_progress_is_held_back() -> None:
+    said: list[str] = []
+    narrator = Narrator(said.append, "h")
+    for now_s in (100.0, 100.5, 100.0 + PROGRESS_EVERY_S, 101.0 + PROGRESS_EVERY_S):
+        narrator.tell_progress(now_s, f"{now_s:g}")
+    assert [line.split("| ")[1] for line in said] == ["100", f"{100 + PROGRESS_EVERY_S:g}"]

@@ -1,0 +1,100 @@
+"""When a node's part is over, and with which exit code, situation by situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bagua_contract import membership_pb2 as pb
+
+from bagua_agent.node_ending import (
+    RESULT_GRACE_S,
+    STORE_AWAY_AT_THE_END_S,
+    NodeSituation,
+    how_it_ends,
+)
+
+INFINITE = float("inf")
+TRAINING = NodeSituation(
+    workers_running=2,
+    result=None,
+    leaving_signal=0,
+    leaving_for_s=None,
+    shutdown_timeout_s=30.0,
+    job_goes_on=True,
+    trained=False,
+    store_away_for_s=0.0,
+    own_exit_code=0,
+)
+LEAVING = replace(TRAINING, leaving_signal=15, leaving_for_s=1.0)
+SUCCEEDED = (pb.Result.SUCCEEDED, 0)
+FAILED = (pb.Result.FAILED, 7)
+
+
+@pytest.mark.parametrize(
+    ("situation", "exit_code", "grace_s"),
+    [
+        (TRAINING, None, None),
+        (replace(TRAINING, workers_running=0), None, None),  # between a worker and its successor
+        (replace(TRAINING, workers_running=0, trained=True), None, None),  # the leader says how it ended
+        (replace(TRAINING, store_away_for_s=1000.0), None, None),  # training goes on without etcd
+        (replace(TRAINING, trained=True, store_away_for_s=1000.0), None, None),
+        (replace(TRAINING, workers_running=0, store_away_for_s=1000.0), None, None),
+        # the result
+        (replace(TRAINING, workers_running=0, result=SUCCEEDED), 0, None),
+        (replace(TRAINING, result=SUCCEEDED), None, None),  # the last one is on its way out
+        (replace(TRAINING, workers_running=0, result=FAILED), 7, None),
+        (replace(TRAINING, result=FAILED), 7, RESULT_GRACE_S),
+        (replace(TRAINING, result=(pb.Result.STOPPED, 143)), 143, RESULT_GRACE_S),
+        # etcd is away at the end
+        (
+            replace(TRAINING, workers_running=0, trained=True, store_away_for_s=STORE_AWAY_AT_THE_END_S),
+            None,
+            None,
+        ),
+        (
+            replace(TRAINING, workers_running=0, trained=True, store_away_for_s=STORE_AWAY_AT_THE_END_S + 1),
+            0,
+            None,
+        ),
+        (
+            replace(TRAINING, workers_running=0, trained=True, store_away_for_s=1000.0, own_exit_code=3),
+            3,
+            None,
+        ),
+        # leaving on a signal
+        (LEAVING, None, None),
+        (replace(LEAVING, workers_running=0), 0, None),
+        (replace(LEAVING, workers_running=0, job_goes_on=False), 128 + 15, None),
+        (replace(LEAVING, workers_running=0, job_goes_on=False, leaving_signal=2), 128 + 2, None),
+        (replace(LEAVING, workers_running=0, job_goes_on=False, result=SUCCEEDED), 0, None),
+        (replace(LEAVING, workers_running=0, job_goes_on=False, result=FAILED), 128 + 15, None),
+        (replace(LEAVING, leaving_for_s=30.0), 128 + 15, 0.0),
+        (replace(LEAVING, leaving_for_s=INFINITE), 128 + 15, 0.0),  # the second signal
+        (replace(LEAVING, workers_running=0, leaving_for_s=INFINITE), 0, None),
+        (replace(LEAVING, leaving_for_s=0.0, shutdown_timeout_s=0.0), 128 + 15, 0.0),
+    ],
+)
+def test_how_a_node_ends(situation: NodeSituation, exit_code: int | None, grace_s: float | None) -> None:
+    ending = how_it_ends(situation)
+    if exit_code is None:
+        assert ending is None
+    else:
+        assert ending is not None
+        assert (ending.exit_code, ending.end_workers_within_s) == (exit_code, grace_s)
+
+
+def test_it_never_ends_with_workers_that_nobody_ends() -> None:
+    """Whatever comes together: an ending either finds no worker running, or says how long they have."""
+    for running in (0, 1):
+        for result in (None, SUCCEEDED, FAILED):
+            for leaving_for_s in (None, 0.0, 30.0, INFINITE):
+                for job_goes_on in (True, False):
+                    for away_s in (0.0, 1000.0):
+                        ending = how_it_ends(
+                            NodeSituation(
+                                running, result, 15, leaving_for_s, 30.0, job_goes_on, True, away_s, 0
+                            )
+                        )
+                        if ending is not None:
+                            assert (ending.end_workers_within_s is None) == (running == 0)

@@ -1,0 +1,239 @@
+"""A state is copied from its holders bit for bit or not at all, and a copy under way can always be given up."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
+from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic import heal
+from bagua_core.elastic.heal import HealMismatch, Transfer, receive_state, send_state
+from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
+from tests.core.elastic.test_state_registry import Training, through_the_wire, wire_form
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small state too travels in several pieces; no multiple of the alignment."""
+    monkeypatch.setattr(heal, "CHUNK_BYTES", 1000)
+
+
+def state_of(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    return {
+        "weights": {f"w{n}": torch.randn(n * 97 + 1) for n in range(12)},
+        "half": torch.randn(33).to(torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+        "flags": torch.tensor([True, False, True]),
+        "transposed": torch.randn(5, 7).t(),
+        "numbers": [1, -(2**62), 0.1, None, True, "ü", (1, 2), {3: "x"}],
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+
+
+def heal_in(
+    world: list[Any], holders: tuple[int, ...], receivers: tuple[int, ...], state: dict[str, Any]
+) -> list[Any]:
+    """What each rank ends with."""
+
+    def act(communicator: Communicator) -> Any:
+        if communicator.global_rank in holders:
+            send_state(communicator, state, holders, receivers)
+            return state
+        return receive_state(communicator, holders) if communicator.global_rank in receivers else None
+
+    return run_ranks(world, act)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "holders", "receivers"),
+    [
+        (2, (0,), (1,)),
+        (3, (0, 1), (2,)),
+        (3, (0,), (1, 2)),
+        (4, (0, 1), (2, 3)),
+        (5, (1, 4), (0, 3)),  # not all of the members, in any order
+        (7, (0, 1, 2, 3, 4, 5), (6,)),
+    ],
+)
+def test_receivers_get_the_state_bit_for_bit(
+    world_size: int, holders: tuple[int, ...], receivers: tuple[int, ...]
+) -> None:
+    state = state_of(1)
+    healed = heal_in(build_in_process(world_size), holders, receivers, state)
+    for receiver in receivers:
+        assert wire_form(healed[receiver]) == wire_form(state)
+        assert healed[receiver]["numbers"] == state["numbers"]
+
+
+def test_over_real_sockets_too() -> None:
+    state = state_of(2)
+    healed = heal_in(gloo_world(4), (0, 1), (2, 3), state)
+    assert wire_form(healed[2]) == wire_form(healed[3]) == wire_form(state)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"only": 3}, {"tiny": torch.ones(1)}], ids=["nothing", "plain", "one tensor"]
+)
+def test_a_state_smaller_than_its_stripes(state: dict[str, Any]) -> None:
+    healed = heal_in(build_in_process(4), (0, 1, 2), (3,), state)
+    assert wire_form(healed[3]) == wire_form(state)
+
+
+def test_a_training_goes_on_alike_after_a_heal() -> None:
+    trainings = [Training("adam", seed) for seed in range(3)]
+    trainings[1].registry.restore(through_the_wire(trainings[0].registry.capture()))
+    for training in trainings[:2]:
+        training.train(3, seed=9)
+
+    def act(communicator: InProcessCommunicator) -> None:
+        training = trainings[communicator.global_rank]
+        if communicator.global_rank < 2:
+            send_state(communicator, training.registry.capture(), (0, 1), (2,))
+        else:
+            training.registry.restore(receive_state(communicator, (0, 1)))
+        training.train(2, seed=10)
+
+    run_ranks(build_in_process(3), act)
+    forms = [wire_form(training.registry.capture()) for training in trainings]
+    assert forms[0] == forms[1] == forms[2]
+
+
+def test_two_heals_follow_each_other() -> None:
+    world = build_in_process(2)
+    for seed in (1, 2):
+        state = state_of(seed)
+        assert wire_form(heal_in(world, (0,), (1,), state)[1]) == wire_form(state)
+
+
+class Corrupting(InProcessCommunicator):
+    """A holder whose n-th message arrives with one bit changed."""
+
+    def __init__(self, honest: InProcessCommunicator, message: int) -> None:
+        super().__init__(honest._exchange, honest.generation, honest.global_rank, honest.abort_flag)
+        self._message = message
+        self._sent = 0
+
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        self._sent += 1
+        if self._sent == self._message:
+            tensor = tensor.clone()
+            tensor.view(torch.uint8)[tensor.nbytes // 2] ^= 16
+        return super().send(tensor, destination, tag)
+
+
+@pytest.mark.parametrize("message", [1, 2, 3], ids=["its first", "a later one", "a third"])
+def test_a_corrupted_stripe_is_not_used(message: int) -> None:
+    """Rank 1 sends chunks and, last, their checksum: whichever is hit, the two differ."""
+    first, second, receiver = build_in_process(3)
+    world = [first, Corrupting(second, message), receiver]
+    state = state_of(1)
+    # the receiver learns it only at the end, so both holders have sent everything
+    with pytest.raises(HealMismatch, match="stripe 1 of the state arrived with another checksum"):
+        heal_in(world, (0, 1), (2,), state)
+
+
+def test_a_corrupted_manifest_is_not_used() -> None:
+    """Plain values travel in it: a learning rate that arrived as another would go unseen."""
+    sender, receiver = build_in_process(2)
+    world = [Corrupting(sender, 2), receiver]
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 1:
+            with pytest.raises(HealMismatch, match="manifest"):
+                receive_state(communicator, (0,))
+            sender.abort("healing failed")  # as a generation's end does
+        else:
+            with pytest.raises(CollectiveAborted):
+                send_state(communicator, {"lr": 0.1, "weights": torch.ones(3)}, (0,), (1,))
+
+    run_ranks(world, act)
+
+
+@pytest.mark.parametrize("holders", [(0,), (0, 1)])
+def test_an_abort_in_the_middle_releases_the_receiver(holders: tuple[int, ...]) -> None:
+    """One holder sends nothing: a silent peer."""
+    world = build_in_process(3)
+    running = threading.active_count()
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 2:
+            with pytest.raises(CollectiveAborted, match="generation 5"):
+                receive_state(communicator, holders)
+        elif communicator.global_rank == 0 and len(holders) == 2:
+            send_state(communicator, state_of(1), holders, (2,))
+            world[2].abort("generation 5")
+        elif communicator.global_rank == 1 and len(holders) == 1:
+            world[2].abort("generation 5")
+
+    run_ranks(world, act)
+    await_true(lambda: threading.active_count() <= running, "no thread is left")
+
+
+def test_an_abort_in_the_middle_releases_the_holder() -> None:
+    world = build_in_process(2)
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 0:
+            with pytest.raises(CollectiveAborted, match="generation 5"):
+                send_state(communicator, state_of(1), (0,), (1,))
+        else:
+            header = torch.zeros(3, dtype=torch.int64)
+            communicator.receive(header, 0, heal.TAG).wait()  # and nothing after it
+            world[0].abort("generation 5")
+
+    run_ranks(world, act)
+
+
+def test_a_lost_holder_is_named() -> None:
+    world = build_in_process(3)
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 1:
+            communicator.lose("10.0.0.1")
+            return
+        with pytest.raises(CollectiveFailed) as caught:
+            if communicator.global_rank == 0:
+                send_state(communicator, state_of(1), (0, 1), (2,))
+                # sent before the loss: the next one sees it
+                communicator.send(torch.zeros(1), 2, heal.TAG).wait()
+            else:
+                receive_state(communicator, (0, 1))
+        assert caught.value.hosts == ("10.0.0.1",)
+
+    run_ranks(world, act)
+
+
+# -- beside the step
+
+
+def test_a_transfer_tells_when_it_is_done() -> None:
+    changed, may_end = threading.Condition(), threading.Event()
+
+    def run() -> str:
+        assert may_end.wait(DEADLINE_S)
+        return "state"
+
+    transfer = Transfer(run, changed)
+    assert not transfer.done
+    with changed:
+        may_end.set()
+        assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
+    assert (transfer.result, transfer.error) == ("state", None)
+
+
+def test_a_transfer_keeps_its_error_for_whoever_waits() -> None:
+    changed = threading.Condition()
+    error = CollectiveFailed("gone", ("10.0.0.1",))
+
+    def run() -> None:
+        raise error
+
+    transfer = Transfer(run, changed)
+    with changed:
+        assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
+    assert transfer.error is error and transfer.result is None

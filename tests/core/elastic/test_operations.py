@@ -1,0 +1,150 @@
+"""Collectives outside steps: each result is kept until the next step, and workers that ask for others are told."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Pending, ReduceOp
+from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic.operations import MismatchedCollective, OperationLog, check_agreement, neutral
+from tests.core.communication.worlds import run_ranks
+
+
+def wait(pending: Pending) -> None:
+    pending.wait()
+
+
+# -- the log
+
+
+def test_a_result_that_others_have_is_given_out_without_a_collective() -> None:
+    log = OperationLog()
+    log.replace([torch.tensor([1.0]), torch.tensor([2.0])])  # healed: it missed both
+    given = []
+    while (result := log.recorded(log.next_index)) is not None:
+        given.append(float(result))
+        log.returned()
+    assert given == [1.0, 2.0]
+    assert log.next_index == 2
+
+
+def test_a_rank_in_the_middle_keeps_its_place_when_it_is_healed() -> None:
+    log = OperationLog()
+    log.record(torch.tensor([1.0]))
+    log.returned()
+    log.replace([torch.tensor([1.0]), torch.tensor([2.0])])
+    assert log.next_index == 1
+    result = log.recorded(1)
+    assert result is not None and float(result) == 2.0
+
+
+def test_what_is_recorded_is_a_copy() -> None:
+    log = OperationLog()
+    result = torch.ones(2, requires_grad=True)
+    log.record(result)
+    with torch.no_grad():
+        result.zero_()
+    kept = log.recorded(0)
+    assert kept is not None and kept.tolist() == [1.0, 1.0] and not kept.requires_grad
+
+
+def test_a_commit_counts_anew_and_being_left_out_keeps_the_place() -> None:
+    log = OperationLog()
+    for value in (1.0, 2.0):
+        log.record(torch.tensor([value]))
+        log.returned()
+    log.forget()
+    assert (log.next_index, log.results()) == (2, [])
+    log.clear()
+    assert (log.next_index, log.results()) == (0, [])
+
+
+# -- agreement
+
+
+def disagreement(asked: list[tuple[int, torch.Tensor, ReduceOp]]) -> list[str]:
+    """What each rank is told; empty for those that agree."""
+
+    def act(communicator: InProcessCommunicator) -> str:
+        try:
+            check_agreement(communicator, *asked[communicator.global_rank], wait)
+        except MismatchedCollective as error:
+            return str(error)
+        return ""
+
+    return run_ranks(build_in_process(len(asked)), act)
+
+
+def test_equal_collectives_agree() -> None:
+    assert disagreement([(3, torch.ones(2, 3) * r, ReduceOp.AVG) for r in range(3)]) == ["", "", ""]
+
+
+SAME = (1, torch.zeros(2, 3), ReduceOp.SUM)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (2, torch.zeros(2, 3), ReduceOp.SUM),
+        (1, torch.zeros(3, 2), ReduceOp.SUM),
+        (1, torch.zeros(6), ReduceOp.SUM),
+        (1, torch.zeros(2, 3, dtype=torch.float64), ReduceOp.SUM),
+        (1, torch.zeros(2, 3), ReduceOp.MAX),
+    ],
+    ids=["place", "shape", "dimensions", "dtype", "operation"],
+)
+def test_every_rank_is_told_of_a_mismatch(other: tuple[int, torch.Tensor, ReduceOp]) -> None:
+    told = disagreement([SAME, other, SAME])
+    assert (
+        "global rank 0 asks for collective 1 after the step: sum of (2, 3) torch.float32, but ranks [1]"
+        in told[0]
+    )
+    assert "ranks [0, 2] ask for another" in told[1]
+    assert "ranks [1] ask for another" in told[2]
+    assert all("same collectives in the same order" in text for text in told)
+
+
+def test_a_lost_peer_is_no_mismatch() -> None:
+    world = build_in_process(2)
+    world[1].lose("10.0.0.2")
+    with pytest.raises(CollectiveFailed):
+        check_agreement(world[0], 0, torch.zeros(1), ReduceOp.SUM, wait)
+
+
+# -- neutral elements
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), list(itertools.product([o for o in ReduceOp if o is not ReduceOp.AVG], DTYPES))
+)
+def test_a_neutral_contribution_leaves_the_result(op: ReduceOp, dtype: torch.dtype) -> None:
+    value = torch.tensor([0, 1, 3, 100], dtype=dtype)
+    if dtype is not torch.uint8:
+        value = torch.cat([value, -value])
+
+    def act(communicator: InProcessCommunicator) -> list[float]:
+        own = value.clone() if communicator.global_rank == 0 else neutral(value, op)
+        communicator.allreduce(own, op).wait()
+        result: list[float] = own.tolist()
+        return result
+
+    assert run_ranks(build_in_process(2), act) == [value.tolist()] * 2
+
+
+def test_infinity_is_left_too() -> None:
+    """A metric that is infinite must stay so when a healing rank takes part in its minimum or maximum."""
+    for op, value in ((ReduceOp.MIN, float("inf")), (ReduceOp.MAX, float("-inf"))):
+        tensor = torch.tensor([value])
+        combined = (torch.minimum if op is ReduceOp.MIN else torch.maximum)(tensor, neutral(tensor, op))
+        assert float(combined) == value
+
+
+def test_a_mask_has_neutral_contributions_too() -> None:
+    mask = torch.tensor([True, False])
+    assert neutral(mask, ReduceOp.MAX).tolist() == [False, False]
+    assert neutral(mask, ReduceOp.MIN).tolist() == [True, True]

@@ -1,0 +1,644 @@
+"""Whole jobs in virtual time: workers that reduce, commit, heal and end, under seeded faults.
+
+Owns what a worker does between two records, with the real decisions: following, switch_pair, heal_plan and
+commit_history; the leader is the real machine (simulated_store.py). No torch, no processes, no waiting. The
+same seed gives the same job, and its `story` tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simulated_store import Node, Simulation
+
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.actions import Outcome
+from bagua_contract.records import Generation, StateName
+from bagua_core.elastic import heal_plan, switch_pair
+from bagua_core.elastic.commit_history import Entry, History, Line
+from bagua_core.elastic.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.heal_plan import HealPlan
+
+# What made a state: whose initial parameters, then every commit: ("step", generation, number), ("end", generation).
+Chain = tuple[tuple[str | int, ...], ...]
+
+STALL_S = 0.25
+
+
+@dataclass
+class Worker:
+    """current: the generation it is in. token: counts what it began, so that late news of old things is told
+    apart. round: collectives of `current` it contributed to. counted: whether its chain is a claim to a state."""
+
+    worker_id: str
+    node: Node
+    slot: int
+    chain: Chain
+    alive: bool = True
+    revision: int = 0
+    current: Generation | None = None
+    broken: bool = False
+    agreed: Generation | None = None
+    built: Generation | None = None
+    floor: int = 0
+    token: int = 0
+    round: int = 0
+    waiting_for_news: bool = False
+    in_collective: bool = False
+    counted: bool = True
+    history: History = field(default_factory=History)
+    plan: HealPlan | None = None
+    reported: int = 0
+    suspected: int = 0
+    ended: bool = False
+
+    @property
+    def name(self) -> StateName:
+        commits = self.chain[1:]
+        if not commits or not self.counted:
+            return StateName()
+        steps = [c for c in commits if c[0] == "step"]
+        operations = 0
+        while commits[-1 - operations][0] == "end":
+            operations += 1
+            if operations == len(commits):
+                break
+        return StateName(int(commits[-1][1]), len(steps), operations)
+
+
+@dataclass
+class Round:
+    """One collective of one generation: what each member brought. rank -> value."""
+
+    values: dict[int, object] = field(default_factory=dict)
+
+
+class SimulatedJob(Simulation):
+    def __init__(self, seed: int, steps: int, nodes: int, slots: int, min_nodes: int) -> None:
+        super().__init__(seed)
+        self.steps = steps
+        self.workers: dict[str, Worker] = {}
+        self.rounds: dict[tuple[int, int], Round] = {}
+        self.gone_from: dict[int, set[int]] = {}  # generation -> ranks whose side of it is closed
+        self.ledger: dict[tuple[int, int, int], Entry] = {}
+        self.states: dict[StateName, Chain] = {}
+        self.faults: dict[str, int] = {}
+        self.min_nodes = min_nodes
+        self.put("desired", ev.DesiredChanged, min_nodes=min_nodes, max_nodes=8)
+        for _ in range(nodes):
+            self.add_node(slots)
+        self.after(self.latency_s(0.0, 0.1), "", self.elect)
+
+    # -- nodes and workers come and go
+
+    def add_node(self, slots: int) -> Node:
+        node = Node(f"n{len(self.nodes)}", slots, seen=len(self.log), newest=self.generation)
+        self.nodes[node.agent_id] = node
+        node.closing = "closing" in self.keys
+        self.put_agent(node)
+        for slot in range(slots):
+            self.after(self.latency_s(0.2, 1.0), node.agent_id, lambda slot=slot: self.spawn(node, slot))  # type: ignore[misc]
+        return node
+
+    def spawn(self, node: Node, slot: int) -> None:
+        if node.leaving or node.closing:
+            return
+        worker_id = f"w{len(self.workers)}"
+        worker = Worker(worker_id, node, slot, ((worker_id,),))
+        self.workers[worker_id] = worker
+        self.boundary(worker)
+
+    def of(self, node: Node) -> list[Worker]:
+        return [w for w in self.workers.values() if w.node is node and w.alive]
+
+    def workers_of(self, node: Node) -> tuple[str, ...]:
+        return tuple(w.worker_id for w in self.of(node))
+
+    def put_member(self, w: Worker) -> None:
+        if w.node.cut or w.node.revision == 0 or not w.alive:
+            return
+        w.revision = w.revision or len(self.log) + 1
+        self.put(
+            f"members/{w.worker_id}",
+            ev.MemberReady,
+            worker_id=w.worker_id,
+            agent_id=w.node.agent_id,
+            slot=w.slot,
+            store_address=f"{w.node.agent_id}:2",
+            fingerprint={"model": "m"},
+            committed_generation=w.reported,
+            join_revision=w.revision,
+        )
+
+    def remove_member(self, w: Worker) -> None:
+        w.revision = 0
+        self.delete(f"members/{w.worker_id}", ev.MemberGone, worker_id=w.worker_id)
+        self.delete(f"suspicions/{w.worker_id}", ev.SuspicionCleared, worker_id=w.worker_id)
+
+    def keys_removed(self, node: Node) -> None:
+        for w in self.workers.values():
+            if w.node is node:
+                self.remove_member(w)
+
+    def keys_back(self, node: Node) -> None:
+        """The agent puts what it still stands for, and tells how workers ended meanwhile."""
+        if node.revision == 0:
+            self.put_agent(node)
+        for w in self.workers.values():
+            if w.node is node and not w.alive:
+                self._tell_end(w)
+            elif w.node is node and (w.reported or w.waiting_for_news or w.current is not None):
+                self.put_member(w)
+
+    def suspect(self, w: Worker, generation: int, *, broken: bool) -> None:
+        if w.node.cut or w.revision == 0:
+            return
+        w.suspected += 1
+        self.put(
+            f"suspicions/{w.worker_id}",
+            ev.SuspicionRaised,
+            worker_id=w.worker_id,
+            generation=generation,
+            broken=broken,
+            hosts=(),
+            sequence=w.suspected,
+        )
+
+    def end(self, w: Worker, *, well: bool) -> None:
+        """The process is gone; its sockets close."""
+        w.alive = False
+        w.ended = well
+        w.token += 1
+        if w.current is not None:
+            self.close_side(w, w.current)
+        self.after(self.latency_s(), w.node.agent_id, lambda: self._tell_end(w))
+        if not well:
+            self.after(self.latency_s(0.3, 1.0), w.node.agent_id, lambda: self.spawn(w.node, w.slot))
+
+    def _tell_end(self, w: Worker) -> None:
+        if w.node.cut or f"failures/{w.worker_id}" in self.keys or f"finished/{w.worker_id}" in self.keys:
+            return
+        if w.ended:
+            self.put(f"finished/{w.worker_id}", ev.WorkerFinished, worker_id=w.worker_id)
+        else:
+            self.put(
+                f"failures/{w.worker_id}",
+                ev.FailureRecorded,
+                worker_id=w.worker_id,
+                node_name=w.node.agent_id,
+                step=w.name.step,
+                in_step=False,
+                script_failure=False,
+                summary="killed by SIGKILL",
+                order=len(self.log) + 1,
+            )
+        self.remove_member(w)
+
+    # -- faults
+
+    def kill_worker(self, w: Worker) -> None:
+        if w.alive and w.node.alive:
+            self.say(f"{w.worker_id} is killed")
+            self.count("kill")
+            self.end(w, well=False)
+
+    def kill_node(self, node: Node) -> None:
+        self.say(f"{node.agent_id} is killed")
+        self.count("node killed")
+        node.alive = False
+        node.state = None
+        for w in self.of(node):
+            w.alive = False
+            w.token += 1
+            if w.current is not None:
+                self.close_side(w, w.current)
+        self.lapse(node)
+
+    def cut_node(self, node: Node, for_s: float) -> None:
+        self.say(f"{node.agent_id} is cut off for {for_s:.2f} s")
+        self.count("cut")
+        node.cut = True
+        self.lapse(node)
+
+        def heal() -> None:
+            self.say(f"{node.agent_id} is back")
+            node.cut = False
+            node.lease += 1
+            # What was under way with it did not survive.
+            for w in self.of(node):
+                if w.current is not None and w.in_collective:
+                    self.close_side(w, w.current)
+                    self.fail(w, w.token)
+            self.resync(node)
+
+        self.after(for_s, node.agent_id, heal)
+
+    def freeze_node(self, node: Node, for_s: float) -> None:
+        self.say(f"{node.agent_id} freezes for {for_s:.2f} s")
+        self.count("freeze")
+        node.thaw_at_s = self.now_s + for_s
+        self.lapse(node)
+
+        def thaw() -> None:
+            node.lease += 1
+            if node.revision == 0:
+                self.put_again(node)
+
+        self.after(for_s, node.agent_id, thaw)
+
+    def leave(self, node: Node) -> None:
+        if not node.cut and node.revision and not node.leaving:
+            self.say(f"{node.agent_id} is asked to leave")
+            self.count("leave")
+            node.leaving = True
+            self.put_agent(node)
+            self.news(node)
+
+    def count(self, what: str) -> None:
+        self.faults[what] = self.faults.get(what, 0) + 1
+
+    # -- what a worker does
+
+    def news(self, node: Node) -> None:
+        for w in self.of(node):
+            newest = node.newest
+            if w.waiting_for_news:
+                self.boundary(w)
+                continue
+            if newest is None:
+                continue
+            if w.current is not None and is_superseded(w.current, newest, newcomer=False):
+                self.close_side(w, w.current)
+                self.fail(w, w.token)
+            elif newest.number > (w.current.number if w.current else 0) and newest.placement_of(w.worker_id):
+                self.after(
+                    self.latency_s(0.01, 0.1), node.agent_id, lambda w=w, g=newest: self._built(w, g)  # type: ignore[misc]
+                )
+
+    def _built(self, w: Worker, generation: Generation) -> None:
+        if w.alive and all(self.workers[m.worker_id].alive for m in generation.members):
+            w.built = generation
+
+    def boundary(self, w: Worker) -> None:
+        """Where to from here? Begins whatever follows."""
+        w.waiting_for_news = w.in_collective = False
+        w.token += 1
+        if not w.alive:
+            return
+        newest = w.node.newest
+        decision = decide(
+            Situation(
+                w.worker_id, w.current, w.broken, w.agreed, newest, w.floor, w.node.leaving, w.node.closing
+            )
+        )
+        match decision.move:
+            case Move.STAY:
+                self.next_collective(w)
+            case Move.ENTER:
+                assert decision.generation is not None
+                self.enter(w, decision.generation)
+            case Move.STEP_OUT:
+                assert decision.generation is not None
+                self.step_out(w, decision.generation)
+            case Move.END:
+                self.say(f"{w.worker_id} ends: {decision.reason}")
+                self.end(w, well=True)
+            case Move.REPORT_MISSED:
+                assert decision.generation is not None
+                self.suspect(w, decision.generation.base, broken=True)
+                w.waiting_for_news = True
+            case Move.WAIT:
+                w.waiting_for_news = True
+                if w.current is None and w.revision == 0:
+                    self.put_member(w)
+
+    def step_out(self, w: Worker, generation: Generation) -> None:
+        assert w.current is not None
+        self.close_side(w, w.current)
+        w.current, w.agreed, w.built, w.broken = None, None, None, False
+        if generation.members:
+            w.counted, w.history = False, History()
+            self.say(f"{w.worker_id} steps out for {generation.number} and forgets")
+            w.reported = 0
+            self.remove_member(w)
+        # an empty generation: everybody keeps the state and waits
+        self.boundary(w)
+
+    def enter(self, w: Worker, generation: Generation) -> None:
+        previous = w.current
+        if previous is not None:
+            self.close_side(w, previous)
+        w.current, w.agreed, w.built, w.round, w.broken = generation, None, None, 0, False
+        placement = generation.placement_of(w.worker_id)
+        assert placement is not None
+        if heal_plan.counted_name(w.name, placement.since_generation).is_none and len(w.chain) > 1:
+            w.counted, w.history = False, History()
+
+        def exchanged(values: dict[int, object]) -> None:
+            brought = [values[r] for r in range(generation.world_size)]
+            names = [b[0] for b in brought]  # type: ignore[index]
+            outside = [n.step == self.steps for n in names]
+            w.plan = heal_plan.plan(names, outside, [m.since_generation for m in generation.members])
+            source = brought[w.plan.holders[0]]
+            self.write(w, w.history.entered(w.worker_id, self.roster(w)), lambda: self.take_part(w, source))
+
+        self.contribute(w, (w.name, w.chain, w.history, w.counted), exchanged)
+
+    def take_part(self, w: Worker, source: object) -> None:
+        """Copy the state, now or beside the step, or go on."""
+        plan, generation = w.plan, w.current
+        assert plan is not None and generation is not None
+        rank = self.rank(w)
+        if rank not in plan.healing:
+            self.next_collective(w)
+            return
+        chain, history, counted = source[1:]  # type: ignore[index]
+        assert counted, "a state that was forgotten becomes the job's"
+
+        def copied() -> None:
+            w.chain, w.counted = chain, True
+            w.history, lines = history.copied(w.worker_id, self.roster(w))
+            w.plan = HealPlan(
+                plan.furthest,
+                plan.holders,
+                plan.at_once - {rank},
+                plan.beside - {rank},
+                plan.initial,
+                plan.reason,
+            )
+            self.write(w, lines, lambda: None)
+            if rank in plan.at_once:
+                self.next_collective(w)
+            elif self.reduced is not None and w.worker_id in self.reduced:
+                self.reduced.pop(w.worker_id)()
+
+        token = w.token
+        copy_s = self.latency_s(0.02, 0.3)
+
+        def arrive() -> None:
+            if w.token < token or w.current is not generation or not w.alive:
+                return
+            dead = [r for r in plan.holders if r in self.gone_from.get(generation.number, ())]
+            if dead and self.random.random() < 0.7:
+                self.fail(w, w.token)
+            else:
+                copied()
+
+        self.after(copy_s, w.node.agent_id, arrive)
+        if rank in plan.beside:
+            self.next_collective(w, shadow=True)
+
+    reduced: dict[str, Callable[[], None]] | None = None
+
+    def next_collective(self, w: Worker, shadow: bool = False) -> None:
+        """The next step, or one of the two collectives of the end."""
+        assert w.current is not None and w.plan is not None
+        name = w.plan.furthest if shadow else w.name
+        healing = w.plan.beside if w.round == 1 else frozenset()
+        generation = w.current
+        if shadow:
+            healing = healing | {self.rank(w)}
+        if name.step < self.steps:
+
+            def reduced(values: dict[int, object]) -> None:
+                vs = [float(values[r]) for r in range(generation.world_size)]  # type: ignore[arg-type]
+                agreed = switch_pair.agreed((sum(vs), sum(v * v for v in vs)), len(vs))
+                first = self.first_healing(generation) if w.round == 2 else frozenset()
+                w.history, lines = w.history.collective_completed(
+                    name.step + 1, first, w.worker_id, self.roster(w)
+                )
+
+                def commit() -> None:
+                    self.commit(w, generation, first, agreed)
+
+                if shadow and w.plan is not None and self.rank(w) in w.plan.beside:
+                    self.reduced = self.reduced or {}
+                    self.reduced[w.worker_id] = lambda: self.write(w, lines, commit)
+                else:
+                    self.write(w, lines, commit)
+
+            delay_s = self.latency_s(0.01, 0.06)
+            token = w.token
+
+            def contribute() -> None:
+                if w.token == token and w.alive and w.current is generation and not w.broken:
+                    newest = w.node.newest
+                    pending = newest.number if newest is not None else None
+                    listed = newest is not None and newest.placement_of(w.worker_id) is not None
+                    built = not listed or (w.built is not None and w.built.number == pending)
+                    v = switch_pair.contribution(pending, generation.number, built)
+                    self.contribute(w, v, reduced)
+
+            self.after(delay_s, w.node.agent_id, contribute)
+        elif name.operations == 0:
+
+            def first_done(values: dict[int, object]) -> None:
+                w.history, lines = w.history.collective_completed(
+                    name.step + 1, frozenset(), w.worker_id, self.roster(w)
+                )
+                w.chain = (*w.chain, ("end", generation.number))
+                self.named(w)
+                self.write(w, lines, lambda: self.boundary(w))
+
+            self.contribute(w, 0.0, first_done)
+        else:
+            self.contribute(w, 0.0, lambda values: self.finished(w, generation))
+
+    def first_healing(self, generation: Generation) -> frozenset[int]:
+        values = self.rounds[generation.number, 0].values
+        names = [values[r][0] for r in range(generation.world_size)]  # type: ignore[index]
+        outside = [n.step == self.steps for n in names]
+        return heal_plan.plan(names, outside, [m.since_generation for m in generation.members]).beside
+
+    def commit(
+        self, w: Worker, generation: Generation, healing: frozenset[int], agreed: int | None
+    ) -> None:
+        step = w.name.step + 1
+        entry = Entry(
+            generation.number,
+            step,
+            (("batch", step),),
+            tuple(m.worker_id for m in generation.members),
+            healing,
+            self.now_s,
+        )
+        w.history = w.history.committed(entry)
+        w.chain = (*w.chain, ("step", generation.number, step))
+        self.named(w)
+        if agreed is not None:
+            w.agreed = self.records[generation.number + agreed]
+        if w.reported < generation.number:
+            w.reported = generation.number
+            self.after(self.latency_s(0.001, 0.2), w.node.agent_id, lambda: self.put_member(w))
+        self.boundary(w)
+
+    def named(self, w: Worker) -> None:
+        known = self.states.setdefault(w.name, w.chain)
+        assert known == w.chain, f"I3: two states are called {w.name}: {known} and {w.chain}"
+
+    def finished(self, w: Worker, generation: Generation) -> None:
+        self.check_nothing_lost(w.chain)
+        self.say(f"{w.worker_id} has confirmed the end")
+
+        def tell() -> None:
+            if not w.node.cut and "closing" not in self.keys:
+                self.put("closing", ev.ClosingSeen, generation=generation.number)
+
+        self.after(self.latency_s(), w.node.agent_id, tell)
+        self.end(w, well=True)
+
+    # -- collectives
+
+    def rank(self, w: Worker) -> int:
+        assert w.current is not None
+        placement = w.current.placement_of(w.worker_id)
+        assert placement is not None
+        return placement.global_rank
+
+    def roster(self, w: Worker) -> frozenset[str]:
+        assert w.current is not None
+        return frozenset(m.worker_id for m in w.current.members)
+
+    def contribute(self, w: Worker, value: object, then: Callable[[dict[int, object]], None]) -> None:
+        generation = w.current
+        assert generation is not None
+        key = (generation.number, w.round)
+        round = self.rounds.setdefault(key, Round())
+        w.round += 1
+        w.in_collective = True
+        w.token += 1
+        token = w.token
+        rank = self.rank(w)
+
+        def arrive() -> None:
+            if not w.alive or w.node.cut:
+                return
+            round.values[rank] = value
+            if len(round.values) == generation.world_size:
+                for m in generation.members:
+                    self.complete_soon(generation, key, self.workers[m.worker_id])
+
+        w.node.wake += 0
+        self.waiting[w.worker_id] = (token, then)
+        self.after(self.latency_s(), w.node.agent_id, arrive)
+        if self.gone_from.get(generation.number):
+            self.after(self.latency_s(), w.node.agent_id, lambda: self.maybe_fail(w, token, round))
+        self.watch_stall(w, token, generation)
+
+    @property
+    def waiting(self) -> dict[str, tuple[int, Callable[[dict[int, object]], None]]]:
+        return self.__dict__.setdefault("_waiting", {})
+
+    def complete_soon(self, generation: Generation, key: tuple[int, int], w: Worker) -> None:
+        waits = self.waiting.get(w.worker_id)
+        if waits is None:
+            return
+        token, then = waits
+
+        def complete() -> None:
+            if w.alive and w.token == token and w.current is generation and not w.node.cut:
+                w.in_collective = False
+                w.token += 1
+                then(dict(self.rounds[key].values))
+
+        self.after(self.latency_s(0.001, 0.03), w.node.agent_id, complete)
+
+    def maybe_fail(self, w: Worker, token: int, round: Round) -> None:
+        """A peer's side is closed. If all had contributed, the result may still arrive, or not."""
+        assert w.current is not None or w.token != token
+        complete = w.current is not None and len(round.values) == w.current.world_size
+        if w.token == token and (not complete or self.random.random() < 0.5):
+            self.fail(w, token)
+
+    def close_side(self, w: Worker, generation: Generation) -> None:
+        """`w` takes no part in `generation` any more; its peers notice, if they can hear it."""
+        placement = generation.placement_of(w.worker_id)
+        assert placement is not None
+        gone = self.gone_from.setdefault(generation.number, set())
+        if placement.global_rank in gone:
+            return
+        gone.add(placement.global_rank)
+        if w.node.cut:
+            return
+        for m in generation.members:
+            peer = self.workers[m.worker_id]
+            if peer is w or not peer.alive or peer.current is not generation or not peer.in_collective:
+                continue
+            if peer.node.cut:
+                continue
+            round = self.rounds[generation.number, peer.round - 1]
+            self.after(
+                self.latency_s(0.001, 0.03),
+                peer.node.agent_id,
+                lambda peer=peer, token=peer.token, round=round: self.maybe_fail(peer, token, round),  # type: ignore[misc]
+            )
+
+    def fail(self, w: Worker, token: int) -> None:
+        if not w.alive or w.token != token or w.current is None:
+            return
+        generation = w.current
+        self.close_side(w, generation)
+        w.broken = True
+        w.agreed = None
+        w.floor = max(w.floor, generation.number)
+        if self.reduced is not None:
+            self.reduced.pop(w.worker_id, None)
+        newest = w.node.newest
+        if newest is None or not is_superseded(generation, newest, newcomer=False):
+            self.suspect(w, generation.number, broken=True)
+        self.boundary(w)
+
+    def watch_stall(self, w: Worker, token: int, generation: Generation) -> None:
+        def look() -> None:
+            if w.alive and w.token == token and w.in_collective:
+                self.suspect(w, generation.number, broken=False)
+                self.after(STALL_S, w.node.agent_id, look)
+
+        self.after(STALL_S, w.node.agent_id, look)
+
+    # -- the ledger
+
+    def write(self, w: Worker, lines: tuple[Line, ...], then: Callable[[], None]) -> None:
+        """One line after the other; a kill may come between two."""
+        token = w.token
+
+        def one(rest: tuple[Line, ...]) -> None:
+            if not w.alive or w.token != token:
+                return
+            if not rest:
+                then()
+                return
+            self.write_line(rest[0])
+            self.after(self.latency_s(0.0001, 0.002), w.node.agent_id, lambda: one(rest[1:]))
+
+        one(lines)
+
+    def write_line(self, line: Line) -> None:
+        entry = line.entry
+        for (generation, step, _), other in self.ledger.items():
+            assert step != entry.step or generation == entry.generation, f"I1: {other} and {entry}"
+        self.ledger[entry.generation, entry.step, line.global_rank] = entry
+
+    def check_nothing_lost(self, chain: Chain) -> None:
+        steps = [c for c in chain if c[0] == "step"]
+        assert [c[2] for c in steps] == list(range(1, self.steps + 1)), f"I2: {chain}"
+        for _, generation, step in steps:
+            for rank in range(self.records[int(generation)].world_size):
+                assert (generation, step, rank) in self.ledger, (
+                    f"I2: no line of rank {rank} for step {step} of generation {generation}"
+                )
+
+    def generation_written(self, generation: Generation) -> None:
+        if not generation.members:
+            return
+        written = {(g, s) for g, s, _ in self.ledger}
+        for m in generation.members:
+            w = self.workers[m.worker_id]
+            if m.holder and w.alive and heal_plan.counted_name(w.name, m.since_generation) > StateName():
+                has = {(c[1], c[2]) for c in w.chain if c[0] == "step"}
+                assert written <= has, f"I6: {m.worker_id} counts as a holder and lacks {written - has}"
+
+    @property
+    def succeeded(self) -> bool:
+        return self.result is not None and self.result.outcome is Outcome.SUCCEEDED

@@ -1,0 +1,193 @@
+"""One leader and its store, driven by a text: each line an event, below it what the leader does and why.
+
+    1.5 ready b0 committed=1        at 1.5 s the key of worker b0 (agent b, slot 0) was put
+      -> write 2 PLANNED base 1: a0* b0     the leader's action (* holds the state)
+      because adds host-b
+
+Lines: desired MIN MAX | agent A [slots=N] [leaving] | agent-gone A | ready A0 [committed=N] | gone A0 |
+stored (the write under way succeeded) | refused | broken A0 GENERATION [host] | stalled A0 GENERATION |
+answers A alive|refused|unanswered [relayed] | failed A0 step=N [signal] | finished A0 | closing GENERATION |
+time | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.actions import (
+    Action,
+    ProbeAgents,
+    RefuseMember,
+    RemoveDeadAgent,
+    WakeAt,
+    WriteGeneration,
+    WriteResult,
+)
+from bagua_agent.membership.machine import Step, new_state, step, step_all
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import Verdict
+from bagua_contract.records import Generation
+
+
+class ScenarioJob:
+    def __init__(self) -> None:
+        self.policy = Policy(max_restarts=2)
+        self.state = new_state("a")
+        self.keys: dict[str, tuple[type[ev.Event], dict[str, Any]]] = {}
+        self.revision = 0
+        self.writing: Generation | None = None
+        self.sequence = 0
+        self.reason = ""
+
+    def run(self, line: str) -> list[str]:
+        """The output lines that follow `line`."""
+        at, command, *words = line.split()
+        options = dict(w.split("=") for w in words if "=" in w)
+        plain = [w for w in words if "=" not in w]
+        self.revision += 1
+        outcome = self._step(float(at), command, plain, options)
+        self.state = outcome.state
+        lines = [f"  -> {self._told(a)}" for a in outcome.actions if not isinstance(a, WakeAt)]
+        if outcome.reason != self.reason:
+            lines.append(f"  because {outcome.reason}")
+        self.reason = outcome.reason
+        return lines
+
+    def _step(self, now_s: float, command: str, words: list[str], options: dict[str, str]) -> Step:
+        if command == "elected-fresh":
+            fresh = new_state("z")
+            picture = [kind(now_s=now_s, **values) for kind, values in self.keys.values()]
+            won = ev.LeadershipWon(now_s=now_s, revision=self.revision)
+            return step_all(fresh, (*picture, won), self.policy)
+        return step(self.state, self._event(now_s, command, words, options), self.policy)
+
+    def _event(self, now_s: float, command: str, words: list[str], options: dict[str, str]) -> ev.Event:
+        match command, words:
+            case "desired", [least, most]:
+                return self._put(
+                    now_s, "desired", ev.DesiredChanged, min_nodes=int(least), max_nodes=int(most)
+                )
+            case "agent", [name, *flags]:
+                return self._agent(now_s, name, "leaving" in flags, options)
+            case "agent-gone", [name]:
+                return self._delete(now_s, f"agents/{name}", ev.AgentGone, agent_id=name)
+            case "ready", [name]:
+                return self._ready(now_s, name, int(options.get("committed", 0)))
+            case "gone", [name]:
+                return self._delete(now_s, f"members/{name}", ev.MemberGone, worker_id=name)
+            case "stored", []:
+                assert self.writing is not None, "no write is under way"
+                return self._put(now_s, "generation", ev.GenerationSeen, generation=self.writing)
+            case "refused", []:
+                assert self.writing is not None, "no write is under way"
+                return ev.GenerationWriteRefused(
+                    now_s=now_s, number=self.writing.number, why="we lead no longer"
+                )
+            case "broken" | "stalled", [name, generation, *hosts]:
+                return self._put(
+                    now_s,
+                    f"suspicions/{name}",
+                    ev.SuspicionRaised,
+                    worker_id=name,
+                    generation=int(generation),
+                    broken=command == "broken",
+                    hosts=tuple(hosts),
+                    sequence=self.revision,
+                )
+            case "answers", [name, verdict, *how]:
+                return ev.ProbeAnswered(
+                    now_s=now_s,
+                    agent_id=name,
+                    sequence=self.sequence,
+                    verdict=Verdict(verdict),
+                    relayed="relayed" in how,
+                )
+            case "failed", [name, *how]:
+                signal = "signal" in how
+                return self._put(
+                    now_s,
+                    f"failures/{name}",
+                    ev.FailureRecorded,
+                    worker_id=name,
+                    node_name=f"host-{name[0]}",
+                    step=int(options.get("step", 0)),
+                    in_step=not signal,
+                    script_failure=not signal,
+                    summary="killed by SIGKILL" if signal else "ValueError: bad sample",
+                    order=self.revision,
+                )
+            case "finished", [name]:
+                return self._put(now_s, f"finished/{name}", ev.WorkerFinished, worker_id=name)
+            case "closing", [generation]:
+                return self._put(now_s, "closing", ev.ClosingSeen, generation=int(generation))
+            case "time", []:
+                return ev.TimePassed(now_s=now_s)
+            case "elected", []:
+                return ev.LeadershipWon(now_s=now_s, revision=self.revision)
+            case "deposed", []:
+                return ev.LeadershipLost(now_s=now_s)
+            case _:
+                raise ValueError(f"not a scenario line: {command} {' '.join(words)}")
+
+    def _agent(self, now_s: float, name: str, leaving: bool, options: dict[str, str]) -> ev.Event:
+        key = f"agents/{name}"
+        known = self.keys[key][1] if key in self.keys else {}
+        return self._put(
+            now_s,
+            key,
+            ev.AgentSeen,
+            agent_id=name,
+            node_name=f"host-{name}",
+            slots=int(options.get("slots", known.get("slots", 1))),
+            topology="",
+            leaving=leaving,
+            control_address=f"host-{name}:1",
+            join_revision=known.get("join_revision", self.revision),
+        )
+
+    def _ready(self, now_s: float, name: str, committed: int) -> ev.Event:
+        key = f"members/{name}"
+        known = self.keys[key][1] if key in self.keys else {}
+        return self._put(
+            now_s,
+            key,
+            ev.MemberReady,
+            worker_id=name,
+            agent_id=name[0],
+            slot=int(name[1]),
+            store_address=f"host-{name[0]}:2",
+            fingerprint={"model": "m"},
+            committed_generation=committed,
+            join_revision=known.get("join_revision", self.revision),
+        )
+
+    def _put(self, now_s: float, key: str, kind: type[ev.Event], **values: Any) -> ev.Event:
+        self.keys[key] = (kind, values)
+        return kind(now_s=now_s, **values)
+
+    def _delete(self, now_s: float, key: str, kind: type[ev.Event], **values: Any) -> ev.Event:
+        self.keys.pop(key, None)
+        return kind(now_s=now_s, **values)
+
+    def _told(self, action: Action) -> str:
+        match action:
+            case WriteGeneration(g):
+                self.writing = g
+                members = " ".join(m.worker_id + ("*" if m.holder else "") for m in g.members)
+                return f"write {g.number} {g.kind.name} base {g.base}: {members or 'nobody'}"
+            case ProbeAgents(questions, sequence):
+                self.sequence = sequence
+                asked = (
+                    q.agent_id + (f" (also through {q.relay_agent_id})" if q.relay_agent_id else "")
+                    for q in questions
+                )
+                return f"ask {', '.join(asked)}"
+            case WriteResult(outcome, code):
+                return f"result {outcome.name} {code}"
+            case RefuseMember(worker_id, difference):
+                return f"refuse {worker_id}: {difference}"
+            case RemoveDeadAgent(agent_id):
+                return f"remove the keys of {agent_id}"
+            case _:
+                raise AssertionError(action)
