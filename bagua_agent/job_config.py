@@ -11,6 +11,11 @@ import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bagua_agent.membership.policy import Policy
+
+
+_POLICY = Policy()  # membership's own defaults live there
+
 
 class CommandKind(Enum):
     """How `WorkerCommand.target` is started."""
@@ -71,7 +76,7 @@ class JobConfig:
     hosts_store: bool = False
     store_credentials: StoreCredentials = field(default_factory=StoreCredentials)
 
-    max_restarts: int = 0
+    max_restarts: int = _POLICY.max_restarts
     role: str = "default"
     start_method: str = "spawn"
     monitor_interval_s: float = 0.1
@@ -98,13 +103,13 @@ class JobConfig:
 
     join_timeout_s: float | None = 600.0
     # How long the first generation waits for more than the minimum, counted anew from each arrival.
-    last_call_s: float = 0.3
+    last_call_s: float = _POLICY.last_call_s
     # How long a node's ready workers wait for its slower ones: late ones join a moment later anyway.
-    node_window_s: float = 1.0
+    node_window_s: float = _POLICY.node_window_s
     lease_ttl_s: float = 3.0
-    probe_window_s: float = 0.5
-    below_minimum_timeout_s: float | None = None
-    holder_timeout_s: float | None = 60.0
+    probe_window_s: float = _POLICY.probe_window_s
+    below_minimum_timeout_s: float | None = _POLICY.below_minimum_timeout_s
+    holder_timeout_s: float | None = _POLICY.holder_timeout_s
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation
+from google.protobuf.message import DecodeError
 
 from bagua_agent import narrator
 from bagua_agent.errors import InfrastructureLost, UserError
@@ -184,7 +185,13 @@ class JobLoop:
                 self._make_room(ended)
             found = self._store.get(keys.spec)
             if found is not None:
-                spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
+                try:
+                    spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
+                except DecodeError as error:
+                    raise UserError(
+                        f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is left "
+                        f"of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
+                    ) from error
                 if spec.protocol != PROTOCOL_VERSION:
                     raise UserError(
                         f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
@@ -340,16 +347,19 @@ class JobLoop:
                 self._generation_revision = change.mod_revision
                 self._generation_seen(event.generation)
             elif change.key == keys.leader:
-                self._leader = _leader_key(change)
-                self._follow_leadership(self._leader, now_s)
+                leader = self._events.message_of(pb.Leader, change)
+                if leader is not None or change.value is None:
+                    self._leader = _leader_key(leader, change)
+                    self._follow_leadership(self._leader, now_s)
             elif change.key == keys.closing and change.value is not None and not self._closing:
                 self._closing = True
                 self._session_server.tell_close()
                 self._narrator.tell("every worker has committed its last step")
-            elif change.key == keys.result and change.value is not None:
-                self._result = pb.Result.FromString(change.value)
-            elif (worker_id := keys.id_in(keys.refusals, change.key)) and change.value is not None:
-                self._refused(worker_id, pb.Refusal.FromString(change.value).difference)
+            elif change.key == keys.result and isinstance(event, ev.ResultSeen):
+                self._result = self._events.message_of(pb.Result, change)
+            elif isinstance(event, ev.MemberRefused):
+                refusal = self._events.message_of(pb.Refusal, change)
+                self._refused(event.worker_id, refusal.difference if refusal else "(unreadable)")
             elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
                 self._narrate_desired(event)
         if happened:
@@ -434,6 +444,7 @@ class JobLoop:
                         sequence=report.sequence,
                         verdict=report.verdict,
                         relayed=report.relayed,
+                        workers=report.workers,
                     )
                 )
             case WriteFailed():
@@ -488,6 +499,7 @@ class JobLoop:
             slot=worker.slot,
             store_address=ready.store_address,
             fingerprint=dict(ready.fingerprint),
+            committed_generation=ready.committed_generation,
         )
         self._members[worker_id] = member
         self._put_member(member)
@@ -740,8 +752,7 @@ class JobLoop:
             closer()
 
 
-def _leader_key(change: Change) -> LeaderKey | None:
-    if change.value is None:
+def _leader_key(leader: pb.Leader | None, change: Change) -> LeaderKey | None:
+    if leader is None:
         return None
-    leader = pb.Leader.FromString(change.value)
     return LeaderKey(leader.agent_id, leader.control_address, change.create_revision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -54,13 +55,20 @@ def open_store(config: JobConfig, address: str) -> JobStore:
 
 def is_exposed(config: JobConfig) -> bool:
     """Whether the store is reached beyond this machine without TLS: worth one warning."""
-    if config.store_credentials.ca_file or config.endpoints is None:
-        return False
-    for endpoint in parse_endpoints(",".join(config.endpoints)):
-        host = endpoint.target.rpartition(":")[0]
-        if not endpoint.is_unix and not endpoint.tls and not host.startswith(("127.", "localhost", "[::1]")):
+    has_certificates = store_config((), config.store_credentials).has_certificates
+    for endpoint in parse_endpoints(",".join(config.endpoints or ())) if config.endpoints else ():
+        host = endpoint.target.rpartition(":")[0].strip("[]")
+        encrypted = has_certificates if endpoint.tls is None else endpoint.tls
+        if not endpoint.is_unix and not encrypted and not _is_this_machine(host):
             return True
     return False
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _hosted(config: JobConfig, listen: str) -> JobStore:

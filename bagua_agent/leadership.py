@@ -72,6 +72,13 @@ class ProbeResult:
     sequence: int
     relayed: bool
     verdict: Verdict
+    workers: tuple[str, ...] | None = None  # alive there, if it answered
+
+
+def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
+    verdict = _VERDICTS[reply.verdict]
+    workers = tuple(reply.workers) if verdict is Verdict.ALIVE else None
+    return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
 
 
 Report = Elected | NotElected | GenerationRefused | WriteFailed | ProbeResult
@@ -150,6 +157,7 @@ class Leadership:
                 [
                     create_revision_is(self._keys.leader, fence),
                     mod_revision_is(self._keys.generation, previous_mod_revision),
+                    absent(self._keys.result),
                 ],
                 puts=[Put(self._keys.generation, generation.encode())],
                 quiet=True,
@@ -222,13 +230,13 @@ class Leadership:
 
         def direct() -> None:
             reply = probe(question.control_address, self._job_id, question.agent_id, window_s)
-            self._report(ProbeResult(question.agent_id, sequence, False, _VERDICTS[reply.verdict]))
+            self._report(_result(question, sequence, False, reply))
 
         def relayed() -> None:
             reply = probe_through(
                 question.relay_address, question.control_address, self._job_id, question.agent_id, window_s
             )
-            self._report(ProbeResult(question.agent_id, sequence, True, _VERDICTS[reply.verdict]))
+            self._report(_result(question, sequence, True, reply))
 
         self._probers.submit(direct)
         if question.relay_agent_id:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from bagua_agent.membership import events as ev
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
+
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,16 @@ class StoreEvents:
             self._on_unreadable(change.key, str(error))
             return None
 
+    def message_of(self, kind: type[M], change: Change) -> M | None:
+        """The message that was put; None for a removal, and for a value that can't be read."""
+        if change.value is None:
+            return None
+        try:
+            return kind.FromString(change.value)
+        except DecodeError as error:
+            self._on_unreadable(change.key, str(error))
+            return None
+
     def _removed(self, change: Change, now_s: float) -> ev.Event | None:
         keys = self._keys
         if agent_id := keys.id_in(keys.agents, change.key):
@@ -54,8 +68,9 @@ class StoreEvents:
 
     def _put(self, change: Change, now_s: float) -> ev.Event | None:
         keys, key, value = self._keys, change.key, change.value or b""
-        if keys.id_in(keys.agents, key):
+        if agent_id := keys.id_in(keys.agents, key):
             a = pb.Agent.FromString(value)
+            _check_owner(agent_id, a.agent_id)
             return ev.AgentSeen(
                 now_s=now_s,
                 agent_id=a.agent_id,
@@ -66,8 +81,9 @@ class StoreEvents:
                 control_address=a.control_address,
                 join_revision=change.create_revision,
             )
-        if keys.id_in(keys.members, key):
+        if worker_id := keys.id_in(keys.members, key):
             m = pb.Member.FromString(value)
+            _check_owner(worker_id, m.worker_id)
             return ev.MemberReady(
                 now_s=now_s,
                 worker_id=m.worker_id,
@@ -78,8 +94,9 @@ class StoreEvents:
                 committed_generation=m.committed_generation,
                 join_revision=change.create_revision,
             )
-        if keys.id_in(keys.suspicions, key):
+        if worker_id := keys.id_in(keys.suspicions, key):
             s = pb.Suspicion.FromString(value)
+            _check_owner(worker_id, s.worker_id)
             return ev.SuspicionRaised(
                 now_s=now_s,
                 worker_id=s.worker_id,
@@ -88,8 +105,9 @@ class StoreEvents:
                 hosts=tuple(s.hosts),
                 sequence=s.sequence,
             )
-        if keys.id_in(keys.failures, key):
+        if worker_id := keys.id_in(keys.failures, key):
             f = pb.Failure.FromString(value)
+            _check_owner(worker_id, f.worker_id)
             return ev.FailureRecorded(
                 now_s=now_s,
                 worker_id=f.worker_id,
@@ -114,5 +132,12 @@ class StoreEvents:
         if key == keys.closing:
             return ev.ClosingSeen(now_s=now_s, generation=pb.Closing.FromString(value).generation)
         if key == keys.result:
+            pb.Result.FromString(value)  # one that can't be read ends nothing
             return ev.ResultSeen(now_s=now_s)
         return None
+
+
+def _check_owner(in_key: str, in_value: str) -> None:
+    """Raises ValueError if they differ: the key's removal would leave behind what its value had put."""
+    if in_key != in_value:
+        raise ValueError(f"it is about {in_value!r}")

@@ -17,6 +17,9 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
     anything the network does."""
     deadline_s = time.monotonic() + timeout_s
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        # It stands in a key that another agent wrote; what is no address proves nothing.
+        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
     try:
         # A plain connect first: gRPC hides the difference between refused and silent.
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
@@ -24,6 +27,8 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
     except OSError as error:
         if error.errno in _GONE:
             return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
+        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+    except ValueError:  # a host that can't even be asked for
         return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
     request = control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id)
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:

@@ -377,10 +377,11 @@ class Engine:
     def info(self) -> entry.Info:
         return entry.Info(self._name, self.operations.is_running, self._position)
 
-    def stepped_out(self) -> None:
-        self._name = StateName()
-        self._history = History()
-        self.operations.forget()
+    def stepped_out(self, *, keeps_state: bool) -> None:
+        if not keeps_state:
+            self._name = StateName()
+            self._history = History()
+            self.operations.forget()
         self._healing = self._newcomers = frozenset()
         self._transfer = None
         for model in self._models:

@@ -47,8 +47,8 @@ class Host(Protocol):
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
 
-    def stepped_out(self) -> None:
-        """What this worker holds is no longer the job's state."""
+    def stepped_out(self, *, keeps_state: bool) -> None:
+        """No generation in force lists this worker. Unless keeps_state, what it holds is no longer the job's."""
 
     def reach(self, point: str) -> None: ...
 
@@ -159,7 +159,8 @@ class Member:
     def _say_ready(self) -> None:
         if not self._ready_said:
             self._ready_said = True
-            self.session.ready(self.rendezvous.address, self._host.fingerprint())
+            kept = self._host.info().name.generation
+            self.session.ready(self.rendezvous.address, self._host.fingerprint(), kept)
 
     def _step_out(self, generation: Generation) -> None:
         self._host.reach("switch.before")
@@ -168,7 +169,8 @@ class Member:
         self.agreed = None
         self.broken = False
         self._ready_said = False
-        self._host.stepped_out()
+        # A generation without any workers ends nobody's history: too few nodes are left, and the state waits.
+        self._host.stepped_out(keeps_state=not generation.members)
 
     def first_commit_done(self) -> None:
         """Every member has come over from the generation before."""

@@ -141,10 +141,16 @@ class Session:
         while (message := self._outbox.get()) is not None:
             yield message
 
-    def ready(self, store_address: str, fingerprint: Mapping[str, str]) -> None:
+    def ready(
+        self, store_address: str, fingerprint: Mapping[str, str], committed_generation: int = 0
+    ) -> None:
         self._say(
             session_pb2.WorkerMessage(
-                ready=session_pb2.Ready(store_address=store_address, fingerprint=dict(fingerprint))
+                ready=session_pb2.Ready(
+                    store_address=store_address,
+                    fingerprint=dict(fingerprint),
+                    committed_generation=committed_generation,
+                )
             )
         )
 

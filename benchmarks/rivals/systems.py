@@ -20,7 +20,7 @@ from tests.lab.wait import eventually
 SCRIPTS = ROOT / "benchmarks" / "rivals"
 MOST_HOSTS = 3
 LEAST_HOSTS = 2
-GLOBAL_BATCH = 192
+GLOBAL_BATCH = 48
 _INFRASTRUCTURE_DEADLINE_S = 20.0
 _LIGHTHOUSE_PORT = 29510
 

@@ -4,12 +4,12 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from workload import Samples, mlp
+from workload import Samples, device_time, mlp
 
 import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--global-batch", type=int, default=192)
+parser.add_argument("--global-batch", type=int, default=48)
 args = parser.parse_args()
 
 bagua.init_process_group()
@@ -20,5 +20,6 @@ loader = bagua.ElasticDataLoader(Samples(), global_batch_size=args.global_batch,
 for _epoch in loader.epochs(1000):
     for x, y, _ in loader:
         optimizer.zero_grad()
+        device_time()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from torchft import DistributedSampler, Manager, ProcessGroupGloo
-from workload import Samples, StepLog, mlp
+from workload import Samples, StepLog, device_time, mlp
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", required=True, help="directory of the step log")
@@ -23,7 +23,7 @@ parser.add_argument("--lighthouse", required=True)
 parser.add_argument("--address", required=True, help="this host's, as its peers reach it")
 parser.add_argument("--replica", type=int, required=True)
 parser.add_argument("--replicas", type=int, default=3, help="the most there will be")
-parser.add_argument("--global-batch", type=int, default=192, help="with all replicas there")
+parser.add_argument("--global-batch", type=int, default=48, help="with all replicas there")
 parser.add_argument("--timeout", type=float, default=5.0)
 args = parser.parse_args()
 
@@ -71,6 +71,7 @@ for x, y, samples in DataLoader(dataset, batch_size=args.global_batch // args.re
     # what torchft's optimizer wrapper does, taken apart to see whether the step was committed
     manager.start_quorum()
     optimizer.zero_grad()
+    device_time()
     F.cross_entropy(net(x), y).backward()
     reduce_gradients()
     counted, size = manager.is_participating(), manager.num_participants()

@@ -10,13 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
-from workload import Samples, StepLog, mlp
+from workload import Samples, StepLog, device_time, mlp
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", required=True, help="directory of the step log")
 parser.add_argument("--checkpoint", type=Path, required=True)
 parser.add_argument("--checkpoint-every", type=int, default=50)
-parser.add_argument("--global-batch", type=int, default=192)
+parser.add_argument("--global-batch", type=int, default=48)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
@@ -44,6 +44,7 @@ share = args.global_batch // world_size
 loader = DataLoader(Subset(dataset, own.tolist()), batch_size=share)
 for x, y, samples in loader:
     optimizer.zero_grad()
+    device_time()
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     step += 1

@@ -35,7 +35,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("store_address", "fingerprint")
+    __slots__ = ("store_address", "fingerprint", "committed_generation")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,9 +45,11 @@ class Ready(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
     store_address: str
     fingerprint: _containers.ScalarMap[str, str]
-    def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    committed_generation: int
+    def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ...) -> None: ...
 
 class Entered(_message.Message):
     __slots__ = ("generation", "step")

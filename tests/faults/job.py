@@ -1,11 +1,12 @@
-"""A real job for the fault tests: `bagua-launch` on the lab's hosts, what it says, and what must be true of it.
+"""A real job for the fault tests: `bagua-launch` on the lab's hosts, what it says, what must be true of it.
 
-Owns starting nodes, waiting on what they print and on the live ledger, and the checks at the end: exit codes, every
-sample once, equal states, no process left. Knows nothing of particular faults.
+Owns starting nodes, waiting on what they print and on the live ledger, and the checks at the end: exit codes,
+every sample once, equal states, no process left. Knows nothing of particular faults.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -129,7 +130,8 @@ class Job:
     def start(
         self, host: Host | None = None, *, slots: int = 1, failpoints: str = "", options: Sequence[str] = ()
     ) -> Node:
-        words = [sys.executable, "-m", "bagua_launch", *self._options, "--nproc-per-node", str(slots), *options]
+        words = [sys.executable, "-m", "bagua_launch", *self._options, *options]
+        words += ["--nproc-per-node", str(slots)]
         if failpoints:
             words += ["--failpoints", failpoints]
         process = _run(host, [*words, str(SCRIPT), *self._script], self._log_file())
@@ -183,7 +185,7 @@ class Job:
     # -- the end
 
     def finish(self, codes: Sequence[int] | None = None, deadline_s: float = DEADLINE_S) -> None:
-        """Let the job run to its end: all nodes end, with `codes` in the order of their starts (default: 0)."""
+        """Let the job run to its end: all nodes end, with `codes` in order of their starts (default: 0)."""
         self.hurry()
         ended = [node.process.wait(deadline_s) for node in self.nodes]
         expected = [0] * len(ended) if codes is None else list(codes)
@@ -227,7 +229,7 @@ class Job:
         return [pid for pid in pids if _is_alive(pid)]
 
     def end(self) -> None:
-        """Kill what still runs (agents last words aside) and print what was said: pytest shows it on failure."""
+        """Kill what still runs, and print what was said: pytest shows it on failure."""
         for node in self.nodes:
             family = node.family
             if node.process.is_running:
@@ -276,7 +278,5 @@ def _describe(pid: int) -> str:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it went with its agent
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it went with its agent

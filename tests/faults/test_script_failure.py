@@ -32,9 +32,7 @@ def test_a_script_that_raises_once_is_started_again(job: MakeJob) -> None:
 
 def test_a_script_that_raises_on_one_node_fails_the_job_on_all(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(2)
-    one = job(
-        endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="2:2", script=["--raise-at", "5"]
-    )
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="2:2", script=["--raise-at", "5"])
     nodes = [one.start(host) for host in lab.hosts]
     for node in nodes:
         assert node.process.wait(60) == 1

@@ -81,7 +81,7 @@ class Chaos:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10,16))
+@pytest.mark.parametrize("seed", range(10, 16))
 def test_faults_of_all_kinds(job: MakeJob, make_lab: MakeLab, seed: int) -> None:
     lab = make_lab(4)
     etcd = lab.etcd(lab.hosts[0])

@@ -1,7 +1,7 @@
-"""The fault tests' script: a small model with everything that has state, and a step as long as the test asks.
+"""The fault tests' script: a small model with everything that has state, steps as long as the test asks.
 
-Each worker that reaches the end writes <out>/ends/<worker id>.json: digests and counters of what it holds. Written
-as a user would, without a __main__ guard.
+Each worker that reaches the end writes <out>/ends/<worker id>.json: digests and counters of what it holds.
+Written as a user would, without a __main__ guard.
 """
 
 import argparse
@@ -23,12 +23,14 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--samples", type=int, default=6000)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch", type=int, default=24)
-parser.add_argument("--step-s", type=float, default=0.05, help="least duration of a step, until there is <out>/hurry")
+parser.add_argument(
+    "--step-s", type=float, default=0.05, help="least duration of a step, until there is <out>/hurry"
+)
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
 parser.add_argument("--raise-in-slot", type=int, help="only in this slot")
-parser.add_argument("--failpoints-once", action="store_true", help="only a slot's first worker has failpoints")
+parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
 args = parser.parse_args()
 
 
@@ -100,9 +102,9 @@ epochs_ended = 0
 for epoch in loader.epochs(args.epochs):
     began_s = time.monotonic()
     for x, y in loader:
-        if args.raise_at is not None and scheduler.last_epoch >= args.raise_at:
-            if args.raise_in_slot in (None, SLOT) and first("has-raised"):
-                raise ValueError(f"a bad sample in step {args.raise_at}")
+        is_bad = args.raise_at is not None and scheduler.last_epoch >= args.raise_at
+        if is_bad and args.raise_in_slot in (None, SLOT) and first("has-raised"):
+            raise ValueError(f"a bad sample in step {args.raise_at}")
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -64,7 +64,7 @@ class Simulation:
     leader: tuple[str, int] | None = None
     records: dict[int, Generation] = field(default_factory=dict)
     result: WriteResult | None = None
-    policy: Policy = field(default_factory=lambda: Policy(holder_timeout_s=20.0))
+    policy: Policy = field(default_factory=lambda: Policy(holder_timeout_s=20.0, below_minimum_timeout_s=20.0))
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -153,8 +153,11 @@ class Simulation:
         node.seen = len(self.log)
         node.newest = self.generation
         node.closing = "closing" in self.keys
-        if node.state is not None:
-            self.step_down(node)
+        node.state = None
+        if self._leads(node):
+            # Its picture has gaps; who leads next reads the store anew.
+            self.leader = None
+            self.after(self.latency_s(), "", self.elect)
         self.keys_back(node)
         self.news(node)
 
@@ -210,19 +213,14 @@ class Simulation:
             self.after(0.2, "", self.elect)
             return
         node = self.random.choice(able)
-        if node.state is not None:
-            self.step_down(node)
+        node.state = None
+        self._deliver(node)
         self.leader = (node.agent_id, len(self.log) + 1)
         self.say(f"{node.agent_id} leads")
-        node.seen = len(self.log)
         node.state = machine.new_state(node.agent_id)
         picture = [kind(now_s=self.now_s, **values) for kind, values in self.keys.values()]
         node.state = machine.step_all(node.state, picture, self.policy).state
         self.feed(node, ev.LeadershipWon(now_s=self.now_s, revision=self.leader[1]))
-
-    def step_down(self, node: Node) -> None:
-        """A node that lost the leadership forgets its picture here; the real one keeps it warm."""
-        node.state = None
 
     def feed(self, node: Node, event: ev.Event) -> None:
         if node.state is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from simulated_store import Node, Simulation
 
@@ -28,8 +29,9 @@ STALL_S = 0.25
 
 @dataclass
 class Worker:
-    """current: the generation it is in. token: counts what it began, so that late news of old things is told
-    apart. round: collectives of `current` it contributed to. counted: whether its chain is a claim to a state."""
+    """current: the generation it is in, or is about to be. token: counts what it began, so that late news of old
+    things is told apart. round: collectives of `current` it contributed to. counted: its chain counts as a state.
+    """
 
     worker_id: str
     node: Node
@@ -52,6 +54,13 @@ class Worker:
     reported: int = 0
     suspected: int = 0
     ended: bool = False
+    previous: Generation | None = None  # to fall back to while `current` is being entered
+    taking_part: bool = False  # `current` is entered
+    then: Callable[[dict[int, Any]], None] | None = None  # what the collective under way is for
+    copied: bool = False  # the copy beside the step has arrived
+    held: Callable[[], None] | None = None  # the step is reduced and waits for that copy
+    swap_in: Callable[[Callable[[], None]], None] = lambda then: then()
+    is_writing: bool = False
 
     @property
     def name(self) -> StateName:
@@ -67,19 +76,12 @@ class Worker:
         return StateName(int(commits[-1][1]), len(steps), operations)
 
 
-@dataclass
-class Round:
-    """One collective of one generation: what each member brought. rank -> value."""
-
-    values: dict[int, object] = field(default_factory=dict)
-
-
 class SimulatedJob(Simulation):
     def __init__(self, seed: int, steps: int, nodes: int, slots: int, min_nodes: int) -> None:
         super().__init__(seed)
         self.steps = steps
         self.workers: dict[str, Worker] = {}
-        self.rounds: dict[tuple[int, int], Round] = {}
+        self.rounds: dict[tuple[int, int], dict[int, Any]] = {}
         self.gone_from: dict[int, set[int]] = {}  # generation -> ranks whose side of it is closed
         self.ledger: dict[tuple[int, int, int], Entry] = {}
         self.states: dict[StateName, Chain] = {}
@@ -227,8 +229,7 @@ class SimulatedJob(Simulation):
             node.lease += 1
             # What was under way with it did not survive.
             for w in self.of(node):
-                if w.current is not None and w.in_collective:
-                    self.close_side(w, w.current)
+                if w.in_collective:
                     self.fail(w, w.token)
             self.resync(node)
 
@@ -261,20 +262,16 @@ class SimulatedJob(Simulation):
     # -- what a worker does
 
     def news(self, node: Node) -> None:
+        newest = node.newest
         for w in self.of(node):
-            newest = node.newest
             if w.waiting_for_news:
                 self.boundary(w)
-                continue
-            if newest is None:
-                continue
-            if w.current is not None and is_superseded(w.current, newest, newcomer=False):
-                self.close_side(w, w.current)
-                self.fail(w, w.token)
-            elif newest.number > (w.current.number if w.current else 0) and newest.placement_of(w.worker_id):
-                self.after(
-                    self.latency_s(0.01, 0.1), node.agent_id, lambda w=w, g=newest: self._built(w, g)  # type: ignore[misc]
-                )
+            elif newest is not None and w.current is not None:
+                if is_superseded(w.current, newest, newcomer=w.previous is None and not w.taking_part):
+                    self.fail(w, w.token)
+                elif newest.number > w.current.number and newest.placement_of(w.worker_id):
+                    delay_s = self.latency_s(0.01, 0.1)
+                    self.after(delay_s, node.agent_id, lambda w=w: self._built(w, newest))  # type: ignore[misc]
 
     def _built(self, w: Worker, generation: Generation) -> None:
         if w.alive and all(self.workers[m.worker_id].alive for m in generation.members):
@@ -286,11 +283,13 @@ class SimulatedJob(Simulation):
         w.token += 1
         if not w.alive:
             return
-        newest = w.node.newest
+        node = w.node
+        if node.closing and w.counted and w.name.step == self.steps:
+            self.say(f"{w.worker_id} ends: the end is confirmed elsewhere")
+            self.end(w, well=True)
+            return
         decision = decide(
-            Situation(
-                w.worker_id, w.current, w.broken, w.agreed, newest, w.floor, w.node.leaving, w.node.closing
-            )
+            Situation(w.worker_id, w.current, w.broken, w.agreed, node.newest, w.floor, node.leaving, node.closing)
         )
         match decision.move:
             case Move.STAY:
@@ -318,138 +317,128 @@ class SimulatedJob(Simulation):
         self.close_side(w, w.current)
         w.current, w.agreed, w.built, w.broken = None, None, None, False
         if generation.members:
-            w.counted, w.history = False, History()
             self.say(f"{w.worker_id} steps out for {generation.number} and forgets")
-            w.reported = 0
+            w.counted, w.history, w.reported = False, History(), 0
             self.remove_member(w)
-        # an empty generation: everybody keeps the state and waits
+        # An empty generation has no steps, so whoever steps aside for it keeps the state.
         self.boundary(w)
 
     def enter(self, w: Worker, generation: Generation) -> None:
-        previous = w.current
-        if previous is not None:
-            self.close_side(w, previous)
-        w.current, w.agreed, w.built, w.round, w.broken = generation, None, None, 0, False
+        if w.current is not None:
+            self.close_side(w, w.current)
+        w.previous, w.current, w.taking_part = w.current, generation, False
+        w.agreed, w.built, w.round, w.broken, w.copied, w.held = None, None, 0, False, False, None
         placement = generation.placement_of(w.worker_id)
         assert placement is not None
         if heal_plan.counted_name(w.name, placement.since_generation).is_none and len(w.chain) > 1:
             w.counted, w.history = False, History()
+        entered_with = (w.name, w.chain, w.history, w.counted)
 
-        def exchanged(values: dict[int, object]) -> None:
-            brought = [values[r] for r in range(generation.world_size)]
-            names = [b[0] for b in brought]  # type: ignore[index]
-            outside = [n.step == self.steps for n in names]
-            w.plan = heal_plan.plan(names, outside, [m.since_generation for m in generation.members])
-            source = brought[w.plan.holders[0]]
-            self.write(w, w.history.entered(w.worker_id, self.roster(w)), lambda: self.take_part(w, source))
+        def exchanged(values: dict[int, Any]) -> None:
+            w.plan = self.plan_of(generation)
+            lines = w.history.entered(w.worker_id, self.roster(generation))
+            self.write(w, lines, lambda: self.take_part(w, generation, values[w.plan.holders[0]]))
 
-        self.contribute(w, (w.name, w.chain, w.history, w.counted), exchanged)
+        self.contribute(w, entered_with, exchanged)
 
-    def take_part(self, w: Worker, source: object) -> None:
+    def plan_of(self, generation: Generation) -> HealPlan:
+        values = self.rounds[generation.number, 0]
+        names = [values[r][0] for r in range(generation.world_size)]
+        outside = [n.step == self.steps for n in names]
+        return heal_plan.plan(names, outside, [m.since_generation for m in generation.members])
+
+    def take_part(self, w: Worker, generation: Generation, source: Any) -> None:
         """Copy the state, now or beside the step, or go on."""
-        plan, generation = w.plan, w.current
-        assert plan is not None and generation is not None
-        rank = self.rank(w)
+        plan, rank, token = w.plan, self.rank(w, generation), w.token
+        assert plan is not None
         if rank not in plan.healing:
+            w.taking_part = True
             self.next_collective(w)
             return
-        chain, history, counted = source[1:]  # type: ignore[index]
-        assert counted, "a state that was forgotten becomes the job's"
+        _, chain, history, counted = source
+        assert counted, "I6: a state that was forgotten becomes the job's"
 
-        def copied() -> None:
+        def swap_in(then: Callable[[], None]) -> None:
+            self.count("copied")
             w.chain, w.counted = chain, True
-            w.history, lines = history.copied(w.worker_id, self.roster(w))
-            w.plan = HealPlan(
-                plan.furthest,
-                plan.holders,
-                plan.at_once - {rank},
-                plan.beside - {rank},
-                plan.initial,
-                plan.reason,
-            )
-            self.write(w, lines, lambda: None)
-            if rank in plan.at_once:
-                self.next_collective(w)
-            elif self.reduced is not None and w.worker_id in self.reduced:
-                self.reduced.pop(w.worker_id)()
+            w.history, lines = history.copied(w.worker_id, self.roster(generation))
+            self.write(w, lines, then)
 
-        token = w.token
-        copy_s = self.latency_s(0.02, 0.3)
+        def go_on() -> None:
+            w.taking_part = True
+            self.next_collective(w)
 
         def arrive() -> None:
-            if w.token < token or w.current is not generation or not w.alive:
+            if not w.alive or w.current is not generation or w.broken or (rank in plan.at_once and w.token != token):
                 return
-            dead = [r for r in plan.holders if r in self.gone_from.get(generation.number, ())]
-            if dead and self.random.random() < 0.7:
+            lost = any(r in self.gone_from.get(generation.number, ()) for r in plan.holders)
+            if w.node.cut or (lost and self.random.random() < 0.7):
+                self.count("copy broke")
                 self.fail(w, w.token)
+            elif rank in plan.at_once:
+                swap_in(go_on)
             else:
-                copied()
+                w.copied = True
+                if w.held is not None:
+                    w.held()
 
-        self.after(copy_s, w.node.agent_id, arrive)
+        w.swap_in = swap_in
+        self.after(self.latency_s(0.02, 0.3), w.node.agent_id, arrive)
         if rank in plan.beside:
-            self.next_collective(w, shadow=True)
+            go_on()
 
-    reduced: dict[str, Callable[[], None]] | None = None
-
-    def next_collective(self, w: Worker, shadow: bool = False) -> None:
+    def next_collective(self, w: Worker) -> None:
         """The next step, or one of the two collectives of the end."""
-        assert w.current is not None and w.plan is not None
-        name = w.plan.furthest if shadow else w.name
-        healing = w.plan.beside if w.round == 1 else frozenset()
-        generation = w.current
-        if shadow:
-            healing = healing | {self.rank(w)}
+        generation, plan = w.current, w.plan
+        assert generation is not None and plan is not None
+        if w.broken:
+            self.boundary(w)
+            return
+        healing = plan.beside if w.round == 1 else frozenset()
+        shadow = self.rank(w, generation) in healing
+        name = plan.furthest if shadow else w.name
+        roster = self.roster(generation)
         if name.step < self.steps:
 
-            def reduced(values: dict[int, object]) -> None:
-                vs = [float(values[r]) for r in range(generation.world_size)]  # type: ignore[arg-type]
+            def reduced(values: dict[int, Any]) -> None:
+                vs = [float(values[r]) for r in range(generation.world_size)]
                 agreed = switch_pair.agreed((sum(vs), sum(v * v for v in vs)), len(vs))
-                first = self.first_healing(generation) if w.round == 2 else frozenset()
-                w.history, lines = w.history.collective_completed(
-                    name.step + 1, first, w.worker_id, self.roster(w)
-                )
 
-                def commit() -> None:
-                    self.commit(w, generation, first, agreed)
+                def release() -> None:
+                    w.held = None
+                    w.history, lines = w.history.collective_completed(name.step + 1, healing, w.worker_id, roster)
+                    self.write(w, lines, lambda: self.commit(w, generation, healing, agreed))
 
-                if shadow and w.plan is not None and self.rank(w) in w.plan.beside:
-                    self.reduced = self.reduced or {}
-                    self.reduced[w.worker_id] = lambda: self.write(w, lines, commit)
-                else:
-                    self.write(w, lines, commit)
+                if not shadow:
+                    release()
+                    return
+                w.held = lambda: w.swap_in(release)
+                if w.copied:
+                    w.held()
 
-            delay_s = self.latency_s(0.01, 0.06)
             token = w.token
 
             def contribute() -> None:
                 if w.token == token and w.alive and w.current is generation and not w.broken:
                     newest = w.node.newest
-                    pending = newest.number if newest is not None else None
+                    pending = None if newest is None else newest.number
                     listed = newest is not None and newest.placement_of(w.worker_id) is not None
                     built = not listed or (w.built is not None and w.built.number == pending)
                     v = switch_pair.contribution(pending, generation.number, built)
                     self.contribute(w, v, reduced)
 
-            self.after(delay_s, w.node.agent_id, contribute)
+            self.after(self.latency_s(0.01, 0.06), w.node.agent_id, contribute)
         elif name.operations == 0:
 
-            def first_done(values: dict[int, object]) -> None:
-                w.history, lines = w.history.collective_completed(
-                    name.step + 1, frozenset(), w.worker_id, self.roster(w)
-                )
+            def everyone_has_it(values: dict[int, Any]) -> None:
+                w.history, lines = w.history.collective_completed(name.step + 1, frozenset(), w.worker_id, roster)
                 w.chain = (*w.chain, ("end", generation.number))
                 self.named(w)
                 self.write(w, lines, lambda: self.boundary(w))
 
-            self.contribute(w, 0.0, first_done)
+            self.contribute(w, 0.0, everyone_has_it)
         else:
             self.contribute(w, 0.0, lambda values: self.finished(w, generation))
-
-    def first_healing(self, generation: Generation) -> frozenset[int]:
-        values = self.rounds[generation.number, 0].values
-        names = [values[r][0] for r in range(generation.world_size)]  # type: ignore[index]
-        outside = [n.step == self.steps for n in names]
-        return heal_plan.plan(names, outside, [m.since_generation for m in generation.members]).beside
 
     def commit(
         self, w: Worker, generation: Generation, healing: frozenset[int], agreed: int | None
@@ -490,104 +479,102 @@ class SimulatedJob(Simulation):
 
     # -- collectives
 
-    def rank(self, w: Worker) -> int:
-        assert w.current is not None
-        placement = w.current.placement_of(w.worker_id)
+    @staticmethod
+    def rank(w: Worker, generation: Generation) -> int:
+        placement = generation.placement_of(w.worker_id)
         assert placement is not None
         return placement.global_rank
 
-    def roster(self, w: Worker) -> frozenset[str]:
-        assert w.current is not None
-        return frozenset(m.worker_id for m in w.current.members)
+    @staticmethod
+    def roster(generation: Generation) -> frozenset[str]:
+        return frozenset(m.worker_id for m in generation.members)
 
-    def contribute(self, w: Worker, value: object, then: Callable[[dict[int, object]], None]) -> None:
+    def contribute(self, w: Worker, value: object, then: Callable[[dict[int, Any]], None]) -> None:
+        """Bring `value` to the next collective of the generation; `then` gets everybody's, if it completes."""
         generation = w.current
         assert generation is not None
         key = (generation.number, w.round)
-        round = self.rounds.setdefault(key, Round())
+        values = self.rounds.setdefault(key, {})
         w.round += 1
         w.in_collective = True
         w.token += 1
-        token = w.token
-        rank = self.rank(w)
+        w.then = then
+        rank, token = self.rank(w, generation), w.token
 
         def arrive() -> None:
             if not w.alive or w.node.cut:
                 return
-            round.values[rank] = value
-            if len(round.values) == generation.world_size:
+            values[rank] = value
+            if len(values) == generation.world_size:
                 for m in generation.members:
-                    self.complete_soon(generation, key, self.workers[m.worker_id])
+                    self.complete_soon(generation, self.workers[m.worker_id], dict(values))
 
-        w.node.wake += 0
-        self.waiting[w.worker_id] = (token, then)
         self.after(self.latency_s(), w.node.agent_id, arrive)
-        if self.gone_from.get(generation.number):
-            self.after(self.latency_s(), w.node.agent_id, lambda: self.maybe_fail(w, token, round))
+        peers = [self.workers[m.worker_id] for m in generation.members]
+        if self.gone_from.get(generation.number) or any(not p.alive and p.node.alive for p in peers):
+            self.after(self.latency_s(), w.node.agent_id, lambda: self.maybe_fail(w, token, values))
         self.watch_stall(w, token, generation)
 
-    @property
-    def waiting(self) -> dict[str, tuple[int, Callable[[dict[int, object]], None]]]:
-        return self.__dict__.setdefault("_waiting", {})
-
-    def complete_soon(self, generation: Generation, key: tuple[int, int], w: Worker) -> None:
-        waits = self.waiting.get(w.worker_id)
-        if waits is None:
-            return
-        token, then = waits
+    def complete_soon(self, generation: Generation, w: Worker, values: dict[int, Any]) -> None:
+        token, then = w.token, w.then
 
         def complete() -> None:
             if w.alive and w.token == token and w.current is generation and not w.node.cut:
+                assert then is not None
                 w.in_collective = False
                 w.token += 1
-                then(dict(self.rounds[key].values))
+                then(values)
 
         self.after(self.latency_s(0.001, 0.03), w.node.agent_id, complete)
 
-    def maybe_fail(self, w: Worker, token: int, round: Round) -> None:
+    def maybe_fail(self, w: Worker, token: int, values: dict[int, Any]) -> None:
         """A peer's side is closed. If all had contributed, the result may still arrive, or not."""
-        assert w.current is not None or w.token != token
-        complete = w.current is not None and len(round.values) == w.current.world_size
-        if w.token == token and (not complete or self.random.random() < 0.5):
+        if w.token != token or w.current is None:
+            return
+        complete = len(values) == w.current.world_size
+        if complete:
+            self.count("a result under way when a peer went")
+        if not complete or self.random.random() < 0.5:
             self.fail(w, token)
 
     def close_side(self, w: Worker, generation: Generation) -> None:
         """`w` takes no part in `generation` any more; its peers notice, if they can hear it."""
-        placement = generation.placement_of(w.worker_id)
-        assert placement is not None
         gone = self.gone_from.setdefault(generation.number, set())
-        if placement.global_rank in gone:
+        rank = self.rank(w, generation)
+        if rank in gone:
             return
-        gone.add(placement.global_rank)
+        gone.add(rank)
+        if w.agreed is not None and w.alive:
+            return  # it switched, in order: the others have what they need to do the same
         if w.node.cut:
             return
         for m in generation.members:
             peer = self.workers[m.worker_id]
-            if peer is w or not peer.alive or peer.current is not generation or not peer.in_collective:
-                continue
-            if peer.node.cut:
-                continue
-            round = self.rounds[generation.number, peer.round - 1]
-            self.after(
-                self.latency_s(0.001, 0.03),
-                peer.node.agent_id,
-                lambda peer=peer, token=peer.token, round=round: self.maybe_fail(peer, token, round),  # type: ignore[misc]
-            )
+            if peer.alive and peer.current is generation and peer.in_collective and not peer.node.cut:
+                values = self.rounds[generation.number, peer.round - 1]
+                self.after(
+                    self.latency_s(0.001, 0.03),
+                    peer.node.agent_id,
+                    lambda peer=peer, token=peer.token, values=values: self.maybe_fail(peer, token, values),  # type: ignore[misc]
+                )
 
     def fail(self, w: Worker, token: int) -> None:
-        if not w.alive or w.token != token or w.current is None:
-            return
+        """The generation is of no use to `w` any more. Lines that it owes it writes all the same."""
         generation = w.current
+        if not w.alive or w.token != token or generation is None or w.broken:
+            return
+        w.broken, w.agreed, w.held = True, None, None
         self.close_side(w, generation)
-        w.broken = True
-        w.agreed = None
-        w.floor = max(w.floor, generation.number)
-        if self.reduced is not None:
-            self.reduced.pop(w.worker_id, None)
         newest = w.node.newest
         if newest is None or not is_superseded(generation, newest, newcomer=False):
             self.suspect(w, generation.number, broken=True)
-        self.boundary(w)
+        if not w.taking_part:
+            w.floor = max(w.floor, generation.number)
+            w.current, w.previous = w.previous, None
+            w.broken = w.current is not None
+            w.taking_part = w.current is not None
+        if not w.is_writing:
+            self.boundary(w)
 
     def watch_stall(self, w: Worker, token: int, generation: Generation) -> None:
         def look() -> None:
@@ -600,17 +587,26 @@ class SimulatedJob(Simulation):
     # -- the ledger
 
     def write(self, w: Worker, lines: tuple[Line, ...], then: Callable[[], None]) -> None:
-        """One line after the other; a kill may come between two."""
-        token = w.token
+        """One line after the other, whatever else happens; a kill may come between two."""
+        generation = w.current
+        w.is_writing = True
 
         def one(rest: tuple[Line, ...]) -> None:
-            if not w.alive or w.token != token:
+            if not w.alive:
+                if rest and rest is not lines:
+                    self.count("killed between two lines")
                 return
-            if not rest:
+            if rest:
+                if w.worker_id != rest[0].entry.workers[rest[0].global_rank]:
+                    self.count("line written for another")
+                self.write_line(rest[0])
+                self.after(self.latency_s(0.0001, 0.002), w.node.agent_id, lambda: one(rest[1:]))
+                return
+            w.is_writing = False
+            if w.current is generation:
                 then()
-                return
-            self.write_line(rest[0])
-            self.after(self.latency_s(0.0001, 0.002), w.node.agent_id, lambda: one(rest[1:]))
+            else:
+                self.boundary(w)  # entering failed meanwhile
 
         one(lines)
 

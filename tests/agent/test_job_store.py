@@ -1,0 +1,183 @@
+"""Where a job's store is: private, hosted for others, or given; each with real etcd servers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.errors import BaguaError, StoreUnavailable, UserError
+from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.job_store import JobStore, is_exposed, open_store
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.endpoints import DEFAULT_PORT
+
+COMMAND = WorkerCommand(CommandKind.SCRIPT, "train.py")
+Open = Callable[..., JobStore]
+
+
+def config(**settings: object) -> JobConfig:
+    return JobConfig(job_id="job", command=COMMAND, **settings)  # type: ignore[arg-type]
+
+
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    stores: list[JobStore] = []
+
+    def open_it(**settings: object) -> JobStore:
+        stores.append(open_store(config(**settings), "127.0.0.1"))
+        return stores[-1]
+
+    yield open_it
+    for store in reversed(stores):
+        store.close()
+
+
+def serves(store: JobStore) -> bool:
+    store.store.put("/key", b"value")
+    found = store.store.get("/key")
+    return found is not None and found.value == b"value"
+
+
+def test_a_job_of_one_node_has_a_private_store(opened: Open) -> None:
+    store = opened()
+    assert serves(store)
+    assert store.server is not None and store.endpoint.startswith("unix:")
+    directory = Path(store.server.directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    listening = socket.socket()
+    with listening:
+        assert listening.connect_ex(("127.0.0.1", DEFAULT_PORT)) != 0 or store.endpoint.startswith("unix:")
+    pid = store.server.pid
+    store.close()
+    assert not directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_job_of_more_nodes_hosts_its_store_for_them(opened: Open) -> None:
+    host = opened(max_nodes=3)
+    assert serves(host)
+    assert host.server is not None
+    address, _, port = host.endpoint.rpartition(":")
+    assert address == "127.0.0.1" and port.isdecimal(), "as --rdzv-endpoint takes it"
+    follower = opened(max_nodes=3, endpoints=(host.endpoint,))
+    assert follower.server is None
+    assert follower.store.get("/key") is not None
+
+
+def test_a_second_job_on_the_node_hosts_at_another_port(opened: Open) -> None:
+    one, other = opened(max_nodes=2), opened(max_nodes=2)
+    assert one.endpoint != other.endpoint
+    one.store.put("/only/here", b"")
+    assert other.store.get("/only/here") is None
+
+
+def test_whoever_comes_first_hosts_at_the_endpoint_and_the_rest_use_it(opened: Open) -> None:
+    endpoint = free_endpoint()
+    first = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)
+    second = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)
+    assert first.server is not None and second.server is None
+    assert serves(first) and second.store.get("/key") is not None
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_the_endpoints_that_were_given_are_used(opened: Open, scheme: str) -> None:
+    etcd = EmbeddedEtcd.start(free_endpoint())
+    try:
+        target = etcd.endpoint.removeprefix("http://")
+        store = opened(max_nodes=2, endpoints=(free_endpoint(), scheme + target))
+        assert serves(store) and store.server is None
+        assert target in store.endpoint
+        store.close()
+        assert etcd.is_running, "somebody else's server is left alone"
+    finally:
+        etcd.stop()
+
+
+# -- errors
+
+
+def test_a_port_that_something_else_has_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = "127.0.0.1:%d" % taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"etcd cannot listen on {endpoint}: the port is taken"):
+            open_store(config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1")
+
+
+def test_an_address_of_another_host_cannot_be_hosted_at() -> None:
+    # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
+    with pytest.raises(BaguaError, match="192.0.2.7"):
+        open_store(config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True), "127.0.0.1")
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = free_endpoint() if how == "nobody listens" else "127.0.0.1:%d" % silent.getsockname()[1]
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailable) as caught:
+            open_store(config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1")
+        took_s = time.monotonic() - began_s
+    assert endpoint in str(caught.value)
+    assert 0.5 <= took_s < 5.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"endpoints": ("etcd:port",)}, "'etcd:port' cannot be read"),
+        (
+            {
+                "endpoints": ("127.0.0.1:1",),
+                "store_credentials": StoreCredentials(user="u", password_file="/no/such/file"),
+            },
+            "'/no/such/file' can't be read",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named_at_once(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_store(config(max_nodes=2, **settings), "127.0.0.1")
+
+
+# -- the warning
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "exposed"),
+    [
+        (None, False),
+        (("127.0.0.1:2379",), False),
+        (("localhost",), False),
+        (("[::1]:2379",), False),
+        (("unix:/run/etcd/client:1",), False),
+        (("https://etcd-1:2379",), False),
+        (("etcd-1:2379",), True),
+        (("http://10.0.0.1:2379",), True),
+        (("127.0.0.1:2379", "etcd-2:2379"), True),
+        (("localhost.example.org:2379",), True),
+        (("127.example.org:2379",), True),
+    ],
+)
+def test_a_store_beyond_this_machine_without_tls_is_worth_a_warning(
+    endpoints: tuple[str, ...] | None, exposed: bool
+) -> None:
+    assert is_exposed(config(endpoints=endpoints)) is exposed
+
+
+def test_with_certificates_plain_endpoints_use_tls() -> None:
+    assert not is_exposed(
+        config(endpoints=("etcd-1:2379",), store_credentials=StoreCredentials(ca_file="/etc/ca.pem"))
+    )
