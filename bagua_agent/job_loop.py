@@ -189,8 +189,8 @@ class JobLoop:
                     spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
                 except DecodeError as error:
                     raise UserError(
-                        f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is left "
-                        f"of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
+                        f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is "
+                        f"left of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
                     ) from error
                 if spec.protocol != PROTOCOL_VERSION:
                     raise UserError(

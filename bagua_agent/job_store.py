@@ -11,7 +11,7 @@ from bagua_agent.job_config import JobConfig
 from bagua_agent.local_address import LOOPBACK
 from bagua_agent.store.client import Store
 from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import DEFAULT_PORT, parse_endpoint, parse_endpoints
+from bagua_agent.store.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
 from bagua_agent.store_access import store_config
 
 _IS_ANYONE_THERE_S = 0.5
@@ -55,16 +55,17 @@ def open_store(config: JobConfig, address: str) -> JobStore:
 
 def is_exposed(config: JobConfig) -> bool:
     """Whether the store is reached beyond this machine without TLS: worth one warning."""
-    has_certificates = store_config((), config.store_credentials).has_certificates
-    for endpoint in parse_endpoints(",".join(config.endpoints or ())) if config.endpoints else ():
-        host = endpoint.target.rpartition(":")[0].strip("[]")
-        encrypted = has_certificates if endpoint.tls is None else endpoint.tls
-        if not endpoint.is_unix and not encrypted and not _is_this_machine(host):
-            return True
-    return False
+    if config.endpoints is None:
+        return False
+    settings = store_config(config.endpoints, config.store_credentials)
+    return any(
+        not endpoint.is_unix and not settings.uses_tls(endpoint) and not _is_this_machine(endpoint)
+        for endpoint in settings.endpoints
+    )
 
 
-def _is_this_machine(host: str) -> bool:
+def _is_this_machine(endpoint: Endpoint) -> bool:
+    host = endpoint.target.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name

@@ -2,9 +2,9 @@
 
     python -m benchmarks.rescale --repeat 5 --keep
 
-One trial is one job of one system: three hosts start cold, one is killed, it comes back as a new one, it is cut
-off silently. Trials of the systems alternate. Every wait has a deadline; what did not happen within it is
-reported as such. Needs root (network namespaces).
+One trial is one job of one system: three hosts start cold, one is killed, it comes back as a new one, it is
+cut off silently. Trials of the systems alternate. Every wait has a deadline; what did not happen within it
+is reported as such. Needs root (network namespaces).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.rivals.install_torchft import NotInstallable
 from benchmarks.rivals.systems import ALL, LEAST_HOSTS, MOST_HOSTS, System
 from benchmarks.step_log import Account, StepLogs, account, committed, first_together, gaps_s, usual_step_s
 from tests.lab import namespaces
+from tests.lab.namespaces import LabError
 from tests.lab.network import Host, Lab
 
 COLD_START_DEADLINE_S = 60.0
@@ -158,7 +159,9 @@ class Run:
         begin_s = time.time()
         host.cut()
         next_s = self.await_time(
-            f"next step after {host.name} was cut off", CHANGE_DEADLINE_S, lambda: self.survivors_step(begin_s)
+            f"next step after {host.name} was cut off",
+            CHANGE_DEADLINE_S,
+            lambda: self.survivors_step(begin_s),
         )
         self.trial.cut_s = next_s - begin_s
 
@@ -168,7 +171,7 @@ def _job(name: str, keep_logs: Path | None) -> Iterator[Run]:
     directory = Path(tempfile.mkdtemp(prefix=f"bagua-rescale-{name}-"))
     try:
         with Lab(MOST_HOSTS + 1, directory) as lab:
-            system: System = ALL[name](lab)
+            system = ALL[name](lab)
             system.prepare()
             yield Run(lab, system)
         if keep_logs is not None:
@@ -234,11 +237,11 @@ def in_words(trials: Sequence[Trial], notes: Sequence[str]) -> str:
         [
             result_file.table(head, rows),
             "",
-            "Median (least to most, number of trials). Cold start, join: command to the first committed step that "
-            "used samples of all three hosts. Killed, cut: to the next step without that host. Pause: the "
-            "survivors' longest gap between two steps from the command to half a second after, less their usual "
-            "one; the newcomer's start-up takes processor time from them on a small machine. Steps undone by the "
-            "kill, one number a trial; samples lost and counted twice by the whole trial.",
+            "Median (least to most, number of trials). Cold start, join: command to the first committed step "
+            "that used samples of all three hosts. Killed, cut: to the next step without that host. Pause: "
+            "the survivors' longest gap between two steps from the command to half a second after, less "
+            "their usual one. Steps undone by the kill, one number a trial; samples lost and counted twice by the "
+            "whole trial.",
             "",
             *notes,
             *said,
@@ -247,7 +250,8 @@ def in_words(trials: Sequence[Trial], notes: Sequence[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", choices=sorted(ALL), action="append", help="this system (may come again)")
     parser.add_argument("--no-leader", action="store_true", help="leave out killing the leader's host")
@@ -271,6 +275,8 @@ def main() -> int:
         except NotInstallable as error:
             skipped[name] = f"- {name}: not measured: {error}"
             continue
+        except (LabError, AssertionError) as error:  # its infrastructure did not come up: the others go on
+            found = [Trial(name, notes=[f"no trial: {error}"])]
         trials += found
         for trial in found:
             print(f"round {round_number}: {_brief(trial)}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """What do the step logs of a run say? Reading them while they grow, and the arithmetic over their times.
 
-Serves Bagua's ledgers and the rivals' logs alike (one JSON line per worker and committed step). Knows nothing of
-hosts and processes. Imports no torch.
+Serves Bagua's ledgers and the rivals' logs alike (one JSON line per worker and committed step). Knows nothing
+of hosts and processes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -97,7 +98,7 @@ def gaps_s(steps: Iterable[Step], host: str, begin_s: float, end_s: float) -> li
     times = sorted({s.time_s for s in steps if s.host == host and not s.given_up})
     return [
         (later, later - earlier)
-        for earlier, later in zip(times, times[1:], strict=False)
+        for earlier, later in pairwise(times)
         if later >= begin_s and earlier <= end_s
     ]
 
@@ -121,7 +122,7 @@ class Account:
 
 
 def account(steps: Sequence[Step], global_batch: int | None) -> Account:
-    """global_batch: samples of every step if the system promises a fixed one; else losses are what logs say."""
+    """global_batch: samples of every step if the system promises a fixed one; else only logged losses."""
     lines = [s for s in steps if not s.given_up]
     # of one step the newest generation counts: earlier ones were rolled back to a checkpoint
     newest: dict[int, int] = {}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.steps --keep
 
-Three parts: plain allreduce against DDP (links unshaped and at 1 Gbit/s, small and large model), what the elastic
-machinery adds to a tiny step, and the agent at rest. Needs root (network namespaces).
+Three parts: plain allreduce against DDP (links unshaped and at 1 Gbit/s, small and large model), what the
+elastic machinery adds to a tiny step, and the agent at rest. Needs root (network namespaces).
 """
 
 from __future__ import annotations
@@ -148,22 +148,21 @@ def agents_at_rest(lab: Lab, endpoints: str) -> list[AtRest]:
     """Two agents, one of them the leader, while their workers train."""
     ledger = lab.directory / "at-rest"
     options = ["--nnodes", "2", "--rdzv-endpoint", endpoints, "--rdzv-id", "at-rest", "--ledger", str(ledger)]
-    hosts = lab.hosts[:2]
+    hosts, script = lab.hosts[:2], str(SCRIPTS / "train_bagua.py")
     agents = [
-        start(h, lab, [*options, "--local-addr", h.address], [str(SCRIPTS / "train_bagua.py")], f"rest-{h.name}")
-        for h in hosts
+        start(h, lab, [*options, "--local-addr", h.address], [script], f"rest-{h.name}.log") for h in hosts
     ]
     logs = StepLogs(ledger)
-    eventually(lambda: len(logs.read_on()) > 100, JOB_DEADLINE_S, lambda: f"100 steps\n{agents[0].tail()}", 0.1)
+    why = "a hundred lines in the ledger"
+    eventually(lambda: len(logs.read_on()) > 100, JOB_DEADLINE_S, lambda: f"{why}\n{agents[0].tail()}", 0.1)
     before = [_cpu_s(a.pid) for a in agents]
     began_s = time.monotonic()
     time.sleep(AT_REST_S)  # the span that is measured
     elapsed_s = time.monotonic() - began_s
     found = []
     for agent, cpu_s in zip(agents, before, strict=True):
-        status = dict(
-            line.split(":", 1) for line in Path(f"/proc/{agent.pid}/status").read_text().splitlines() if ":" in line
-        )
+        lines = Path(f"/proc/{agent.pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines if ":" in line)
         found.append(
             AtRest(
                 "leader" if "this node leads" in agent.text() else "other agent",
@@ -224,7 +223,8 @@ def in_words(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--hosts", type=int, default=3, choices=(2, 3))
     parser.add_argument("--blocks", type=int, default=4, help="blocks of steps of each system, in turn")
     parser.add_argument("--part", choices=("allreduce", "overhead", "agent"), action="append")

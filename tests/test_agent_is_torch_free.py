@@ -1,4 +1,4 @@
-"""The agent starts in well under a second: it never loads torch, numpy or the core; the launcher not even gRPC."""
+"""The agent starts quickly: it never loads torch, numpy or the core; the command line not even gRPC."""
 
 from __future__ import annotations
 

@@ -74,10 +74,10 @@ class Session:
             self._closed = True
             self._outbox.put(None)
             self._channel.close()
+            if self._refusal:
+                raise SessionError(f"the agent on {socket_path} refused this worker: {self._refusal}")
             raise SessionError(
-                f"the agent on {socket_path} refused this worker: {self._refusal}"
-                if self._refusal
-                else f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
+                f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
             )
 
     # -- from the agent

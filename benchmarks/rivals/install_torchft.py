@@ -1,4 +1,7 @@
-"""Where is torchft? Installed from PyPI into a directory of its own, beside the torch that is there already."""
+"""Where is torchft? Installed from PyPI into a directory of its own, beside the torch that is there.
+
+The directory goes on PYTHONPATH of torchft's processes only. Knows nothing of how they are run.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ def torchft_directory(root: Path) -> Path:
 
 
 def _pip(directory: Path, *what: str) -> None:
-    words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     try:
         done = subprocess.run(
-            [*words, "--upgrade", "--target", str(directory), *what],
+            [*words, "--no-warn-conflicts", "--upgrade", "--target", str(directory), *what],
             capture_output=True,
             text=True,
             timeout=_PIP_TIMEOUT_S,

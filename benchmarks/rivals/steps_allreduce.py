@@ -39,10 +39,10 @@ x, y = torch.randn(args.batch, args.width), torch.randint(CLASSES, (args.batch,)
 def ddp() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     host, port = args.store.rsplit(":", 1)
     serves = os.environ["BAGUA_BIND_HOST"] == host
-    store = dist.TCPStore(host, int(port), is_master=serves, wait_for_workers=False, timeout=timedelta(seconds=60))
-    dist.init_process_group(
-        "gloo", store=store, rank=bagua.get_rank(), world_size=bagua.get_world_size(), timeout=timedelta(seconds=60)
-    )
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore(host, int(port), is_master=serves, wait_for_workers=False, timeout=limit)
+    rank, world_size = bagua.get_rank(), bagua.get_world_size()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     other = mlp(args.width)
     return DistributedDataParallel(other), torch.optim.SGD(other.parameters(), lr=0.001)
 
@@ -82,5 +82,10 @@ while bagua.next_step() >= 0:
             break
 if bagua.get_rank() == 0:
     parameters = sum(p.numel() for p in net.parameters())
-    result = {"parameters": parameters, "bagua_s": ours, "ddp_s": theirs, "world_size": bagua.get_world_size()}
+    result = {
+        "parameters": parameters,
+        "world_size": bagua.get_world_size(),
+        "bagua_s": ours,
+        "ddp_s": theirs,
+    }
     args.out.write_text(json.dumps(result))

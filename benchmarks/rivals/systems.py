@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from benchmarks.result_file import ROOT
 from benchmarks.rivals.install_torchft import torchft_directory
@@ -25,26 +26,13 @@ _INFRASTRUCTURE_DEADLINE_S = 20.0
 _LIGHTHOUSE_PORT = 29510
 
 
-class System(Protocol):
+class System(ABC):
     """One job of one system on the first three hosts of a lab; the fourth holds its infrastructure."""
 
-    name: str
-    notes: str
-    fixed_global_batch: int | None
-    recovers_from_silence: bool
-
-    @property
-    def steps_directory(self) -> Path: ...
-
-    def prepare(self) -> None:
-        """What is there before the job: etcd, the Lighthouse. Not part of any measurement."""
-
-    def start(self, host: Host) -> LabProcess: ...
-
-
-class _Base:
-    fixed_global_batch: int | None = None
-    recovers_from_silence = True
+    name: ClassVar[str]
+    notes: ClassVar[str]
+    fixed_global_batch: ClassVar[int | None] = None
+    recovers_from_silence: ClassVar[bool] = True
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -66,11 +54,15 @@ class _Base:
         output = self._directory / f"output-{self._started}-{host.name}.log"
         return host.run(words, env=env, output=output)
 
-    def prepare(self) -> None:
-        pass
+    def prepare(self) -> None:  # noqa: B027  not every system needs any
+        """What is there before the job: etcd, the Lighthouse. Not part of any measurement."""
+
+    @abstractmethod
+    def start(self, host: Host) -> LabProcess:
+        """The command that a user would give on `host`."""
 
 
-class Bagua(_Base):
+class Bagua(System):
     name = "bagua"
     notes = "etcd on a fourth host; default settings"
     fixed_global_batch = GLOBAL_BATCH
@@ -85,12 +77,12 @@ class Bagua(_Base):
         return self._run(host, [*words, str(SCRIPTS / "train_bagua.py"), "--global-batch", str(GLOBAL_BATCH)])
 
 
-class Torchrun(_Base):
+class Torchrun(System):
     name = "torchrun"
     notes = (
-        "c10d rendezvous on host 1 (never the one that is killed); default settings but for --max-restarts 100 "
-        "(with the default of 0 a loss ends the job) and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (with the shared "
-        "store, the default, it never recovers); a checkpoint every 50 steps"
+        "c10d rendezvous on host 1 (never the one that is killed); default settings but for --max-restarts "
+        "100 (with the default of 0 a loss ends the job) and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (with the "
+        "shared store, the default, it never recovers); a checkpoint every 50 steps"
     )
     recovers_from_silence = False
 
@@ -104,12 +96,13 @@ class Torchrun(_Base):
         return self._run(host, words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
-class Torchft(_Base):
+class Torchft(System):
     name = "torchft"
     notes = (
-        "0.2.0; Lighthouse on a fourth host with a tick of 0.1 s and a heartbeat timeout of 1 s (default 5 s, which "
-        "would be slower); group timeout 5 s; one replica group a host, started without torchrun, which is faster; "
-        "gradients reduced by manager.allreduce, as its DistributedDataParallel crashes over Gloo when a peer dies"
+        "0.2.0; Lighthouse on a fourth host with a tick of 0.1 s and a heartbeat timeout of 1 s (default "
+        "5 s, which would be slower); group timeout 5 s; one replica group a host, started without torchrun, "
+        "which is faster; gradients reduced by manager.allreduce, as the hook of its DistributedDataParallel "
+        "crashes over Gloo when a peer dies"
     )
 
     def prepare(self) -> None:
@@ -140,6 +133,4 @@ class Torchft(_Base):
         return self._run(host, words, PYTHONPATH=self._packages)
 
 
-ALL: dict[str, type[Bagua] | type[Torchrun] | type[Torchft]] = {
-    s.name: s for s in (Bagua, Torchft, Torchrun)
-}
+ALL: dict[str, type[System]] = {s.name: s for s in (Bagua, Torchft, Torchrun)}

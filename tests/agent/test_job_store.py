@@ -111,21 +111,21 @@ def test_the_endpoints_that_were_given_are_used(opened: Open, scheme: str) -> No
 
 def test_a_port_that_something_else_has_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = "127.0.0.1:%d" % taken.getsockname()[1]
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, match=f"etcd cannot listen on {endpoint}: the port is taken"):
             open_store(config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1")
 
 
 def test_an_address_of_another_host_cannot_be_hosted_at() -> None:
     # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
-    with pytest.raises(BaguaError, match="192.0.2.7"):
+    with pytest.raises(BaguaError, match=r"192\.0\.2\.7"):
         open_store(config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True), "127.0.0.1")
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
 def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = free_endpoint() if how == "nobody listens" else "127.0.0.1:%d" % silent.getsockname()[1]
+        endpoint = free_endpoint() if how == "nobody listens" else f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
             open_store(config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from bagua_contract.records import Generation, GenerationKind, Placement
 
 from bagua_agent.narrator import (
     PROGRESS_EVERY_S,
@@ -16,6 +15,7 @@ from bagua_agent.narrator import (
     names,
     progress,
 )
+from bagua_contract.records import Generation, GenerationKind, Placement
 
 LOSS, PLANNED = GenerationKind.LOSS, GenerationKind.PLANNED
 

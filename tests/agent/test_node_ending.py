@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bagua_contract import membership_pb2 as pb
 
 from bagua_agent.node_ending import (
     RESULT_GRACE_S,
@@ -13,6 +12,7 @@ from bagua_agent.node_ending import (
     NodeSituation,
     how_it_ends,
 )
+from bagua_contract import membership_pb2 as pb
 
 INFINITE = float("inf")
 TRAINING = NodeSituation(

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bagua_contract import control_pb2
 
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.prober import probe, probe_through
+from bagua_contract import control_pb2
 
 ALIVE = control_pb2.ProbeReply.ALIVE
 REFUSED = control_pb2.ProbeReply.REFUSED
@@ -24,7 +24,7 @@ UNANSWERED = control_pb2.ProbeReply.UNANSWERED
 WINDOW_S = 0.5
 GENEROUS_S = 10.0  # for answers that must come, however busy the machine
 # The window bounds the question; what a busy machine adds to it is no promise.
-SLACK_S = 1.5
+SLACK_S = 3.0
 
 AGENT = """
 import sys, time
@@ -115,7 +115,7 @@ def test_a_silent_host_is_unanswered_within_the_window() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         fill = [socket.socket() for _ in range(4)]
         try:
             for each in fill:
@@ -140,7 +140,7 @@ def test_something_that_speaks_no_grpc_is_unanswered() -> None:
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         verdict, took_s = timed(lambda: probe(address, "job", "a", WINDOW_S))
         thread.join(5)
     assert verdict == UNANSWERED

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind, Placement
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +10,8 @@ from bagua_agent.membership import events as ev
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")
 NOW_S = 12.5

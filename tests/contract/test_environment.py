@@ -1,13 +1,14 @@
-"""What the agent writes into a worker's environment is what the worker reads; half an environment is named."""
+"""What the agent writes into a worker's environment is what the worker reads; half of one is named."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
 
 import pytest
-from bagua_contract.environment import PREFIX, WorkerEnvironment, WorkerEnvironmentError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bagua_contract.environment import PREFIX, WorkerEnvironment, WorkerEnvironmentError
 
 # what an operating system lets a variable hold
 VALUE = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)

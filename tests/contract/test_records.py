@@ -1,15 +1,16 @@
-"""Records come back from their wire form as they were, and those that no leader writes are refused at birth."""
+"""Records come back from their wire form as they were; those that no leader writes are refused at birth."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Placement, StateName
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Placement, StateName
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**63 - 1)

@@ -53,6 +53,7 @@ class Worker:
     plan: HealPlan | None = None
     reported: int = 0
     suspected: int = 0
+    suspicion: tuple[int, bool] | None = None  # the last one, which its agent keeps in the store
     ended: bool = False
     previous: Generation | None = None  # to fall back to while `current` is being entered
     taking_part: bool = False  # `current` is entered
@@ -61,6 +62,7 @@ class Worker:
     held: Callable[[], None] | None = None  # the step is reduced and waits for that copy
     swap_in: Callable[[Callable[[], None]], None] = lambda then: then()
     is_writing: bool = False
+    confirmed: bool = False  # it completed the second collective of the end
 
     @property
     def name(self) -> StateName:
@@ -152,10 +154,13 @@ class SimulatedJob(Simulation):
                 self._tell_end(w)
             elif w.node is node and (w.reported or w.waiting_for_news or w.current is not None):
                 self.put_member(w)
+                if w.suspicion is not None:
+                    self.suspect(w, w.suspicion[0], broken=w.suspicion[1])
 
     def suspect(self, w: Worker, generation: int, *, broken: bool) -> None:
+        w.suspicion = (generation, broken)
         if w.node.cut or w.revision == 0:
-            return
+            return  # its agent tells as soon as it can
         w.suspected += 1
         self.put(
             f"suspicions/{w.worker_id}",
@@ -172,8 +177,7 @@ class SimulatedJob(Simulation):
         w.alive = False
         w.ended = well
         w.token += 1
-        if w.current is not None:
-            self.close_side(w, w.current)
+        self.process_gone(w)
         self.after(self.latency_s(), w.node.agent_id, lambda: self._tell_end(w))
         if not well:
             self.after(self.latency_s(0.3, 1.0), w.node.agent_id, lambda: self.spawn(w.node, w.slot))
@@ -213,8 +217,7 @@ class SimulatedJob(Simulation):
         for w in self.of(node):
             w.alive = False
             w.token += 1
-            if w.current is not None:
-                self.close_side(w, w.current)
+            self.process_gone(w)
         self.lapse(node)
 
     def cut_node(self, node: Node, for_s: float) -> None:
@@ -227,11 +230,14 @@ class SimulatedJob(Simulation):
             self.say(f"{node.agent_id} is back")
             node.cut = False
             node.lease += 1
-            # What was under way with it did not survive.
-            for w in self.of(node):
-                if w.in_collective:
-                    self.fail(w, w.token)
             self.resync(node)
+            for w in self.of(node):
+                if w.in_collective and w.current is not None and not self.is_within(w.current, node):
+                    self.fail(w, w.token)  # what was under way with others did not survive
+                for number, gone in self.gone_from.items():
+                    placement = self.records[number].placement_of(w.worker_id)
+                    if placement is not None and placement.global_rank in gone:
+                        self.tell_peers(w, self.records[number])
 
         self.after(for_s, node.agent_id, heal)
 
@@ -256,6 +262,11 @@ class SimulatedJob(Simulation):
             self.put_agent(node)
             self.news(node)
 
+    @staticmethod
+    def is_within(generation: Generation, node: Node) -> bool:
+        """Its collectives need no network."""
+        return all(m.agent_id == node.agent_id for m in generation.members)
+
     def count(self, what: str) -> None:
         self.faults[what] = self.faults.get(what, 0) + 1
 
@@ -266,6 +277,8 @@ class SimulatedJob(Simulation):
         for w in self.of(node):
             if w.waiting_for_news:
                 self.boundary(w)
+            elif node.closing and w.current is not None and not w.taking_part:
+                self.fail(w, w.token)  # the others have ended
             elif newest is not None and w.current is not None:
                 if is_superseded(w.current, newest, newcomer=w.previous is None and not w.taking_part):
                     self.fail(w, w.token)
@@ -469,6 +482,7 @@ class SimulatedJob(Simulation):
     def finished(self, w: Worker, generation: Generation) -> None:
         self.check_nothing_lost(w.chain)
         self.say(f"{w.worker_id} has confirmed the end")
+        w.confirmed = True
 
         def tell() -> None:
             if not w.node.cut and "closing" not in self.keys:
@@ -502,12 +516,14 @@ class SimulatedJob(Simulation):
         rank, token = self.rank(w, generation), w.token
 
         def arrive() -> None:
-            if not w.alive or w.node.cut:
+            if not w.alive or (w.node.cut and not self.is_within(generation, w.node)):
                 return
             values[rank] = value
             if len(values) == generation.world_size:
                 for m in generation.members:
-                    self.complete_soon(generation, self.workers[m.worker_id], dict(values))
+                    peer = self.workers[m.worker_id]
+                    if peer.in_collective and peer.current is generation and peer.round == key[1] + 1:
+                        self.complete_soon(generation, peer, dict(values))
 
         self.after(self.latency_s(), w.node.agent_id, arrive)
         peers = [self.workers[m.worker_id] for m in generation.members]
@@ -519,7 +535,9 @@ class SimulatedJob(Simulation):
         token, then = w.token, w.then
 
         def complete() -> None:
-            if w.alive and w.token == token and w.current is generation and not w.node.cut:
+            if w.alive and w.token == token and w.current is generation and (
+                not w.node.cut or self.is_within(generation, w.node)
+            ):
                 assert then is not None
                 w.in_collective = False
                 w.token += 1
@@ -546,8 +564,11 @@ class SimulatedJob(Simulation):
         gone.add(rank)
         if w.agreed is not None and w.alive:
             return  # it switched, in order: the others have what they need to do the same
-        if w.node.cut:
-            return
+        if not w.node.cut:
+            self.tell_peers(w, generation)
+
+    def tell_peers(self, w: Worker, generation: Generation) -> None:
+        """The end of a connection reaches whoever waits for something on it."""
         for m in generation.members:
             peer = self.workers[m.worker_id]
             if peer.alive and peer.current is generation and peer.in_collective and not peer.node.cut:
@@ -557,6 +578,13 @@ class SimulatedJob(Simulation):
                     peer.node.agent_id,
                     lambda peer=peer, token=peer.token, values=values: self.maybe_fail(peer, token, values),  # type: ignore[misc]
                 )
+
+    def process_gone(self, w: Worker) -> None:
+        """Its sockets close, also those to generations that it had yet to enter."""
+        for peer in self.workers.values():
+            generation = peer.current
+            if generation is not None and generation.placement_of(w.worker_id) is not None:
+                self.close_side(w, generation)
 
     def fail(self, w: Worker, token: int) -> None:
         """The generation is of no use to `w` any more. Lines that it owes it writes all the same."""

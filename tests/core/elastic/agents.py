@@ -7,9 +7,8 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from bagua_contract import session_pb2
-
 from bagua_agent.rpc.session_server import SessionServer
+from bagua_contract import session_pb2
 
 DEADLINE_S = 20.0
 

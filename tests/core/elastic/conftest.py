@@ -1,4 +1,4 @@
-"""One thread for torch in these tests: their tensors are tiny, and threads that spin make a busy machine slow."""
+"""One thread for torch in these tests: tensors are tiny, and threads that spin make a busy machine slow."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ def generation(
     since: int | dict[str, int] = 1,
     store_address: str = "127.0.0.1:1",
 ) -> Generation:
-    """Members in rank order, each on a node of its own. base: by default the number before. since: one for all,
-    or by worker."""
+    """Members in rank order, each on a node of its own. base: by default the number before. since: one for
+    all, or by worker."""
     return Generation(
         number=number,
         base=number - 1 if base is None else base,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bagua_contract.records import StateName
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Pending
 from bagua_core.communication.in_process import build_in_process
 from bagua_core.elastic.entry import Info, exchange

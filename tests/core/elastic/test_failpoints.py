@@ -70,7 +70,7 @@ def test_every_point_is_reached_somewhere_and_no_other() -> None:
 
 def test_a_point_fires_once() -> None:
     points = Failpoints("step.begin=raise")
-    with pytest.raises(FailpointRaised, match="step.begin at step 4"):
+    with pytest.raises(FailpointRaised, match=r"step\.begin at step 4"):
         points.reach("step.begin", 4)
     points.reach("step.begin", 4)
     points.reach("step.begin", 5)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from bagua_contract.records import Generation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_contract.records import Generation
 from bagua_core.elastic.following import Decision, Move, Situation, decide, is_superseded
 from tests.core.elastic.records import generation, loss
 
@@ -199,6 +199,8 @@ def test_whatever_the_situation(situation: Situation) -> None:
         (LOSS, False, True),
         (LOSS_WITHOUT_ME, False, True),
         (loss(4, ME), False, False),
+        (generation(6, ME, "peer", base=5), False, True),  # it follows a loss that was missed
+        (generation(6, ME, "peer", base=4), False, False),
     ],
 )
 def test_what_ends_an_entry(newest: Generation | None, newcomer: bool, superseded: bool) -> None:

@@ -1,4 +1,4 @@
-"""A state is copied from its holders bit for bit or not at all, and a copy under way can always be given up."""
+"""A state is copied from its holders bit for bit or not at all; a copy under way can always be given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives outside steps: each result is kept until the next step, and workers that ask for others are told."""
+"""Collectives outside steps: results are kept until the next step, and workers that disagree are told."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bagua_contract.records import GenerationKind
 
+from bagua_contract.records import GenerationKind
 from bagua_core.elastic import session as module
 from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
 from tests.core.elastic.agents import DEADLINE_S, Agent
@@ -282,7 +282,7 @@ session.close()
 
 
 def test_a_worker_may_fork_children_that_work(agent: Agent) -> None:
-    """As a DataLoader does. The session's threads and locks are of no use in a child, and must not harm it."""
+    """As a DataLoader does. The session's threads and locks are of no use in a child and must not harm it."""
     worker = start_worker(agent.socket, FORKING)
     try:
         assert worker.stdout is not None and worker.stdout.readline() == "attached\n"
