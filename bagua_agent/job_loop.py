@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.records import PROTOCOL_VERSION, Generation
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from google.protobuf.message import DecodeError
 
 from bagua_agent import narrator
@@ -375,8 +375,10 @@ class JobLoop:
             return
         self._session_server.tell_generation(generation)
         self._narrator.tell(narrator.generation_written(before, generation))
+        # While a planned one is pending, what breaks the generation before it is still the leader's concern.
+        over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
         for worker_id, suspected in list(self._suspected.items()):
-            if suspected < generation.number:
+            if suspected < over_below:
                 del self._suspected[worker_id]
                 self._leased.remove(self._keys.suspicion(worker_id))
 

@@ -20,6 +20,7 @@ from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.reducer import SparseGradientError
 from bagua_core.elastic.step_interface import StepEngine
 from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.module_buffers import ModuleBuffers
 
 
 class DistributedDataParallel(nn.Module):
@@ -51,6 +52,7 @@ class DistributedDataParallel(nn.Module):
         self.optimizers = list(optimizers)
         self.algorithm_name = chosen.name
         self.broadcast_buffers = broadcast_buffers
+        self._module_buffers = ModuleBuffers(module)
         self.require_backward_grad_sync = True
         self._engine = engine
         self._reducer = chosen.attach(module.parameters(), engine, int(bucket_cap_mb * 1024 * 1024))
@@ -87,6 +89,7 @@ class DistributedDataParallel(nn.Module):
 
     def communicator_changed(self) -> None:
         """See step_interface.Model."""
+        self._module_buffers.refresh()
         self._reducer.communicator_changed()
 
     def _broadcast_buffers(self) -> None:
@@ -94,7 +97,7 @@ class DistributedDataParallel(nn.Module):
         if not engine.in_step or engine.step_failed:
             return
         communicator = engine.communicator()
-        buffers = list(self.module.buffers())
+        buffers = self._module_buffers.current()
         if communicator is None or not buffers:
             return
         try:

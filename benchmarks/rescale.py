@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -232,7 +233,7 @@ def in_words(trials: Sequence[Trial], notes: Sequence[str]) -> str:
         cells.append(", ".join(str(a.steps_undone) for a in kills) or "-")
         cells.append(", ".join(f"{a.samples_lost}+{a.samples_twice}" for a in ends) or "-")
         rows.append(cells)
-    said = [f"- {t.system}, trial {i}: {n}" for i, t in enumerate(trials, 1) for n in t.notes]
+    said = Counter(f"- {t.system}: {note}" for t in trials for note in t.notes)
     return "\n".join(
         [
             result_file.table(head, rows),
@@ -240,11 +241,11 @@ def in_words(trials: Sequence[Trial], notes: Sequence[str]) -> str:
             "Median (least to most, number of trials). Cold start, join: command to the first committed step "
             "that used samples of all three hosts. Killed, cut: to the next step without that host. Pause: "
             "the survivors' longest gap between two steps from the command to half a second after, less "
-            "their usual one. Steps undone by the kill, one number a trial; samples lost and counted twice by the "
+            "their usual one. Steps undone by the kill, one number a trial; samples lost and twice by the "
             "whole trial.",
             "",
             *notes,
-            *said,
+            *(f"{note} ({count} of the trials)" for note, count in said.items()),
         ]
     )
 

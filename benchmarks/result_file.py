@@ -25,9 +25,7 @@ def circumstances() -> dict[str, Any]:
     """Hardware, versions, commit, command and date of this run."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", sys.argv[0], *sys.argv[1:]])
-        if not sys.argv[0].endswith(".py")
-        else " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "commit": _commit(),
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -37,9 +37,9 @@ bagua_environment() {
   [ -x "$PYTHON" ] || "$base" -m venv .venv
   if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     # torch first and alone: its constraint names a build, and nothing else may choose another one.
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt torch
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt setuptools wheel
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt \
+    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt torch
+    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt setuptools wheel
+    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt \
       --no-build-isolation --editable ".[$extras]"
     echo "$wanted" >"$stamp"
   fi

@@ -72,8 +72,8 @@ class History:
     def collective_completed(
         self, step: int, healing: Set[int], me: str, roster: Roster
     ) -> tuple[History, tuple[Line, ...]]:
-        """The last reduction of `step`, or the first collective of the end, completed on this rank: all members
-        of `roster` contributed.
+        """The last reduction of `step`, or the first collective of the end, completed on this rank, so all of
+        `roster` contributed.
 
         step: as in its StepPlan; at the end, that of the step that would be next. healing: ranks with a share
         of 0 in that step. Returns the lines to write now.

@@ -247,8 +247,8 @@ class Member:
         self.broken = self.generation is not None
         with self.changed:
             self._building = None
-        newest = self.session.news.generation
-        if newest is None or newest.number <= generation.number:
+        # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
+        if not is_superseded(generation, self.session.news.generation, newcomer=self.generation is None):
             self.session.suspect(
                 generation.number, broken=True, hosts=error.hosts, detail=f"entering failed: {error}"
             )

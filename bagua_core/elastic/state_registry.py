@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bagua_core.module_buffers import ModuleBuffers
+
 
 class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
@@ -44,12 +46,14 @@ class StateRegistry:
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.registered: dict[str, Stateful] = {}
+        self._module_buffers: list[ModuleBuffers] = []
         self._snapshot_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._snapshot_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._snapshot_registered: dict[str, Any] = {}
 
     def add_model(self, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         self.modules.append(module)
+        self._module_buffers.append(ModuleBuffers(module))
         for optimizer in optimizers:
             if not any(optimizer is known for known in self.optimizers):
                 self.optimizers.append(optimizer)
@@ -68,16 +72,14 @@ class StateRegistry:
 
     def snapshot(self) -> None:
         """Remember what a failed step must get back. Cheap: buffers, learning rates and registered states."""
-        if self.modules:
-            buffers = [b for m in self.modules for b in m.buffers()]
-            if buffers:
-                if len(self._snapshot_buffers) == len(buffers) and all(
-                    kept is b for (kept, _), b in zip(self._snapshot_buffers, buffers, strict=True)
-                ):
-                    for buffer, saved in self._snapshot_buffers:
-                        saved.copy_(buffer)
-                else:
-                    self._snapshot_buffers = [(b, b.detach().clone()) for b in buffers]
+        buffers = [b for of_module in self._module_buffers for b in of_module.current()]
+        if len(self._snapshot_buffers) == len(buffers) and all(
+            kept is b for (kept, _), b in zip(self._snapshot_buffers, buffers, strict=True)
+        ):
+            for buffer, saved in self._snapshot_buffers:
+                saved.copy_(buffer)
+        else:
+            self._snapshot_buffers = [(b, b.detach().clone()) for b in buffers]
         # A scheduler that is stepped before the step failed has changed them already, and does not undo it.
         self._snapshot_groups = [
             (group, {name: _copied(value) for name, value in group.items() if name != "params"})

@@ -63,6 +63,23 @@ def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, poi
     assert not first.says("ended: killed")
 
 
+def test_a_newcomer_is_killed_after_all_have_switched_to_its_generation(
+    job: MakeJob, make_lab: MakeLab
+) -> None:
+    """The next planned record is there before the members notice that they can't enter this one."""
+    lab = make_lab(2)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"], **SHORT)
+    first = one.start(lab.hosts[0], slots=2, failpoints="entry.built=sleep:0;entry.built=sleep:2")
+    one.await_step(10)
+    second = one.start(lab.hosts[1], failpoints="entry.built=sleep:30")
+    first.await_line("failpoint entry.built fired: sleep", times=4)  # each in generations 1 and 2
+    second.workers[0].kill()
+    first.await_line("generation 3, at the next step boundary", "drops h2")
+    second.await_line("is in force from step")
+    one.finish()
+    one.check(finished=3)
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> None:
     one = job(script=["--evaluate", "--step-s", "0.02"], **SHORT)

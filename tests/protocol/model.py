@@ -128,8 +128,8 @@ class Rules:
     forget_when_dropped: bool = True  # since_generation starts anew for whoever a generation omitted
     holder_required: bool = True
     holder_by_carrying_over: bool = False  # whoever was in the generation before counts as a holder
-    # whether a member of the base that a pending record left out, and that failed in the base, counts as a holder
-    # once nobody else does: never, "always", or only together "with newcomers" of the record
+    # whether a member of the base that a pending record left out, and that failed in the base, counts as a
+    # holder once nobody else does: never, "always", or only together "with newcomers" of the record
     base_holds: str = ""
     planned_needs_in_force: bool = True
     second_end_collective: bool = True
@@ -279,9 +279,10 @@ class Model:
 
         if worker.phase == READY and gen is not None and not overtaken:
             pending = number if number > worker.gen else None
-            if pending and worker.built < number and (listed or s.leaving >> w & 1):
-                if all(s.workers[m].phase != DEAD for m in self.newcomers(newest)):
-                    yield f"{me} builds {number}", self._set(s, w, worker._replace(built=number))
+            concerned = listed or s.leaving >> w & 1
+            reachable = all(s.workers[m].phase != DEAD for m in self.newcomers(newest))
+            if pending and worker.built < number and concerned and reachable:
+                yield f"{me} builds {number}", self._set(s, w, worker._replace(built=number))
             index = gen.members.index(w)
             if not (self.must_copy(gen, w, worker) and index in self.plan_of(gen).at_once):
                 v = switch_pair.contribution(worker.built or None, worker.gen, worker.built > worker.gen)
@@ -330,8 +331,7 @@ class Model:
                 self.coverage["failed what others completed"] += 1
             yield f"{me} fails in {gen.number}", self._set(s, w, worker._replace(phase=FAILED))
 
-        if listed and number > worker.gen and worker.phase != DONE or (overtaken and listed and
-                                                                       worker.phase == DONE):  # fmt: skip
+        if listed and number > worker.gen and (worker.phase != DONE or overtaken):
             since = newest.since[newest.members.index(w)]
             waits_for_commit = worker.phase == DONE and gen is not None and not self.must_copy(gen, w, worker)
             if (newest.kind == LOSS or since == number) and not waits_for_commit:
@@ -513,7 +513,7 @@ class Model:
             if lost:
                 self.coverage["superseded a pending generation"] += 1
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
-        if s.in_force == newest.number or not self.rules.planned_needs_in_force and newest.kind == LOSS:
+        if s.in_force == newest.number or (not self.rules.planned_needs_in_force and newest.kind == LOSS):
             joining = self._joinable(s, newest.members)
             leaving = [w for w in newest.members if s.leaving >> w & 1]
             if any(s.workers[w].phase != WAIT for w in joining):
@@ -633,7 +633,7 @@ class Model:
                 yield label, self.reduced(after), True
 
     def _only_awaited(self, s: State, w: int) -> bool:
-        """Whether the one event that `w` has, beside dying, commutes with all others, so that it may go first: to
+        """Whether the one event that `w` has, beside dying, commutes with all others and so may go first: to
         enter a generation that others wait for it in, or to see an exchange end that owes no lines."""
         worker, newest = s.workers[w], s.gens[-1]
         if newest.kind == LOSS and newest.number > worker.gen and w in newest.members:

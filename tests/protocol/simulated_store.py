@@ -64,7 +64,9 @@ class Simulation:
     leader: tuple[str, int] | None = None
     records: dict[int, Generation] = field(default_factory=dict)
     result: WriteResult | None = None
-    policy: Policy = field(default_factory=lambda: Policy(holder_timeout_s=20.0, below_minimum_timeout_s=20.0))
+    policy: Policy = field(
+        default_factory=lambda: Policy(holder_timeout_s=20.0, below_minimum_timeout_s=20.0)
+    )
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)

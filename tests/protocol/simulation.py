@@ -21,7 +21,8 @@ from bagua_core.elastic.commit_history import Entry, History, Line
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
 
-# What made a state: whose initial parameters, then every commit: ("step", generation, number), ("end", generation).
+# What made a state: whose initial parameters, then every commit, ("step", generation, number) or
+# ("end", generation).
 Chain = tuple[tuple[str | int, ...], ...]
 
 STALL_S = 0.25
@@ -29,8 +30,8 @@ STALL_S = 0.25
 
 @dataclass
 class Worker:
-    """current: the generation it is in, or is about to be. token: counts what it began, so that late news of old
-    things is told apart. round: collectives of `current` it contributed to. counted: its chain counts as a state.
+    """current: the generation it is in, or is about to be. token: counts what it began, so that late news of
+    old things is told apart. round: collectives of `current` it contributed to. counted: its chain counts.
     """
 
     worker_id: str
@@ -302,7 +303,9 @@ class SimulatedJob(Simulation):
             self.end(w, well=True)
             return
         decision = decide(
-            Situation(w.worker_id, w.current, w.broken, w.agreed, node.newest, w.floor, node.leaving, node.closing)
+            Situation(
+                w.worker_id, w.current, w.broken, w.agreed, node.newest, w.floor, node.leaving, node.closing
+            )
         )
         match decision.move:
             case Move.STAY:
@@ -348,9 +351,9 @@ class SimulatedJob(Simulation):
         entered_with = (w.name, w.chain, w.history, w.counted)
 
         def exchanged(values: dict[int, Any]) -> None:
-            w.plan = self.plan_of(generation)
+            plan = w.plan = self.plan_of(generation)
             lines = w.history.entered(w.worker_id, self.roster(generation))
-            self.write(w, lines, lambda: self.take_part(w, generation, values[w.plan.holders[0]]))
+            self.write(w, lines, lambda: self.take_part(w, generation, values[plan.holders[0]]))
 
         self.contribute(w, entered_with, exchanged)
 
@@ -382,7 +385,12 @@ class SimulatedJob(Simulation):
             self.next_collective(w)
 
         def arrive() -> None:
-            if not w.alive or w.current is not generation or w.broken or (rank in plan.at_once and w.token != token):
+            if (
+                not w.alive
+                or w.current is not generation
+                or w.broken
+                or (rank in plan.at_once and w.token != token)
+            ):
                 return
             lost = any(r in self.gone_from.get(generation.number, ()) for r in plan.holders)
             if w.node.cut or (lost and self.random.random() < 0.7):
@@ -419,7 +427,9 @@ class SimulatedJob(Simulation):
 
                 def release() -> None:
                     w.held = None
-                    w.history, lines = w.history.collective_completed(name.step + 1, healing, w.worker_id, roster)
+                    w.history, lines = w.history.collective_completed(
+                        name.step + 1, healing, w.worker_id, roster
+                    )
                     self.write(w, lines, lambda: self.commit(w, generation, healing, agreed))
 
                 if not shadow:
@@ -444,7 +454,9 @@ class SimulatedJob(Simulation):
         elif name.operations == 0:
 
             def everyone_has_it(values: dict[int, Any]) -> None:
-                w.history, lines = w.history.collective_completed(name.step + 1, frozenset(), w.worker_id, roster)
+                w.history, lines = w.history.collective_completed(
+                    name.step + 1, frozenset(), w.worker_id, roster
+                )
                 w.chain = (*w.chain, ("end", generation.number))
                 self.named(w)
                 self.write(w, lines, lambda: self.boundary(w))
@@ -453,9 +465,7 @@ class SimulatedJob(Simulation):
         else:
             self.contribute(w, 0.0, lambda values: self.finished(w, generation))
 
-    def commit(
-        self, w: Worker, generation: Generation, healing: frozenset[int], agreed: int | None
-    ) -> None:
+    def commit(self, w: Worker, generation: Generation, healing: frozenset[int], agreed: int | None) -> None:
         step = w.name.step + 1
         entry = Entry(
             generation.number,
@@ -504,7 +514,7 @@ class SimulatedJob(Simulation):
         return frozenset(m.worker_id for m in generation.members)
 
     def contribute(self, w: Worker, value: object, then: Callable[[dict[int, Any]], None]) -> None:
-        """Bring `value` to the next collective of the generation; `then` gets everybody's, if it completes."""
+        """Bring `value` to the generation's next collective; `then` gets everybody's, if it completes."""
         generation = w.current
         assert generation is not None
         key = (generation.number, w.round)
@@ -535,8 +545,11 @@ class SimulatedJob(Simulation):
         token, then = w.token, w.then
 
         def complete() -> None:
-            if w.alive and w.token == token and w.current is generation and (
-                not w.node.cut or self.is_within(generation, w.node)
+            if (
+                w.alive
+                and w.token == token
+                and w.current is generation
+                and (not w.node.cut or self.is_within(generation, w.node))
             ):
                 assert then is not None
                 w.in_collective = False
@@ -606,7 +619,15 @@ class SimulatedJob(Simulation):
 
     def watch_stall(self, w: Worker, token: int, generation: Generation) -> None:
         def look() -> None:
-            if w.alive and w.token == token and w.in_collective:
+            if not w.alive or w.token != token or not w.in_collective:
+                return
+            newest = w.node.newest
+            if newest is not None and newest.base < generation.number < newest.number:
+                # Superseded while it was pending, for a newcomer died; and yet this worker switched to it.
+                # Where no connection ends, only this tells the leader that nobody can go on.
+                self.count("stalled in a superseded generation")
+                self.fail(w, token)
+            else:
                 self.suspect(w, generation.number, broken=False)
                 self.after(STALL_S, w.node.agent_id, look)
 

@@ -23,9 +23,6 @@ SETUPS = {
     "a join and a loss of three": Setup(kills=1, steps=1, newcomer=True, stop_at_end=True),
     "a join and a loss of two": Setup(workers=2, steps=3, kills=1, newcomer=True, stop_at_end=True),
     "a join and two losses of two": Setup(workers=2, kills=2, newcomer=True, stop_at_end=True),
-    "a join and two losses of two, behind copies beside": Setup(
-        workers=2, kills=2, newcomer=True, stop_at_end=True, behind_beside=True
-    ),
     "a join and a loss outside steps": Setup(
         workers=2, kills=1, newcomer=True, outside=True, stop_at_end=True
     ),

@@ -1,0 +1,113 @@
+"""The pure decisions of a step by themselves: the switch pair's arithmetic, the heal plan, the kept steps."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_contract.records import StateName
+from bagua_core.elastic import heal_plan, switch_pair
+from bagua_core.elastic.commit_history import Entry, History
+
+NONE = StateName()
+
+
+def _fp32(value: float) -> float:
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    assert isinstance(rounded, float)
+    return rounded
+
+
+def _sum_fp32(values: Iterable[float]) -> float:
+    total = 0.0
+    for value in values:
+        total = _fp32(total + value)
+    return total
+
+
+@given(st.lists(st.integers(0, switch_pair.LARGEST_LEAP), min_size=1, max_size=64))
+def test_ranks_agree_exactly_when_all_bring_the_same_leap(leaps: list[int]) -> None:
+    vs = [switch_pair.contribution(7 + leap, 7, True) for leap in leaps]
+    pair = (_sum_fp32(vs), _sum_fp32(v * v for v in vs))
+    expected = leaps[0] if len(set(leaps)) == 1 and leaps[0] else None
+    assert switch_pair.agreed(pair, len(leaps)) == expected
+
+
+@pytest.mark.parametrize("odd", [0, 63])
+def test_one_other_rank_of_the_largest_world_is_noticed(odd: int) -> None:
+    vs = [64.0] * (switch_pair.LARGEST_WORLD - 1) + [float(odd)]
+    assert switch_pair.agreed((_sum_fp32(vs), _sum_fp32(v * v for v in vs)), len(vs)) is None
+    vs[-1] = 64.0
+    assert switch_pair.agreed((_sum_fp32(vs), _sum_fp32(v * v for v in vs)), len(vs)) == 64
+
+
+def test_what_was_not_built_or_is_old_counts_as_nothing() -> None:
+    assert switch_pair.contribution(9, 7, False) == 0
+    assert switch_pair.contribution(None, 7, True) == 0
+    assert switch_pair.contribution(7, 7, True) == 0
+
+
+def test_what_fp32_cannot_carry_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 ahead"):
+        switch_pair.contribution(72, 7, True)
+    for pair, world_size in [((1.0, 1.0), 4097), ((0.5, 0.5), 2), ((1.0, 2.0**25), 2), ((-1.0, 1.0), 2)]:
+        with pytest.raises(ValueError):
+            switch_pair.agreed(pair, world_size)
+
+
+def test_the_furthest_name_wins_and_only_newcomers_copy_beside_the_step() -> None:
+    names = [StateName(3, 7, 0), StateName(4, 8, 0), StateName(4, 8, 0), NONE]
+    plan = heal_plan.plan(names, [False] * 4, [1, 1, 1, 5])
+    assert (plan.furthest, plan.holders) == (StateName(4, 8, 0), (1, 2))
+    assert (plan.at_once, plan.beside) == (frozenset({0}), frozenset({3}))
+
+
+def test_whoever_stands_outside_a_step_makes_all_copy_at_once() -> None:
+    plan = heal_plan.plan([StateName(4, 8, 1), NONE], [True, False], [1, 5])
+    assert (plan.at_once, plan.beside) == (frozenset({1}), frozenset())
+
+
+def test_a_name_from_before_an_interruption_counts_as_none() -> None:
+    plan = heal_plan.plan([StateName(4, 8, 0), StateName(5, 9, 0)], [False] * 2, [1, 6])
+    assert (plan.holders, plan.beside) == ((0,), frozenset({1}))
+
+
+def test_without_any_commit_rank_0_gives_its_initial_state() -> None:
+    plan = heal_plan.plan([NONE, NONE], [False, False], [1, 1])
+    assert plan.initial
+    assert (plan.holders, plan.at_once) == ((0,), frozenset({1}))
+
+
+def test_a_plan_of_different_worlds_is_refused() -> None:
+    with pytest.raises(ValueError, match="not one world"):
+        heal_plan.plan([NONE], [False, False], [1])
+
+
+def _entry(step: int, generation: int = 1) -> Entry:
+    return Entry(generation, step, (("batch", step), ("epoch", 0)), ("a", "b", "c"), frozenset({2}), 1.5)
+
+
+def test_in_steady_state_two_steps_are_kept_and_each_line_is_written_once() -> None:
+    history, written = History(), []
+    for step in range(1, 9):
+        history, lines = history.collective_completed(step, frozenset(), "a", {"a", "b", "c"})
+        written += [(line.entry.step, line.global_rank) for line in lines]
+        history = history.committed(_entry(step))
+    assert written == [(step, 0) for step in range(1, 8)]
+    assert [k.entry.step for k in history.kept] == [7, 8]
+
+
+def test_a_history_travels_whole() -> None:
+    history = History().committed(_entry(1))
+    history, _ = history.collective_completed(2, frozenset(), "a", {"a", "b", "c"})
+    history = history.committed(_entry(2))
+    assert History.decode(history.encode()) == history
+
+
+def test_a_step_that_does_not_follow_is_refused() -> None:
+    with pytest.raises(ValueError, match="committed after"):
+        History().committed(_entry(1)).committed(_entry(3))
