@@ -599,6 +599,9 @@ class JobLoop:
             gone()
 
         self._suspected.pop(worker_id, None)
+        if returncode == 0 and self._leaving_since_s is not None and worker_id not in self._training_done:
+            gone()  # it left, which says nothing about the end of the job
+            return
         if returncode == 0:
             self._write_until_done(
                 f"finished {worker_id}",

@@ -90,7 +90,9 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
     if not record.members:
         return _at_once(case, "after all stepped aside", broken=False)
     if view.committed_generation < record.number and not standing.newcomers_gone:
-        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet")
+        # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
+        wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
+        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet", wake_s)
     if standing.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if somebody misses them a suspicion will say so.

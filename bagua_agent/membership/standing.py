@@ -8,15 +8,13 @@ then B and N may both be in force: reports of commits come late. So
 - only workers that are in both count as carried over. In the record these are the placements whose
   since_generation is at most the in-force bound: whoever came with N has since_generation N.
 - a worker of B that N leaves out does not count as a holder. If N is in force it has stepped aside and its
-  state is old; if it then were taken as the holder, the steps of N would be done twice. One exception: nobody
-  carried over is left, and that worker reports that the communicator of B broke under it. Then it never
-  switched, and it goes on together with the newcomers of N that live: had N committed, they have its state,
-  and whoever is furthest counts.
+  state is old; if it then were taken as the holder, the steps of N would be done twice. That holds even if nobody
+  carried over is left: one of the dead may have switched alone and released steps of N.
 - for the same reason a worker that a record left out gets a new since_generation when it comes back, even
   while its old generation may be in force. Copying a state once too often is harmless.
 
-The base's record is remembered (JobView.earlier) for that exception, and to notice at once the death of a
-worker that the pending record leaves out. A leader that never saw it learns of such a death through the
+The base's record is remembered (JobView.earlier) to notice at once the death of a worker that the pending record
+leaves out. A leader that never saw it learns of such a death through the
 suspicions of the others.
 
 An empty record (everybody steps aside, because too few nodes would remain) lists nobody, so who holds the
@@ -27,7 +25,7 @@ takes the workers known to have committed in the base: this may miss a holder, b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, MemberView, SuspicionView
@@ -84,7 +82,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
     bound = in_force(view, record)
     present = _present(view, evidence)
     suspicions = tuple(
-        s
+        _weighed(s, record)
         for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
         # Rule 4: of what is older than the generation in force nobody needs to know any more.
         if record is not None and bound <= s.generation <= record.number and s.worker_id in present
@@ -110,13 +108,21 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
         in_force=bound,
         pending=pending,
         present=present,
-        survivors=_survivors(view, bound, present) or _stranded(view, bound, present, suspicions),
+        survivors=_survivors(view, bound, present),
         lost=tuple(lost),
         newcomers_gone=tuple(newcomers_gone),
         missing=tuple(missing),
         missing_until_s=grace_until_s,
         suspicions=suspicions,
     )
+
+
+def _weighed(suspicion: SuspicionView, record: Generation | None) -> SuspicionView:
+    """A stall in a generation that a newer planned record superseded is a break: its members switched to it all the
+    same, wait there for a newcomer that the newer record gave up, and will never bring the newer one."""
+    if record is not None and record.base < suspicion.generation < record.number:
+        return replace(suspicion, broken=True)
+    return suspicion
 
 
 def _present(view: JobView, evidence: Evidence) -> dict[str, MemberView]:
@@ -216,21 +222,6 @@ def _survivor(record: Generation, placement: Placement, member: MemberView) -> S
         # in a first generation all begin alike
         or record.base == 0,
     )
-
-
-def _stranded(
-    view: JobView, bound: int, present: Mapping[str, MemberView], suspicions: Iterable[SuspicionView]
-) -> tuple[Survivor, ...]:
-    """The exception above: members of the base that cannot have switched, and the newcomers that live."""
-    base, record = view.record(bound), view.generation
-    if base is None or record is None or base is record or not record.members:
-        return ()
-    stuck = {s.worker_id for s in suspicions if s.broken and s.generation == bound}
-    left = [_survivor(base, p, present[p.worker_id]) for p in base.members if p.worker_id in stuck]
-    if not left:
-        return ()
-    came = [_survivor(record, p, present[p.worker_id]) for p in record.members if p.worker_id in present]
-    return (*left, *came)
 
 
 def _committed_in(view: JobView, number: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:

@@ -391,15 +391,9 @@ class Engine:
         communicator = self.communicator()
         assert communicator is not None and self._member is not None
         own = communicator.global_rank
-        self._newcomers = (
-            frozenset() if plan.initial else frozenset(r for r, i in enumerate(infos) if i.name.is_none)
-        )
-        behind = frozenset(plan.healing)
-        # Only a newcomer copies beside the step. A member that is one commit behind may stand before the same
-        # evaluation as the others, and must not go into it with old parameters.
-        self._healing = behind & self._newcomers if plan.shadow else frozenset()
-        at_once = tuple(sorted(behind - self._healing))
-        beside = tuple(sorted(self._healing))
+        self._newcomers = plan.newcomers
+        self._healing = plan.beside
+        behind, at_once, beside = plan.healing, tuple(sorted(plan.at_once)), tuple(sorted(plan.beside))
         self._transfer = None
         self._workers = tuple(m.worker_id for m in generation.members)
         self._roster = {m.worker_id: m.since_generation for m in generation.members}
@@ -567,7 +561,10 @@ class Engine:
                 member.wait_closed()
                 self._finished = True
                 return True
-            self._operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
+            # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
+            # that completes the second knows that everyone has written.
+            for _ in range(2):
+                self._operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
             if not member.is_closed and (member.generation is None or self._name.step != steps):
                 self.boundary()
                 return False

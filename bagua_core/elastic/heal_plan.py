@@ -18,7 +18,8 @@ class HealPlan:
 
     furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
     copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
-    step was ever committed; rank 0's initial state is the job's.
+    step was ever committed; rank 0's initial state is the job's. newcomers: came without any state, so they take
+    part in nothing before their first step.
     """
 
     furthest: StateName
@@ -27,6 +28,7 @@ class HealPlan:
     beside: frozenset[int]
     initial: bool
     reason: str
+    newcomers: frozenset[int] = frozenset()
 
     @property
     def healing(self) -> frozenset[int]:
@@ -70,10 +72,11 @@ def plan(names: Sequence[StateName], outside: Sequence[bool], since: Sequence[in
     healing = frozenset(range(len(names))) - frozenset(holders)
     # A member that is one commit behind may stand before the same evaluation as the others, and must not go
     # into it with old parameters: only those without any state copy beside the step.
-    beside = frozenset(r for r in healing if counted[r].is_none) if not any(outside) else frozenset()
+    newcomers = frozenset(r for r in healing if counted[r].is_none)
+    beside = newcomers if not any(outside) else frozenset()
     at_once = healing - beside
     if not healing:
         reason = "all members have the same state"
     else:
         reason = f"ranks {sorted(at_once)} copy at once, ranks {sorted(beside)} beside the first step"
-    return HealPlan(furthest, holders, at_once, beside, False, reason)
+    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers)
