@@ -109,13 +109,12 @@ class Overhead:
 
     loop: str
     bare_s: tuple[float, ...]
+    ddp_s: tuple[float, ...]
     elastic_s: tuple[float, ...]
 
-    @property
-    def added_us(self) -> float:
+    def added_us(self, to: tuple[float, ...]) -> float:
         # pairs of blocks, since the machine's speed drifts
-        pairs = zip(self.elastic_s, self.bare_s, strict=True)
-        return statistics.median(e - b for e, b in pairs) * 1e6
+        return statistics.median(e - b for e, b in zip(self.elastic_s, to, strict=True)) * 1e6
 
 
 def overhead(lab: Lab, loop: str) -> Overhead:
@@ -132,6 +131,7 @@ def overhead(lab: Lab, loop: str) -> Overhead:
     return Overhead(
         loop,
         tuple(statistics.median(block) for block in found["bare_s"]),
+        tuple(statistics.median(block) for block in found["ddp_s"]),
         tuple(statistics.median(block) for block in found["elastic_s"]),
     )
 
@@ -205,13 +205,16 @@ def in_words(
             [
                 o.loop,
                 result_file.spread([t * 1e6 for t in o.bare_s], "us", 0),
+                result_file.spread([t * 1e6 for t in o.ddp_s], "us", 0),
                 result_file.spread([t * 1e6 for t in o.elastic_s], "us", 0),
-                f"{o.added_us:.0f} us",
+                f"{o.added_us(o.bare_s):.0f} us",
+                f"{o.added_us(o.ddp_s):.0f} us",
             ]
             for o in overheads
         ]
         parts += ["A tiny step in a launched world of one, ledger off, medians of blocks in turn:", ""]
-        parts += [result_file.table(["loop", "bare torch", "bagua", "added"], rows), ""]
+        head = ["loop", "bare torch", "torch DDP", "bagua", "over bare torch", "over torch DDP"]
+        parts += [result_file.table(head, rows), ""]
     if at_rest:
         rows = [
             [a.role, f"{a.resident_bytes / 2**20:.0f} MiB", f"{a.cpu_percent:.2f} %", str(a.threads)]

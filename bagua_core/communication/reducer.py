@@ -71,6 +71,7 @@ class Reducer:
         self._buckets = [
             Bucket(plan, self._parameters, with_pair=rides and plan is plans[-1]) for plan in plans
         ]
+        self._pair_written = True  # whether the pair holds anything but zeros
         self._lone_pair = None if rides else torch.zeros(PAIR_ELEMENTS)
         self._bucket_of = [0] * len(self._parameters)
         self._views: list[torch.Tensor] = [self._buckets[0].flat] * len(self._parameters)
@@ -226,7 +227,9 @@ class Reducer:
 
     def _write_pair(self, pair: torch.Tensor) -> None:
         v = self._engine.switch_value()
-        pair[0], pair[1] = v, v * v  # as it is: neither weighted nor averaged
+        if v or self._pair_written:  # in most steps it is zero before and after, and writing costs more than asking
+            pair[0], pair[1] = v, v * v  # as it is: neither weighted nor averaged
+        self._pair_written = True
 
     # -- the end of backward, called by autograd after the last gradient
 
@@ -283,6 +286,7 @@ class Reducer:
         pair = self._lone_pair if self._lone_pair is not None else self._buckets[-1].pair
         assert pair is not None
         total, squares = pair.tolist()
+        self._pair_written = total != 0.0
         return total, squares
 
     # -- several backwards in a step of several micro-batches

@@ -1,7 +1,7 @@
 """The worker of benchmarks.steps that measures what the elastic machinery costs a step: tiny steps, alone.
 
-The bare torch loop and Bagua's take turns block by block in one process. --loop loader compares
-ElasticDataLoader with torch's DataLoader; --loop next-step uses no loader in either.
+The bare torch loop, torch's DDP over Gloo and Bagua's take turns block by block in one process. --loop loader
+compares ElasticDataLoader with torch's DataLoader; --loop next-step uses no loader in any.
 """
 
 import argparse
@@ -42,17 +42,20 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: 
 
 
 bare_net, bare_optimizer = small()
+ddp_net, ddp_optimizer = small()
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+ddp_model = nn.parallel.DistributedDataParallel(ddp_net, gradient_as_bucket_view=True)
 # torch's sampler draws a permutation of the whole set first, so one iteration serves all blocks
 bare_batches = iter(DataLoader(dataset, batch_size=BATCH, shuffle=True))
 
 
-def bare_block() -> list[float]:
+def torch_block(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """Whole iterations of the loop a user would write without Bagua."""
     times = []
     began_s = time.perf_counter()
     for _ in range(WARM_UP + args.steps):
         x, y = next(bare_batches) if args.loop == "loader" else fixed
-        train(bare_net, bare_optimizer, x, y)
+        train(model, optimizer, x, y)
         now_s = time.perf_counter()
         times.append(now_s - began_s)
         began_s = now_s
@@ -75,6 +78,7 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 bare: list[list[float]] = []
+ddp: list[list[float]] = []
 elastic: list[list[float]] = []
 running = batches()
 for _ in range(args.blocks):
@@ -86,5 +90,6 @@ for _ in range(args.blocks):
         times.append(now_s - began_s)
         began_s = now_s
     elastic.append(times[WARM_UP:])
-    bare.append(bare_block())
-args.out.write_text(json.dumps({"bare_s": bare, "elastic_s": elastic}))
+    bare.append(torch_block(bare_net, bare_optimizer))
+    ddp.append(torch_block(ddp_model, ddp_optimizer))
+args.out.write_text(json.dumps({"bare_s": bare, "ddp_s": ddp, "elastic_s": elastic}))
