@@ -165,18 +165,29 @@ class Job:
         return lines[-1].step if lines else 0
 
     def await_step(self, step: int, deadline_s: float = START_S) -> int:
-        eventually(lambda: self.step >= step, deadline_s, lambda: f"step {step} committed", 0.05)
+        def there() -> bool:
+            self._check_going_on()
+            return self.step >= step
+
+        eventually(there, deadline_s, lambda: f"step {step} committed", 0.05)
         return self.step
 
     def await_world(self, size: int, after_step: int = 0, deadline_s: float = START_S) -> int:
         """A committed step above `after_step` by `size` workers; the step."""
 
         def found() -> int:
+            self._check_going_on()
             return next(
                 (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
             )
 
         return eventually(found, deadline_s, lambda: f"a step by {size} workers after {after_step}", 0.05)
+
+    def _check_going_on(self) -> None:
+        """Nobody waits for a job that has ended."""
+        if any(node.process.is_running for node in self.nodes):
+            return
+        assert any(node.process.returncode == 0 for node in self.nodes), "all nodes have ended, none with 0"
 
     def last_world(self, size: int) -> int:
         """The newest step so far by `size` workers."""

@@ -280,3 +280,19 @@ def test_a_lost_record_is_formed_again_by_those_who_were_furthest() -> None:
     view = picture([agent("a"), agent("b")], [member("a0", committed=4), member("b0")], None)
     generation = written(decided(view))
     assert (workers(generation), generation.number, generation.base, generation.kind) == ("a0", 5, 4, LOSS)
+
+
+@pytest.mark.parametrize(("generation", "asks_everybody"), [(3, True), (4, False)])
+def test_a_stall_behind_a_newer_planned_record_is_a_break(generation: int, asks_everybody: bool) -> None:
+    # 3 was superseded by 4 for a newcomer that died, but its members may have switched to it by then
+    view = replace(
+        running("a0 b0", suspicions=[suspicion("b0", generation, broken=False)]),
+        generation=record(4, "a0 b0", base=2),
+        earlier=(record(3, "a0 b0 c0:3", base=2), record(2, "a0 b0")),
+    )
+    alive = replace(LEADER, alive_agents={"a": 9.9, "b": 9.9})
+    decision = decided(view, evidence=alive)
+    if asks_everybody:
+        assert workers(written(decision)) == "a0 b0" and written(decision).kind is LOSS
+    else:
+        assert decision.action is None
