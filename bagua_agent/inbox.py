@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_contract import session_pb2
-
 from bagua_agent.leadership import Report
 from bagua_agent.store.leased_keys import LeaseEvent
 from bagua_agent.store.mirror import Change
+from bagua_contract import session_pb2
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,7 @@ def run_job(config: JobConfig) -> int:
 def _run(config: JobConfig) -> int:
     node_name = socket.gethostname().split(".")[0] or "node"
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
-    address = local_address(
-        config.local_addr, _store_target(config), single_node=config.max_nodes == 1
-    )
+    address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     directory = Path(tempfile.mkdtemp(prefix="bagua-"))  # 0700: nobody else reaches the session's socket
     workers = NodeWorkers(
@@ -73,5 +71,3 @@ def _store_target(config: JobConfig) -> str | None:
 def _key_part(node_name: str) -> str:
     """A host name as a part of ids and keys."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name)[:40] or "node"
-
-

@@ -13,7 +13,6 @@ from enum import Enum
 
 from bagua_agent.membership.policy import Policy
 
-
 _POLICY = Policy()  # membership's own defaults live there
 
 

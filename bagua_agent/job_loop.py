@@ -14,9 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bagua_contract import membership_pb2 as pb
-from bagua_contract import session_pb2
-from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from google.protobuf.message import DecodeError
 
 from bagua_agent import narrator
@@ -52,6 +49,9 @@ from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_agent.store_events import LeaderKey, StoreEvents
 from bagua_agent.timers import Timers
 from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 
 RETRY_S = 0.5
 IDLE_LOOK_S = 1.0
@@ -297,7 +297,9 @@ class JobLoop:
             self._timers.cancel("wait")
             return
         self._timers.set_once(
-            "wait", time.monotonic() + WAIT_WORTH_TELLING_S, lambda _: self._narrator.tell_once("wait", self._wait)
+            "wait",
+            time.monotonic() + WAIT_WORTH_TELLING_S,
+            lambda _: self._narrator.tell_once("wait", self._wait),
         )
         self._wait = reason
 
@@ -318,7 +320,9 @@ class JobLoop:
             case do.RefuseMember():
                 self._leadership.refuse(action.worker_id, action.difference)
             case do.RemoveDeadAgent():
-                ids = [m.worker_id for m in self._state.view.members.values() if m.agent_id == action.agent_id]
+                ids = [
+                    m.worker_id for m in self._state.view.members.values() if m.agent_id == action.agent_id
+                ]
                 self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
             case do.WakeAt():
                 self._timers.set(
@@ -384,7 +388,10 @@ class JobLoop:
 
     def _narrate_desired(self, wanted: ev.DesiredChanged) -> None:
         before = self._state.view.desired
-        if before is not None and (before.min_nodes, before.max_nodes) != (wanted.min_nodes, wanted.max_nodes):
+        if before is not None and (before.min_nodes, before.max_nodes) != (
+            wanted.min_nodes,
+            wanted.max_nodes,
+        ):
             self._narrator.tell(
                 f"scaled: {wanted.min_nodes} to {wanted.max_nodes} nodes are wanted, "
                 f"instead of {before.min_nodes} to {before.max_nodes}"
@@ -396,7 +403,9 @@ class JobLoop:
             self._session_server.tell_refused(worker_id, difference)
 
     def _unreadable(self, key: str, why: str) -> None:
-        self._narrator.tell_once(f"unreadable {key}", f"passing over {key}: {why}; remove it with etcdctl del")
+        self._narrator.tell_once(
+            f"unreadable {key}", f"passing over {key}: {why}; remove it with etcdctl del"
+        )
 
     def _store_connected(self, connected: bool, now_s: float) -> None:
         if connected == self._connected:
@@ -690,9 +699,7 @@ class JobLoop:
         now_s = time.monotonic()
         waited_s = None if self._leaving_since_s is None else now_s - self._leaving_since_s
         others = [
-            a
-            for a in self._state.view.agents.values()
-            if a.agent_id != self._agent_id and not a.leaving
+            a for a in self._state.view.agents.values() if a.agent_id != self._agent_id and not a.leaving
         ]
         return how_it_ends(
             NodeSituation(
@@ -724,13 +731,17 @@ class JobLoop:
 
     def _narrate_result(self, result: pb.Result) -> None:
         words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
-        self._narrator.tell(f"job {self._config.job_id} {words.get(result.outcome, 'ended')}: {result.reason}")
+        self._narrator.tell(
+            f"job {self._config.job_id} {words.get(result.outcome, 'ended')}: {result.reason}"
+        )
         if not result.HasField("failure"):
             return
         f = result.failure
         rank = f"global rank {f.global_rank}" if f.global_rank >= 0 else "in no generation yet"
         how = f"exit code {f.exit_code}" if f.exit_code >= 0 else f"signal {-f.exit_code}"
-        self._narrator.tell(f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}")
+        self._narrator.tell(
+            f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}"
+        )
         for line in f.traceback_tail.splitlines():
             self._narrator.tell(f"    {line}")
 

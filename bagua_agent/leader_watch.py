@@ -1,7 +1,7 @@
-"""Is the leader itself what is missing? Every agent whose worker is in trouble asks it, and removes its key if it is gone.
+"""Is the leader itself what is missing? An agent whose worker is in trouble asks it, and removes a dead one's key.
 
-Without this, losing the leader would cost a lease; with it, no more than losing anyone. A mistake is harmless: the leader's
-writes are fenced by its key.
+Without this, losing the leader would cost a lease; with it, no more than losing anyone. A mistake is harmless: the
+leader's writes are fenced by its key.
 """
 
 from __future__ import annotations

@@ -11,10 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from bagua_contract import control_pb2
-from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
-
 from bagua_agent.errors import InfrastructureLost
 from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.view import Verdict
@@ -29,6 +25,9 @@ from bagua_agent.store.client import (
 )
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_contract import control_pb2
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +192,11 @@ class Leadership:
         )
 
     def _fenced(
-        self, what: str, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+        self,
+        what: str,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
     ) -> None:
         fence = self._fence
         self._submit(

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from bagua_contract.records import Generation, GenerationKind
-
 from bagua_agent.job_config import JobConfig
+from bagua_contract.records import Generation, GenerationKind
 
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
@@ -35,9 +34,7 @@ def describe_change(before: Generation | None, after: Generation) -> str:
     ):
         staying = {m.agent_id for m in other.values()}
         whole = {records[i].node_name for i in ids if records[i].agent_id not in staying}
-        single = {
-            f"{records[i].node_name}:{records[i].slot}" for i in ids if records[i].agent_id in staying
-        }
+        single = {f"{records[i].node_name}:{records[i].slot}" for i in ids if records[i].agent_id in staying}
         if whole or single:
             parts.append(sign + names(whole | single))
     return " ".join(parts) or "same workers"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_contract.environment import WorkerEnvironment
-
 from bagua_agent.job_config import JobConfig
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restart_policy import respawn_delay_s
@@ -27,6 +25,7 @@ from bagua_agent.workers.spawn import spawn_worker
 from bagua_agent.workers.termination import end_groups
 from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_contract.environment import WorkerEnvironment
 
 CLOSING_GRACE_S = 0.0
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
 from google.protobuf.message import DecodeError, Message
 
 from bagua_agent.membership import events as ev
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
-
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
 
 M = TypeVar("M", bound=Message)
 

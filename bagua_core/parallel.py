@@ -19,8 +19,8 @@ from bagua_core.communication.buffer_broadcast import broadcast_buffers as share
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.reducer import SparseGradientError
 from bagua_core.elastic.step_interface import StepEngine
-from bagua_core.optimizer_gate import gate_optimizer
 from bagua_core.module_buffers import ModuleBuffers
+from bagua_core.optimizer_gate import gate_optimizer
 
 
 class DistributedDataParallel(nn.Module):

@@ -78,7 +78,9 @@ def evaluate(model, windows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--characters", type=int, default=300_000, help="length of the training text")
     parser.add_argument("--batch", type=int, default=64, help="global batch size")

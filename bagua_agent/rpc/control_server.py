@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-from bagua_contract import control_pb2, control_pb2_grpc
 
 from bagua_agent.rpc.prober import probe
+from bagua_contract import control_pb2, control_pb2_grpc
 
 STOP_GRACE_S = 0.5
 MOST_INDIRECT_TIMEOUT_S = 5.0
@@ -31,14 +31,14 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         self.address = f"{host}:{port}"
         self._server.start()
 
-    def Probe(  # noqa: N802 (gRPC's name)
+    def Probe(
         self, request: control_pb2.ProbeRequest, context: grpc.ServicerContext
     ) -> control_pb2.ProbeReply:
         if request.job_id != self._job_id or request.agent_id != self._agent_id:
             return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
         return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.ALIVE, workers=self._workers_alive())
 
-    def ProbeFor(  # noqa: N802 (gRPC's name)
+    def ProbeFor(
         self, request: control_pb2.ProbeForRequest, context: grpc.ServicerContext
     ) -> control_pb2.ProbeReply:
         timeout_s = min(request.timeout_s, MOST_INDIRECT_TIMEOUT_S)

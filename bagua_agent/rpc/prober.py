@@ -7,6 +7,7 @@ import socket
 import time
 
 import grpc
+
 from bagua_contract import control_pb2, control_pb2_grpc
 
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET}

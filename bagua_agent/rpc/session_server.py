@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
@@ -93,7 +94,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
 
     # -- from workers
 
-    def Attach(  # noqa: N802 (gRPC's name)
+    def Attach(
         self, request_iterator: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
     ) -> Iterator[session_pb2.AgentMessage]:
         first = next(request_iterator, None)
@@ -121,14 +122,15 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         context.add_callback(lambda: outbox.put(None))
         self._on_message(worker_id, first)
         threading.Thread(
-            target=self._read, args=(worker_id, request_iterator, outbox), name="bagua-session-in", daemon=True
+            target=self._read,
+            args=(worker_id, request_iterator, outbox),
+            name="bagua-session-in",
+            daemon=True,
         ).start()
         while (message := outbox.get()) is not None:
             yield message
 
-    def _read(
-        self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage], outbox: _Outbox
-    ) -> None:
+    def _read(self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage], outbox: _Outbox) -> None:
         try:
             for message in messages:
                 self._on_message(worker_id, message)

@@ -143,7 +143,9 @@ class GlooCommunicator(Communicator):
             self._is_retired = True
             group, self._group = self._group, None
         # Joins Gloo's threads, 10 to 20 ms that no step should wait for.
-        threading.Thread(target=lambda held: held.clear(), args=([group],), name="gloo-close", daemon=True).start()
+        threading.Thread(
+            target=lambda held: held.clear(), args=([group],), name="gloo-close", daemon=True
+        ).start()
         del group
 
     def retire(self) -> None:

@@ -1,8 +1,8 @@
 """Where do the members of a generation leave their addresses for each other? A small key-value server in each worker.
 
-torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where that does
-not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or deleted but
-whole generations. Frames: length, operation, key, value. Oversized frames end the connection.
+torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where
+that does not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or
+deleted but whole generations. Frames: length, operation, key, value. Oversized frames end the connection.
 """
 
 from __future__ import annotations

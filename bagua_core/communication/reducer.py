@@ -227,7 +227,9 @@ class Reducer:
 
     def _write_pair(self, pair: torch.Tensor) -> None:
         v = self._engine.switch_value()
-        if v or self._pair_written:  # in most steps it is zero before and after, and writing costs more than asking
+        if (
+            v or self._pair_written
+        ):  # in most steps it is zero before and after, and writing costs more than asking
             pair[0], pair[1] = v, v * v  # as it is: neither weighted nor averaged
         self._pair_written = True
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation, StateName
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -213,9 +213,7 @@ class Engine:
                 raise
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
         step = self._job_step if self.global_rank in self._healing else self._name.step
-        self._plan = StepPlan(
-            self.generation_number, step, self.global_rank, self.world_size, self._healing
-        )
+        self._plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self._healing)
         return self._plan
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -603,9 +601,7 @@ class Engine:
 
     def _release(self, step: int, healing: frozenset[int]) -> None:
         """A collective of all members completed: lines that can't be undone any more are written."""
-        self._history, due = self._history.collective_completed(
-            step, healing, self._worker_id, self._roster
-        )
+        self._history, due = self._history.collective_completed(step, healing, self._worker_id, self._roster)
         self._write(due)
 
     def _write(self, due: Iterable[Line]) -> None:

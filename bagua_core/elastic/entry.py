@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from bagua_contract.records import Generation, StateName
 
+from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic import heal_plan
 

@@ -93,7 +93,9 @@ class Failpoints:
                 return
 
     def _fire(self, point: Failpoint, step: int) -> None:
-        print(f"bagua failpoint {point.name} fired: {point.action} at step {step}", file=sys.stderr, flush=True)
+        print(
+            f"bagua failpoint {point.name} fired: {point.action} at step {step}", file=sys.stderr, flush=True
+        )
         if point.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif point.action == "stop":

@@ -88,7 +88,9 @@ def _towards(s: Situation, generation: Generation) -> Decision:
     if not generation.placement_of(s.worker_id):
         return Decision(Move.STEP_OUT, f"generation {generation.number} leaves this worker out", generation)
     if generation.number <= s.floor:
-        return Decision(Move.WAIT, f"generation {generation.number} could not be entered; waiting for the next")
+        return Decision(
+            Move.WAIT, f"generation {generation.number} could not be entered; waiting for the next"
+        )
     return Decision(Move.ENTER, f"generation {generation.number} takes effect", generation)
 
 

@@ -65,7 +65,7 @@ def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
     def stripe(part: int) -> None:
         try:
             _receive_stripe(communicator, staging, holders, part)
-        except Exception as error:  # handed to the caller below
+        except Exception as error:  # noqa: BLE001 (handed to the caller below)
             failures.append(error)
 
     others = [
@@ -112,7 +112,7 @@ class Transfer:
     def _work(self) -> None:
         try:
             self.result = self._run()
-        except Exception as error:  # whoever waits for the transfer raises it
+        except Exception as error:  # noqa: BLE001 (whoever waits for the transfer raises it)
             self.error = error
         with self._changed:
             self.done = True

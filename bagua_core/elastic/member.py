@@ -15,7 +15,6 @@ from typing import Protocol
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation
-
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -28,7 +27,6 @@ from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.rendezvous import Building, Rendezvous
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import WaitMonitor
-
 
 RECORDS_KEPT = 8
 
@@ -128,9 +126,7 @@ class Member:
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
                 # The leader finds everybody alive and makes the generation anew, at once and with this worker.
-                self.session.suspect(
-                    decision.generation.base, broken=True, hosts=(), detail=decision.reason
-                )
+                self.session.suspect(decision.generation.base, broken=True, hosts=(), detail=decision.reason)
                 self._wait_for_news(news, given_up)
             elif decision.move is Move.END:
                 print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
@@ -192,9 +188,7 @@ class Member:
         newcomer = self.generation is None
 
         def superseded() -> bool:
-            return given_up() or is_superseded(
-                generation, self.session.news.generation, newcomer=newcomer
-            )
+            return given_up() or is_superseded(generation, self.session.news.generation, newcomer=newcomer)
 
         building = self._building_of(generation)
         if not self._wait_until(lambda: building.done, superseded, generation.number, report=not newcomer):
@@ -217,9 +211,7 @@ class Member:
         if superseded():  # a record that `_on_news` saw before the lines above
             communicator.abort("superseded")
         try:
-            plan, infos = entry.exchange(
-                communicator, generation, self._host.info(), self.wait_unlearned
-            )
+            plan, infos = entry.exchange(communicator, generation, self._host.info(), self.wait_unlearned)
             self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)
         except CollectiveFailed as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 
-from bagua_contract.records import Generation
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from bagua_contract.records import Generation
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.gloo import build_gloo
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
@@ -80,7 +80,7 @@ class Rendezvous:
             )
             building.abort_flag.remove_waiter(store.interrupt)
             store.close()  # all addresses are known; a group that is built needs no store
-        except Exception as error:  # whatever the transport raises; the engine reports it
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises; the member reports it)
             building.error = error
         with self._changed:
             building.done = True

@@ -6,7 +6,6 @@ import os
 import threading
 
 from bagua_contract.environment import WorkerEnvironment
-
 from bagua_core.elastic.engine import Engine
 
 _lock = threading.Lock()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import grpc
+
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
@@ -155,9 +156,7 @@ class Session:
         )
 
     def entered(self, generation: int, step: int) -> None:
-        self._say(
-            session_pb2.WorkerMessage(entered=session_pb2.Entered(generation=generation, step=step))
-        )
+        self._say(session_pb2.WorkerMessage(entered=session_pb2.Entered(generation=generation, step=step)))
 
     def progress(
         self, generation: int, step: int, epoch: int, steps_per_s: float, metrics: Mapping[str, float]
@@ -165,7 +164,11 @@ class Session:
         self._say(
             session_pb2.WorkerMessage(
                 progress=session_pb2.Progress(
-                    generation=generation, step=step, epoch=epoch, steps_per_s=steps_per_s, metrics=dict(metrics)
+                    generation=generation,
+                    step=step,
+                    epoch=epoch,
+                    steps_per_s=steps_per_s,
+                    metrics=dict(metrics),
                 )
             )
         )
@@ -185,7 +188,9 @@ class Session:
 
     def training_done(self, generation: int, step: int) -> None:
         self._say(
-            session_pb2.WorkerMessage(training_done=session_pb2.TrainingDone(generation=generation, step=step))
+            session_pb2.WorkerMessage(
+                training_done=session_pb2.TrainingDone(generation=generation, step=step)
+            )
         )
 
     def close(self) -> None:

@@ -114,9 +114,7 @@ class StateRegistry:
     def capture(self) -> dict[str, Any]:
         """The state as nested plain values and the live tensors themselves: read, do not keep."""
         return {
-            "modules": [
-                {name: tensor.detach() for name, tensor in self._tensors(m)} for m in self.modules
-            ],
+            "modules": [{name: tensor.detach() for name, tensor in self._tensors(m)} for m in self.modules],
             "optimizers": [o.state_dict() for o in self.optimizers],
             "registered": {name: s.state_dict() for name, s in self.registered.items()},
         }

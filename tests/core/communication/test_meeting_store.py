@@ -62,7 +62,9 @@ def test_nobody_there_is_one_error():
         MeetingStore(HOST, port, 1.0)
 
 
-@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xff" * 100, b"\x00\x00\x00\x02\x09\x00\x01ab"])
+@pytest.mark.parametrize(
+    "junk", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xff" * 100, b"\x00\x00\x00\x02\x09\x00\x01ab"]
+)
 def test_a_stranger_is_hung_up_on_and_others_are_served(server, junk):
     with socket.create_connection((HOST, server.port), timeout=5.0) as stranger:
         stranger.sendall(junk)
