@@ -45,12 +45,13 @@ def _run(config: JobConfig) -> int:
         lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
     )
     try:
-        with SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number))):
+        tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
+        with tell as signals:
             workers.start()
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job_loop import JobLoop
 
-            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox)
+            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals)
             try:
                 return loop.run()
             finally:

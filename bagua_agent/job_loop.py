@@ -2,7 +2,7 @@
 
 Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
 others and comes back through the inbox. Owns no decision: membership/machine.py forms generations,
-restart_policy.py judges failures, ending.py below says when this node is done.
+restart_policy.py judges failures, node_ending.py says when this node is done.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -42,6 +44,7 @@ from bagua_agent.node_workers import NodeWorkers
 from bagua_agent.process_messages import SignalCame, WorkerExited
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.client import KeyValue, Put, absent, mod_revision_is
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
@@ -70,8 +73,10 @@ class JobLoop:
         directory: Path,
         workers: NodeWorkers,
         inbox: queue.SimpleQueue[object],
+        signals: SignalsToInbox,
     ) -> None:
         self._config = config
+        self._signals = signals
         self._agent_id = agent_id
         self._node_name = node_name
         self._address = address
@@ -82,7 +87,6 @@ class JobLoop:
             last_call_s=config.last_call_s,
             node_window_s=config.node_window_s,
             holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
-            max_restarts=config.max_restarts,
             below_minimum_timeout_s=config.below_minimum_timeout_s,
             probe_window_s=config.probe_window_s,
         )
@@ -112,7 +116,6 @@ class JobLoop:
             str(directory / "session.sock"),
             config.slots,
             lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message)),
-            lambda worker_id: None,  # its exit is what counts, and that comes by pidfd
         )
         self._closers.append(self._session_server.stop)
         for worker_id in workers.worker_ids:
@@ -122,12 +125,17 @@ class JobLoop:
 
     def run(self) -> int:
         """The exit code of this node's part. Raises BaguaError when the job can't be joined."""
-        self._open_store()
+        if not self._open_store():
+            assert self._signals.first is not None
+            self._narrator.tell("interrupted before the job was joined")
+            return 128 + self._signals.first
         self._control = ControlServer(
             self._address, self._config.job_id, self._agent_id, lambda: self._workers.worker_ids
         )
         self._closers.append(self._control.stop)
         spec = self._ensure_job()
+        # The budget is the job's, not this node's: everybody judges by the same number.
+        self._policy = replace(self._policy, max_restarts=spec.max_restarts)
         self._state = new_state(self._agent_id, spec.nonce)
         self._leased = LeasedKeys(
             self._store, self._config.lease_ttl_s, lambda event: self._inbox.put(LeaseChanged(event))
@@ -159,9 +167,13 @@ class JobLoop:
             self._take(self._next_message())
         return self._end(ending)
 
-    def _open_store(self) -> None:
+    def _open_store(self) -> bool:
+        """False: a signal came first."""
         config = self._config
-        self._job_store: JobStore = open_store(config, self._address)
+        opened = open_store(config, self._address, lambda: self._signals.first is not None)
+        if opened is None:
+            return False
+        self._job_store: JobStore = opened
         self._closers.append(self._job_store.close)
         self._store = self._job_store.store
         nodes = f"{config.min_nodes}:{config.max_nodes}"
@@ -175,6 +187,7 @@ class JobLoop:
                 "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
                 "so keep it on a private network"
             )
+        return True
 
     def _ensure_job(self) -> pb.JobSpec:
         """The job's spec, written by whoever comes first. A job of this id that has ended makes room."""
@@ -501,8 +514,6 @@ class JobLoop:
         worker = self._workers.get(worker_id)
         assert worker is not None
         worker.was_ready = True
-        # A worker that was left out asks anew: another key, so that its age counts from now.
-        self._leased.remove(self._keys.member(worker_id))
         member = pb.Member(
             protocol=PROTOCOL_VERSION,
             worker_id=worker_id,
@@ -556,6 +567,8 @@ class JobLoop:
             sequence=self._suspicion_sequence,
         )
         self._leased.put(self._keys.suspicion(worker_id), suspicion.SerializeToString())
+        if suspected.kind == pb.Suspicion.BROKEN or "can't be built" in suspected.detail:
+            self._narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
         # Should the leader itself be what is missing, somebody else has to find out.
         relay = next(
             (
@@ -668,7 +681,7 @@ class JobLoop:
             summary=failure.cause,
             order=1 << 62,
         )
-        if self._closing or judge([*known, new], self._config.max_restarts).fail:
+        if self._closing or judge([*known, new], self._policy.max_restarts).fail:
             self._narrator.tell(f"{where} failed: {cause.summary}")
             return  # the leader writes the result
         delay_s = self._workers.respawn_delay_s(slot)
@@ -724,7 +737,10 @@ class JobLoop:
             self._narrator.tell(ending.reason)
         self._session_server.stop()
         if self._connected:
-            self._writer.submit(lambda: None).result(timeout=LAST_WORDS_S)
+            try:
+                self._writer.submit(lambda: None).result(timeout=LAST_WORDS_S)
+            except TimeoutError:
+                self._narrator.tell("etcd did not take this node's last words in time")
             self._leased.flush(LAST_WORDS_S)
             self._wait_for_followers()
         return ending.exit_code
@@ -763,9 +779,10 @@ class JobLoop:
                 return
 
     def close(self) -> None:
-        """Everything that `run` and the constructor opened, last first."""
-        for closer in reversed(self._closers):
-            closer()
+        """Everything that `run` and the constructor opened, last first, whatever fails on the way."""
+        with ExitStack() as stack:
+            for closer in self._closers:
+                stack.callback(closer)
 
 
 def _leader_key(leader: pb.Leader | None, change: Change) -> LeaderKey | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.errors import StoreUnavailable, UserError
@@ -15,6 +17,7 @@ from bagua_agent.store.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
 from bagua_agent.store_access import store_config
 
 _IS_ANYONE_THERE_S = 0.5
+_LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
 _UNLIMITED_S = 365 * 86400.0
 
 
@@ -32,8 +35,9 @@ class JobStore:
             self.server.stop()
 
 
-def open_store(config: JobConfig, address: str) -> JobStore:
-    """Connected. Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s."""
+def open_store(config: JobConfig, address: str, interrupted: Callable[[], bool]) -> JobStore | None:
+    """Connected; None if `interrupted` became true first. Raises UserError (a taken port, no etcd to run),
+    StoreUnavailable within join_timeout_s."""
     if config.endpoints is None:
         listen = "unix" if config.max_nodes == 1 else f"{address}:{_free_port(address)}"
         return _hosted(config, listen)
@@ -45,12 +49,25 @@ def open_store(config: JobConfig, address: str) -> JobStore:
             store.close()
             return _hosted(config, parse_endpoint(config.endpoints[0]).target)
         return JobStore(store, ",".join(config.endpoints))
+    limit_s = _UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s
+    deadline_s = time.monotonic() + limit_s
     try:
-        store.connect(_UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s)
+        while not interrupted():
+            remaining_s = deadline_s - time.monotonic()
+            try:
+                store.connect(min(_LOOK_UP_EVERY_S, max(remaining_s, 0.01)))
+            except StoreUnavailable as error:
+                if remaining_s <= _LOOK_UP_EVERY_S:
+                    raise StoreUnavailable(
+                        f"{error} (tried for {limit_s:g} s; --rdzv-conf join_timeout=S changes that)"
+                    ) from error
+            else:
+                return JobStore(store, ",".join(config.endpoints))
     except BaseException:
         store.close()
         raise
-    return JobStore(store, ",".join(config.endpoints))
+    store.close()
+    return None
 
 
 def is_exposed(config: JobConfig) -> bool:

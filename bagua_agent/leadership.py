@@ -103,10 +103,6 @@ class Leadership:
         self._probers = ThreadPoolExecutor(16, thread_name_prefix="bagua-probe")
         self._fence = 0
 
-    @property
-    def is_leader(self) -> bool:
-        return self._fence > 0
-
     # -- election
 
     def stand(self, agent_id: str, control_address: str) -> None:

@@ -11,18 +11,25 @@ from bagua_agent.errors import UserError
 
 
 class SignalsToInbox:
-    """Within the block, each of `names` calls `tell` with its number. From the main thread only."""
+    """Within the block, each of `names` calls `tell` with its number. From the main thread only.
+
+    first: the first that came, for what runs before anybody reads messages.
+    """
 
     def __init__(self, names: Sequence[str], tell: Callable[[int], None]) -> None:
         self._numbers = [_number(name) for name in names]
         self._tell = tell
         self._before: dict[int, Any] = {}
+        self.first: int | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> SignalsToInbox:
         for number in self._numbers:
             self._before[number] = signal.signal(number, self._handle)
+        return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first = number
         self._tell(number)
 
     def __exit__(

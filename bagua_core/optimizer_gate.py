@@ -1,4 +1,4 @@
-"""When may an optimizer or a scheduler really step? Only once a step, and only if the step did not fail.
+"""When may an optimizer or a scheduler really step? After a step's last micro-batch, and only if it did not fail.
 
 Owns the replacement of `step` on the objects of the script. Keeps what schedulers and GradScaler look for on
 an optimizer, so that neither warns. Decides nothing about steps itself: it asks the engine.
@@ -31,7 +31,7 @@ class GateEngine(Protocol):
     @property
     def step_failed(self) -> bool: ...
 
-    def before_optimizer_step(self) -> None: ...
+    def takes_optimizer_step(self) -> bool: ...
 
 
 _GATED = "_bagua_gated"
@@ -57,8 +57,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None
         loss = None if closure is None else closure()
         if engine.step_failed or not engine.micro_batch.last:
             return loss
-        engine.before_optimizer_step()
-        if engine.step_failed:
+        if not engine.takes_optimizer_step() or engine.step_failed:
             return loss
         if closure is None:
             return original(*args, **kwargs)

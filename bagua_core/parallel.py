@@ -62,6 +62,7 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
+            self._engine.forward_begins()
             # decided here and not in backward, as torch does: no_sync must cover the forward
             self._reducer.synced = self.require_backward_grad_sync
             if self.training and self.broadcast_buffers and self.require_backward_grad_sync:
@@ -103,7 +104,7 @@ class DistributedDataParallel(nn.Module):
         try:
             share_buffers(buffers, communicator, engine.wait)
         except CollectiveFailed as error:
-            engine.reduction_failed(error)  # the step is lost, the script's forward goes on all the same
+            engine.broadcast_failed(error)  # if the step is lost, the script's forward goes on all the same
 
 
 def _check_trainable(module: nn.Module) -> None:

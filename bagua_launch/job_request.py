@@ -29,7 +29,13 @@ from bagua_launch.rendezvous_request import (
 )
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
-_WITHOUT_EFFECT_SO_FAR = ("numa_binding", "event_log_handler", "logs_specs", "monitor_interval")
+_WITHOUT_EFFECT_SO_FAR = (
+    "numa_binding",
+    "event_log_handler",
+    "logs_specs",
+    "monitor_interval",
+    "start_method",
+)
 
 
 @dataclass(frozen=True, slots=True)

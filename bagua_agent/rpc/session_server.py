@@ -24,14 +24,15 @@ _Outbox = queue.SimpleQueue[session_pb2.AgentMessage | None]
 
 
 class SessionServer(session_pb2_grpc.WorkerSessionServicer):
-    """on_message(worker_id, message), on_ended(worker_id): called from gRPC's threads."""
+    """on_message(worker_id, message), on_ended(worker_id): called from gRPC's threads. The agent sees a worker's end
+    by its exit and needs no on_ended."""
 
     def __init__(
         self,
         socket_path: str,
         slots: int,
         on_message: Callable[[str, session_pb2.WorkerMessage], None],
-        on_ended: Callable[[str], None],
+        on_ended: Callable[[str], None] = lambda worker_id: None,
     ) -> None:
         self._on_message = on_message
         self._on_ended = on_ended

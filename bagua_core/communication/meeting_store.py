@@ -93,10 +93,14 @@ class MeetingServer:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return  # whoever called has hung up
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            return  # whoever called has hung up; or no descriptor is left, and the caller's time runs out
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            return
         self._selector.register(sock, selectors.EVENT_READ, _Connection(sock))
 
     def _serve(self, connection: _Connection, events: int) -> None:

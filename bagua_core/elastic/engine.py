@@ -79,9 +79,12 @@ class Engine:
         # the step under way
         self._plan = StepPlan(0, 0, 0, 1)
         self._micro_batch = MicroBatch(1.0, True)
+        self._armed: MicroBatch | None = None
         self._step_begun = False
         self._failed: Exception | None = None
         self._reduced = False
+        self._part = 0  # optimizer steps of this step so far
+        self._final_parts = 0  # those that are final although the step failed later
         self._healing: frozenset[int] = frozenset()
         self._newcomers: frozenset[int] = frozenset()
         self._transfer: heal.Transfer | None = None
@@ -218,12 +221,14 @@ class Engine:
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         self._micro_batch = micro_batch
+        self._armed = None
         if self._step_begun:
             return
         seed_generators(self._seed, self._plan.step, self._plan.global_rank)
         self.registry.snapshot()
         self._step_begun = True
         self._reduced = False
+        self._part = 0
         self._failed = None
         member = self._member
         if member is not None:
@@ -234,10 +239,21 @@ class Engine:
 
     def next_step(self) -> int:
         """Boundary of loops without the loader; returns the number of steps committed so far."""
+        if self._armed is not None:
+            self.begin_micro_batch(self._armed)  # its body trained nothing, and counts all the same
         plan = self.boundary()
         weight = 0.0 if plan.active_index is None else 1.0 / plan.active_count
-        self.begin_micro_batch(MicroBatch(weight, True))
+        self._armed = MicroBatch(weight, True)
+        seed_generators(self._seed, plan.step, plan.global_rank)
+        if not self._models:
+            self.begin_micro_batch(self._armed)
         return plan.step
+
+    def forward_begins(self) -> None:
+        """A model is about to compute gradients: the step that next_step() announced begins. After the last one the
+        loop ends instead, and what follows is outside steps."""
+        if self._armed is not None and not self._step_begun:
+            self.begin_micro_batch(self._armed)
 
     def _end_step(self) -> None:
         if self._failed is None and any(model.is_unfinished for model in self._models):
@@ -278,6 +294,7 @@ class Engine:
             self._position = dict(self._source.after(self._position))
             self._source.seek(self._position)
         self._name = StateName(self.generation_number, self._name.step + 1, 0)
+        self._final_parts = 0
         self.operations.clear()
         self._healing = self._newcomers = frozenset()
         self._transfer = None
@@ -337,7 +354,19 @@ class Engine:
         else:
             pending.wait()
 
-    def before_optimizer_step(self) -> None:
+    def takes_optimizer_step(self) -> bool:
+        """Several optimizer steps in one step are parts of it, each final once its own reduction succeeded: when the
+        step is done again, those that are final already are not."""
+        self._part += 1
+        if self._part <= self._final_parts:
+            return False
+        self._before_optimizer_step()
+        self._final_parts = self._part
+        # A state between two steps: further than the last commit, behind the next.
+        self._name = StateName(self.generation_number, self._name.step, self._name.operations + 1)
+        return True
+
+    def _before_optimizer_step(self) -> None:
         transfer = self._transfer
         if transfer is None or self.global_rank in self._healing:
             return
@@ -364,6 +393,14 @@ class Engine:
             self._member.pair_reduced(pair)
         self._release(self._name.step + 1, self._healing)
 
+    def broadcast_failed(self, error: Exception) -> None:
+        """Buffers could not be shared before a forward. Once the step's reduction is in, that changes nothing of the
+        step; a further reduction fails by itself, for the generation is broken."""
+        if not self._reduced:
+            self.reduction_failed(error)
+        elif self._member is not None:
+            self._member.break_generation(error)
+
     def reduction_failed(self, error: Exception) -> None:
         if self._failed is None:
             self._failed = error
@@ -380,6 +417,7 @@ class Engine:
             self._name = StateName()
             self._history = History()
             self.operations.forget()
+            self._final_parts = 0
         self._healing = self._newcomers = frozenset()
         self._transfer = None
         for model in self._models:
@@ -437,7 +475,7 @@ class Engine:
         if isinstance(transfer.error, CollectiveFailed):
             raise transfer.error
         if transfer.error is not None:
-            raise CollectiveFailed(f"copying the state failed: {transfer.error!r}") from transfer.error
+            raise transfer.error  # no peer's doing, so making the generation anew would not help
 
     def _capture(self) -> dict[str, Any]:
         state = self.registry.capture()
@@ -449,15 +487,18 @@ class Engine:
         state["name"] = [self._name.generation, self._name.step, self._name.operations]
         state["history"] = self._history.encode()
         state["operations"] = self.operations.results()
+        state["final_parts"] = self._final_parts
         return state
 
     def _swap_in(self, state: dict[str, Any]) -> None:
         self.reach("heal.swap")
         self.registry.restore(state)
+        same_step = self._name.step == state["name"][1]
         self._name = StateName(*state["name"])
+        self._final_parts = state["final_parts"]
         self._history, due = History.decode(state["history"]).copied(self._worker_id, self._roster)
         self._write(due)
-        self.operations.replace(state["operations"])
+        self.operations.replace(state["operations"], same_step=same_step)
 
     # -- collectives outside steps
 

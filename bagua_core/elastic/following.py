@@ -85,7 +85,13 @@ def _missed(current: Generation, newest: Generation, worker_id: str) -> Decision
 
 
 def _towards(s: Situation, generation: Generation) -> Decision:
-    if not generation.placement_of(s.worker_id):
+    placement = generation.placement_of(s.worker_id)
+    assert s.current is not None
+    if placement is not None and placement.since_generation > s.current.number and generation is not s.agreed:
+        return Decision(
+            Move.STEP_OUT, f"a generation before {generation.number} left this worker out", generation
+        )
+    if placement is None:
         return Decision(Move.STEP_OUT, f"generation {generation.number} leaves this worker out", generation)
     if generation.number <= s.floor:
         return Decision(

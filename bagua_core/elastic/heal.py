@@ -78,6 +78,8 @@ def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
     deadline_s = time.monotonic() + PROTECTIVE_JOIN_S
     for thread in others:
         thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
+    if any(thread.is_alive() for thread in others):
+        raise CollectiveFailed(f"a stripe of the state did not arrive within {PROTECTIVE_JOIN_S:g} s")
     if failures:
         raise failures[0]
     return state_codec.decode(manifest.numpy().tobytes(), staging, copy=False)

@@ -67,7 +67,9 @@ class Member:
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
         self._waits = WaitMonitor()
-        self.rendezvous = Rendezvous(environment.worker_id, environment.bind_host, self.changed)
+        self.rendezvous = Rendezvous(
+            environment.worker_id, environment.bind_host, self.changed, self._building_failed
+        )
         self.session = Session(environment.session_socket, environment.worker_id, self.changed)
         self.session.on_news(self._on_news)
 
@@ -107,8 +109,10 @@ class Member:
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
         """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the
         job is over. outside: in a collective outside a step; then being left out ends the wait too."""
-        while not given_up():
-            news = self.session.news
+        while True:
+            news = self.session.news  # before the question, so that nothing newer than it is overlooked
+            if given_up():
+                return
             if news.refused:
                 raise JoinRefused(f"this worker does not fit the job: {news.refused}")
             decision = decide(self._situation(news))
@@ -201,13 +205,15 @@ class Member:
         self._host.reach("entry.built")
         previous = self.generation
         with self.changed:
-            if generation.number == self.agreed and self._side is None and self.communicator is not None:
+            if generation.number == self.agreed and self.communicator is not None:
                 # All members switched after a whole step, so nothing runs in it any more. It is closed once
                 # the first commit here shows that they all have left it too.
-                self._left.append(self.communicator)
+                self._left += [c for c in (self.communicator, self._side) if c is not None]
+                self._side = None
             else:
                 self._retire(f"generation {generation.number} takes effect")
-            self.communicator, self.generation, self._building = communicator, generation, None
+            self.communicator, self.generation = communicator, generation
+            self._forget_building(generation.number)
         if superseded():  # a record that `_on_news` saw before the lines above
             communicator.abort("superseded")
         try:
@@ -225,6 +231,11 @@ class Member:
         self._floor = max(self._floor, generation.number - 1)
         return True
 
+    def _forget_building(self, number: int) -> None:
+        """Under `changed`. A newer one that the session's thread began meanwhile stays: peers connect to it."""
+        if self._building is not None and self._building.generation.number <= number:
+            self._building = None
+
     def _building_of(self, generation: Generation) -> Building:
         with self.changed:
             building = self._building
@@ -238,12 +249,18 @@ class Member:
         self._floor = max(self._floor, generation.number)
         self.broken = self.generation is not None
         with self.changed:
-            self._building = None
+            self._forget_building(generation.number)
         # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
         if not is_superseded(generation, self.session.news.generation, newcomer=self.generation is None):
             self.session.suspect(
                 generation.number, broken=True, hosts=error.hosts, detail=f"entering failed: {error}"
             )
+
+    def _building_failed(self, number: int, error: Exception) -> None:
+        """Builder's thread. No break: the generation in force goes on. But somebody should hear why no other comes."""
+        self.session.suspect(
+            number, broken=False, hosts=(), detail=f"generation {number} can't be built here: {error}"
+        )
 
     def _on_news(self, news: News) -> None:
         """Session thread: release what a newer generation ended, and build the new one meanwhile."""
@@ -343,9 +360,10 @@ class Member:
 
     def wait_closed(self) -> None:
         """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
-        self.follow(given_up=lambda: self.is_closed)
         while not self.is_closed:
-            self._wait_for_news(self.session.news, lambda: self.is_closed)
+            seen = self.session.news
+            self.follow(given_up=lambda: self.is_closed)
+            self._wait_for_news(seen, lambda: self.is_closed)
 
     def _wait_for_news(self, seen: News, given_up: Callable[[], bool]) -> None:
         """Until the agent says anything new. Without limit: holding the state is what this worker is for."""

@@ -38,9 +38,11 @@ class OperationLog:
     def results(self) -> list[torch.Tensor]:
         return list(self._results)
 
-    def replace(self, results: list[torch.Tensor]) -> None:
-        """Take over another rank's log; the script's own place in it stays."""
+    def replace(self, results: list[torch.Tensor], *, same_step: bool) -> None:
+        """Take over another rank's log. The script's place in it stays if it counts from the same step."""
         self._results = list(results)
+        if not same_step:
+            self._next = 0
 
     def clear(self) -> None:
         """A step was committed: collectives are counted anew from it."""

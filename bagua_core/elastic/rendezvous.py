@@ -7,6 +7,7 @@ thread that is abandoned when its generation is; the result is then retired, nev
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -38,7 +39,15 @@ class Building:
 
 
 class Rendezvous:
-    def __init__(self, worker_id: str, bind_host: str, changed: threading.Condition) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        bind_host: str,
+        changed: threading.Condition,
+        on_failure: Callable[[int, Exception], None],
+    ) -> None:
+        """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
+        self._on_failure = on_failure
         self._worker_id = worker_id
         self._bind_host = bind_host
         self._changed = changed
@@ -61,6 +70,7 @@ class Rendezvous:
 
     def _build(self, building: Building) -> None:
         generation = building.generation
+        store: MeetingStore | None = None
         try:
             own = generation.placement_of(self._worker_id)
             if own is None:
@@ -78,10 +88,14 @@ class Rendezvous:
                 OPERATION_TIMEOUT_S,
                 building.abort_flag,
             )
-            building.abort_flag.remove_waiter(store.interrupt)
-            store.close()  # all addresses are known; a group that is built needs no store
         except Exception as error:  # noqa: BLE001 (whatever the transport raises; the member reports it)
             building.error = error
+            if not building.abort_flag.is_set():
+                self._on_failure(generation.number, error)
+        finally:
+            if store is not None:  # all addresses are known; a group that is built needs no store
+                building.abort_flag.remove_waiter(store.interrupt)
+                store.close()
         with self._changed:
             building.done = True
             self._changed.notify_all()

@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -104,6 +105,10 @@ class Session:
                     self._refusal = str(error.details())
                     self._changed.notify_all()
                 return
+        except Exception as error:  # noqa: BLE001 (it ends the process)
+            # Without this thread the worker would hear of nothing any more, and peers would wait for it.
+            traceback.print_exc()
+            reason = f"a message could not be taken: {error}"
         else:
             if self._closed:
                 return

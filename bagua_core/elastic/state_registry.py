@@ -103,12 +103,6 @@ class StateRegistry:
         for name, state in self._snapshot_registered.items():
             self.registered[name].load_state_dict(_copied(state))
 
-    def zero_gradients(self) -> None:
-        for module in self.modules:
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = None
-
     # -- the whole state
 
     def capture(self) -> dict[str, Any]:
@@ -116,7 +110,8 @@ class StateRegistry:
         return {
             "modules": [{name: tensor.detach() for name, tensor in self._tensors(m)} for m in self.modules],
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "registered": {name: s.state_dict() for name, s in self.registered.items()},
+            # Copies: the script may change these objects while a copy is under way.
+            "registered": {name: _copied(s.state_dict()) for name, s in self.registered.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:

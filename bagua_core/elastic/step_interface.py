@@ -6,9 +6,8 @@ types, so each is tested with a small fake of the other side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -138,9 +137,12 @@ class StepEngine(Protocol):
     def wait(self, pending: Pending) -> None:
         """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
 
-    def before_optimizer_step(self) -> None:
-        """Blocks until copies of the state that are being sent to others no longer read the parameters."""
+    def broadcast_failed(self, error: Exception) -> None:
+        """Sharing buffers before a forward failed."""
 
+    def forward_begins(self) -> None:
+        """A forward that computes gradients begins."""
 
-State = dict[str, Any]
-Tensors = Sequence[torch.Tensor]
+    def takes_optimizer_step(self) -> bool:
+        """Whether the optimizer's step, the next one in this step, is to be done here and now. Blocks until copies of
+        the state that are being sent to others no longer read the parameters."""

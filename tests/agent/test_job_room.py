@@ -19,6 +19,7 @@ from bagua_agent.errors import UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.job_loop import JobLoop
 from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.client import Store
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
@@ -69,8 +70,9 @@ def make_agent(etcd: EmbeddedEtcd) -> Iterator[Callable[..., JobLoop]]:
             Path(directories[-1]),
             cast(NodeWorkers, workers),
             queue.SimpleQueue(),
+            SignalsToInbox((), lambda number: None),
         )
-        loop._open_store()
+        assert loop._open_store()
         loops.append(loop)
         return loop
 

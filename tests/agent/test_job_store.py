@@ -25,6 +25,15 @@ def config(**settings: object) -> JobConfig:
     return JobConfig(job_id="job", command=COMMAND, **settings)  # type: ignore[arg-type]
 
 
+def never() -> bool:
+    return False
+
+
+def _connected(store: JobStore | None) -> JobStore:
+    assert store is not None
+    return store
+
+
 def free_endpoint() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -36,7 +45,7 @@ def opened() -> Iterator[Open]:
     stores: list[JobStore] = []
 
     def open_it(**settings: object) -> JobStore:
-        stores.append(open_store(config(**settings), "127.0.0.1"))
+        stores.append(_connected(open_store(config(**settings), "127.0.0.1", never)))
         return stores[-1]
 
     yield open_it
@@ -113,13 +122,13 @@ def test_a_port_that_something_else_has_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, match=f"etcd cannot listen on {endpoint}: the port is taken"):
-            open_store(config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1")
+            open_store(config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1", never)
 
 
 def test_an_address_of_another_host_cannot_be_hosted_at() -> None:
     # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
     with pytest.raises(BaguaError, match=r"192\.0\.2\.7"):
-        open_store(config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True), "127.0.0.1")
+        open_store(config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True), "127.0.0.1", never)
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
@@ -128,7 +137,7 @@ def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> No
         endpoint = free_endpoint() if how == "nobody listens" else f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
-            open_store(config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1")
+            open_store(config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1", never)
         took_s = time.monotonic() - began_s
     assert endpoint in str(caught.value)
     assert 0.5 <= took_s < 5.0
@@ -149,7 +158,7 @@ def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> No
 )
 def test_what_cannot_be_read_is_named_at_once(settings: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        open_store(config(max_nodes=2, **settings), "127.0.0.1")
+        open_store(config(max_nodes=2, **settings), "127.0.0.1", never)
 
 
 # -- the warning
@@ -181,3 +190,12 @@ def test_with_certificates_plain_endpoints_use_tls() -> None:
     assert not is_exposed(
         config(endpoints=("etcd-1:2379",), store_credentials=StoreCredentials(ca_file="/etc/ca.pem"))
     )
+
+
+def test_a_signal_ends_the_wait_for_an_etcd_that_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        began_s = time.monotonic()
+        interrupted = lambda: time.monotonic() > began_s + 0.2  # noqa: E731
+        assert open_store(config(max_nodes=2, endpoints=(endpoint,)), "127.0.0.1", interrupted) is None
+        assert time.monotonic() - began_s < 10.0

@@ -171,10 +171,11 @@ def test_a_failure_while_waiting_for_copies_holds_the_step_back() -> None:
     worker = Worker()
     before = worker.weights()
 
-    def fails() -> None:
+    def fails() -> bool:
         worker.engine.failed = CollectiveFailed("x")
+        return True
 
-    worker.engine.before_optimizer_step = fails  # type: ignore[method-assign]
+    worker.engine.takes_optimizer_step = fails  # type: ignore[method-assign]
     worker.train()
     assert torch.equal(worker.weights(), before)
 

@@ -106,8 +106,15 @@ class FakeEngine:
     def wait(self, pending: Pending) -> None:
         pending.wait(self.stalls.append, self.stall_after_s)
 
-    def before_optimizer_step(self) -> None:
+    def takes_optimizer_step(self) -> bool:
         self.waits_before_step += 1
+        return True
+
+    def broadcast_failed(self, error: Exception) -> None:
+        self.reduction_failed(error)
+
+    def forward_begins(self) -> None:
+        pass
 
     def enter(self, communicator: Communicator | None) -> None:
         """Another generation, its first step."""

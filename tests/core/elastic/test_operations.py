@@ -22,7 +22,7 @@ def wait(pending: Pending) -> None:
 
 def test_a_result_that_others_have_is_given_out_without_a_collective() -> None:
     log = OperationLog()
-    log.replace([torch.tensor([1.0]), torch.tensor([2.0])])  # healed: it missed both
+    log.replace([torch.tensor([1.0]), torch.tensor([2.0])], same_step=True)  # healed: it missed both
     given = []
     while (result := log.recorded(log.next_index)) is not None:
         given.append(float(result))
@@ -35,7 +35,7 @@ def test_a_rank_in_the_middle_keeps_its_place_when_it_is_healed() -> None:
     log = OperationLog()
     log.record(torch.tensor([1.0]))
     log.returned()
-    log.replace([torch.tensor([1.0]), torch.tensor([2.0])])
+    log.replace([torch.tensor([1.0]), torch.tensor([2.0])], same_step=True)
     assert log.next_index == 1
     result = log.recorded(1)
     assert result is not None and float(result) == 2.0

@@ -328,10 +328,3 @@ def test_fingerprints_differ_where_states_would_not_fit() -> None:
         fingerprint(nn.Sequential(nn.Linear(2, 3))),
     ]
     assert all(same != other for other in others)
-
-
-def test_gradients_are_forgotten() -> None:
-    training = Training("sgd", 1)
-    training.model(torch.randn(8, 4)).sum().backward()
-    training.registry.zero_gradients()
-    assert all(p.grad is None for p in training.model.parameters())
