@@ -140,6 +140,11 @@ class Member:
                 if self.generation is None:
                     self._say_ready()
                 self._wait_for_news(news, given_up)
+                if self.broken and self.generation is not None and not given_up():
+                    # Whatever became of the first report: as long as nothing follows, the break stands.
+                    self.session.suspect(
+                        self.generation.number, broken=True, hosts=(), detail="still without its peers"
+                    )
 
     def _situation(self, news: News) -> Situation:
         agreed = None

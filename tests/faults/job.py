@@ -209,10 +209,10 @@ class Job:
         assert found.torn == 0
         ends = self.ends()
         assert len(ends) == finished, f"{[e['worker'] for e in ends]} reached the end"
-        for what in ("parameters", "optimizer", "scheduler"):
+        for what in ("parameters", "optimizer", "scheduler", "critic"):
             assert len({e[what] for e in ends}) == 1, f"{what} differ: {ends}"
-        for what in ("steps_of_scheduler", "steps_of_optimizer", "batches_of_batch_norm"):
-            assert {e[what] for e in ends} == {found.steps}, f"{what}: {ends}"
+        for what in ("steps_of_scheduler", "steps_of_optimizer", "steps_of_critic", "batches_of_batch_norm"):
+            assert {e.get(what, found.steps) for e in ends} == {found.steps}, f"{what}: {ends}"
         self.check_nothing_left()
 
     def ends(self) -> list[dict[str, Any]]:

@@ -6,12 +6,18 @@ The failpoint prints that it fired, so no test passes without its fault.
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Node
 
 # An epoch ends at step 100. At the pace of a waiting test, 30 s: the slowest machine starts a worker in less.
 SHORT = {"samples": 2400, "epochs": 6}
+
+
+def long(point: str) -> ParameterSet:
+    """Left to the long form: its neighbours show most of what it can show."""
+    return pytest.param(point, marks=pytest.mark.long)
 
 
 def fired(node: Node, point: str) -> None:
@@ -21,7 +27,14 @@ def fired(node: Node, point: str) -> None:
 
 @pytest.mark.parametrize(
     "point",
-    ["step.begin", "reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"],
+    [
+        long("step.begin"),
+        "reduction.before",
+        "reduction.done",
+        "commit.before",
+        "commit.after",
+        "ledger.before",
+    ],
 )
 def test_killed_in_a_step(job: MakeJob, point: str) -> None:
     one = job(**SHORT)
@@ -33,7 +46,18 @@ def test_killed_in_a_step(job: MakeJob, point: str) -> None:
     one.check(finished=2)
 
 
-@pytest.mark.parametrize("point", ["switch.before", "entry.built", "entry.exchanged", "heal.send"])
+@pytest.mark.parametrize("point", ["reduction.before", "reduction.done"])
+def test_killed_in_the_second_part_of_a_step(job: MakeJob, point: str) -> None:
+    """Two models, each with its own backward and optimizer step: the first part is final, and is not done twice."""
+    one = job(script=["--two-parts"], **SHORT)
+    node = one.start(slots=3, failpoints=f"{point}=sleep:0@15#1;{point}=kill@15#1")
+    fired(node, point)
+    one.await_world(3, after_step=one.await_world(2))
+    one.finish()
+    one.check(finished=3)
+
+
+@pytest.mark.parametrize("point", ["switch.before", long("entry.built"), "entry.exchanged", "heal.send"])
 def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
     lab = make_lab(2)
     one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", **SHORT)
@@ -48,7 +72,7 @@ def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, p
 
 
 @pytest.mark.parametrize(
-    "point", ["switch.before", "entry.built", "entry.exchanged", "heal.receive", "heal.swap"]
+    "point", [long("switch.before"), "entry.built", long("entry.exchanged"), "heal.receive", "heal.swap"]
 )
 def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
     lab = make_lab(2)

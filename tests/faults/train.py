@@ -27,6 +27,7 @@ parser.add_argument(
     "--step-s", type=float, default=0.05, help="least duration of a step, until there is <out>/hurry"
 )
 parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--two-parts", action="store_true", help="a second model and optimizer in each step")
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
 parser.add_argument("--raise-in-slot", type=int, help="only in this slot")
@@ -95,6 +96,10 @@ model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
 loader = bagua.ElasticDataLoader(
     Samples(), global_batch_size=args.batch, seed=1, num_workers=args.loader_workers
 )
+critic = nn.Linear(16, 1)
+critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+if args.two_parts:
+    critic_model = bagua.DistributedDataParallel(critic, optimizers=[critic_optimizer])
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
 bagua.register_state("scheduler", scheduler)
 
@@ -108,6 +113,11 @@ for epoch in loader.epochs(args.epochs):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+        if args.two_parts:
+            critic_optimizer.zero_grad()
+            target = model(x).detach()[:, :1]  # the first part's new parameters, as in adversarial training
+            F.mse_loss(critic_model(x), target).backward()
+            critic_optimizer.step()
         scheduler.step()
         if not (args.out / "hurry").exists():
             time.sleep(max(0.0, began_s + args.step_s - time.monotonic()))
@@ -124,11 +134,15 @@ end = {
     "parameters": digest(dict(net.named_parameters())),
     "optimizer": digest(optimizer.state_dict()),
     "scheduler": digest(scheduler.state_dict()),
+    "critic": digest(dict(critic.named_parameters())) if args.two_parts else "",
     "steps_of_scheduler": scheduler.last_epoch,
     "steps_of_optimizer": int(next(iter(optimizer.state.values()))["step"]) if optimizer.state else 0,
     "batches_of_batch_norm": int(net.layers[1].num_batches_tracked),
 }
 (args.out / "ends").mkdir(exist_ok=True)
+if args.two_parts:
+    end["batches_of_batch_norm"] //= 2  # two forwards a step
+    end["steps_of_critic"] = int(critic_optimizer.state[critic.weight]["step"])
 part = args.out / "ends" / f"{WORKER}.part"
 part.write_text(json.dumps(end))
 part.rename(part.with_suffix(".json"))
