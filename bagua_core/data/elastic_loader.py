@@ -49,9 +49,9 @@ class ElasticDataLoader:
             for inputs, targets in loader:
                 ...
 
-    A `break` ends nothing: the step under way ends at the next boundary (committed if its reduction
-    was done) as if the loop had gone on, and iterating again continues the same epoch after what is
-    committed. So does an exception. Every worker must break at the same step.
+    A `break` ends nothing: the step under way is committed at the next boundary as if its loop body had been
+    all there is to it, and iterating again continues the same epoch after it. So does an exception. A batch
+    that is drawn and not trained on is used up. Every worker must break at the same step.
 
     A worker without a share (it is copying the job's state, or the batch has fewer samples than the
     job has workers) gets a filler of at most two real samples, whose gradient the engine replaces.
