@@ -8,7 +8,6 @@ restart_policy.py judges failures, node_ending.py says when this node is done.
 from __future__ import annotations
 
 import queue
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from bagua_agent import narrator
-from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.errors import InfrastructureLost
 from bagua_agent.inbox import LeadershipReported, LeaseChanged, StoreChanged, StoreConnected, WorkerSaid
 from bagua_agent.job_config import JobConfig
+from bagua_agent.job_room import ensure_job
 from bagua_agent.job_store import JobStore, is_exposed, open_store
 from bagua_agent.leader_watch import LeaderWatch
 from bagua_agent.leadership import (
@@ -45,7 +43,7 @@ from bagua_agent.process_messages import SignalCame, WorkerExited
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.signals import SignalsToInbox
-from bagua_agent.store.client import KeyValue, Put, absent, mod_revision_is
+from bagua_agent.store.client import Put, absent
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
 from bagua_agent.store.mirror import Change, PrefixMirror
@@ -133,7 +131,7 @@ class JobLoop:
             self._address, self._config.job_id, self._agent_id, lambda: self._workers.worker_ids
         )
         self._closers.append(self._control.stop)
-        spec = self._ensure_job()
+        spec = ensure_job(self._store, self._keys, self._config)
         # The budget is the job's, not this node's: everybody judges by the same number.
         self._policy = replace(self._policy, max_restarts=spec.max_restarts)
         self._state = new_state(self._agent_id, spec.nonce)
@@ -188,69 +186,6 @@ class JobLoop:
                 "so keep it on a private network"
             )
         return True
-
-    def _ensure_job(self) -> pb.JobSpec:
-        """The job's spec, written by whoever comes first. A job of this id that has ended makes room."""
-        keys, config = self._keys, self._config
-        for _ in range(20):  # each round either succeeds or somebody else got further
-            ended = self._store.get(keys.result)
-            if ended is not None:
-                self._make_room(ended)
-            found = self._store.get(keys.spec)
-            if found is not None:
-                try:
-                    spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
-                except DecodeError as error:
-                    raise UserError(
-                        f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is "
-                        f"left of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
-                    ) from error
-                if spec.protocol != PROTOCOL_VERSION:
-                    raise UserError(
-                        f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
-                        f"{PROTOCOL_VERSION}; install the job's version"
-                    )
-                return spec
-            spec = pb.JobSpec(
-                protocol=PROTOCOL_VERSION,
-                nonce=secrets.token_hex(8),
-                max_restarts=config.max_restarts,
-                script=config.command.target,
-            )
-            desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
-            try:
-                self._store.transact(
-                    [absent(keys.spec), absent(keys.result)],
-                    [
-                        Put(keys.spec, spec.SerializeToString()),
-                        Put(keys.desired, desired.SerializeToString()),
-                    ],
-                )
-            except InfrastructureLost:
-                continue  # unknown whether it was done: the next round reads
-        raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
-
-    def _make_room(self, ended: KeyValue) -> None:
-        keys = self._keys
-        running, _ = self._store.get_prefix(keys.agents)
-        if running:
-            # Its agents go within moments of the result; their leases bound it.
-            deadline_s = time.monotonic() + FOLLOWERS_LEAVE_S
-            while running and time.monotonic() < deadline_s:
-                time.sleep(0.1)  # a rare wait at start-up, before there is any loop to wait in
-                running, _ = self._store.get_prefix(keys.agents)
-            if running:
-                raise UserError(
-                    f"job {self._config.job_id!r} has ended but {len(running)} agents are still in it; "
-                    "choose another --rdzv-id"
-                )
-        # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
-        once = [mod_revision_is(keys.result, ended.mod_revision)]
-        old = [keys.result, keys.spec, keys.desired, keys.generation, keys.closing, keys.leader]
-        for folder in (keys.failures, keys.finished_workers, keys.refusals, keys.members, keys.suspicions):
-            for kv in self._store.get_prefix(folder)[0]:
-                self._store.transact(once, deletes=[kv.key])
-        self._store.transact(once, deletes=old)
 
     def _put_agent(self, leaving: bool) -> None:
         agent = pb.Agent(
@@ -378,7 +313,10 @@ class JobLoop:
                 refusal = self._events.message_of(pb.Refusal, change)
                 self._refused(event.worker_id, refusal.difference if refusal else "(unreadable)")
             elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
-                self._narrate_desired(event)
+                before = self._state.view.desired
+                if before is not None:
+                    was, wanted = (before.min_nodes, before.max_nodes), (event.min_nodes, event.max_nodes)
+                    self._narrator.tell_once("scaled", narrator.scaled(was, wanted))
         if happened:
             self._advance(*happened)
 
@@ -398,17 +336,6 @@ class JobLoop:
             if suspected < over_below:
                 del self._suspected[worker_id]
                 self._leased.remove(self._keys.suspicion(worker_id))
-
-    def _narrate_desired(self, wanted: ev.DesiredChanged) -> None:
-        before = self._state.view.desired
-        if before is not None and (before.min_nodes, before.max_nodes) != (
-            wanted.min_nodes,
-            wanted.max_nodes,
-        ):
-            self._narrator.tell(
-                f"scaled: {wanted.min_nodes} to {wanted.max_nodes} nodes are wanted, "
-                f"instead of {before.min_nodes} to {before.max_nodes}"
-            )
 
     def _refused(self, worker_id: str, difference: str) -> None:
         if worker_id in self._workers.worker_ids:
@@ -732,7 +659,8 @@ class JobLoop:
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._result is not None:
-            self._narrate_result(self._result)
+            for line in narrator.result(self._config.job_id, self._result):
+                self._narrator.tell(line)
         elif ending.reason:
             self._narrator.tell(ending.reason)
         self._session_server.stop()
@@ -744,22 +672,6 @@ class JobLoop:
             self._leased.flush(LAST_WORDS_S)
             self._wait_for_followers()
         return ending.exit_code
-
-    def _narrate_result(self, result: pb.Result) -> None:
-        words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
-        self._narrator.tell(
-            f"job {self._config.job_id} {words.get(result.outcome, 'ended')}: {result.reason}"
-        )
-        if not result.HasField("failure"):
-            return
-        f = result.failure
-        rank = f"global rank {f.global_rank}" if f.global_rank >= 0 else "in no generation yet"
-        how = f"exit code {f.exit_code}" if f.exit_code >= 0 else f"signal {-f.exit_code}"
-        self._narrator.tell(
-            f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}"
-        )
-        for line in f.traceback_tail.splitlines():
-            self._narrator.tell(f"    {line}")
 
     def _wait_for_followers(self) -> None:
         """The node that hosts etcd goes last, so that the others learn how it ended."""

@@ -6,9 +6,10 @@ Lines read the same on a terminal and in a log file: a time, the node, what happ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bagua_agent.job_config import JobConfig
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
 
 PROGRESS_EVERY_S = 5.0
@@ -67,6 +68,24 @@ def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str
         "other nodes join with:\n"
         f"    bagua-launch --nnodes {nodes} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
     )
+
+
+def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
+    return f"{wanted[0]} to {_count(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
+
+
+def result(job_id: str, ended: pb.Result) -> Iterator[str]:
+    """How the job ended and, if it failed, what failed first."""
+    words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
+    yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
+    if not ended.HasField("failure"):
+        return
+    f = ended.failure
+    rank = f"global rank {f.global_rank}" if f.global_rank >= 0 else "in no generation yet"
+    how = f"exit code {f.exit_code}" if f.exit_code >= 0 else f"signal {-f.exit_code}"
+    yield f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}"
+    for line in f.traceback_tail.splitlines():
+        yield f"    {line}"
 
 
 def _count(number: int, what: str) -> str:

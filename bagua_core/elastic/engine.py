@@ -194,6 +194,7 @@ class Engine:
             gate_scaler(stateful, self)
 
     def fingerprint(self) -> dict[str, str]:
+        self.registry.check_travels()
         source = self._source.fingerprint() if self._source else {"loader": "none"}
         return {
             **self.registry.fingerprint(),

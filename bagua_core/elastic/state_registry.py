@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bagua_core.elastic import state_codec
 from bagua_core.module_buffers import ModuleBuffers
 
 
@@ -131,6 +132,16 @@ class StateRegistry:
             yield "parameter." + name, parameter
         for name, buffer in module.named_buffers():
             yield "buffer." + name, buffer
+
+    def check_travels(self) -> None:
+        """Raises StateCodecError naming what could not be copied to another worker: better at the first boundary than
+        when somebody joins."""
+        state_codec.encode(
+            {
+                "optimizers": [o.state_dict() for o in self.optimizers],
+                "registered": {name: s.state_dict() for name, s in self.registered.items()},
+            }
+        )
 
     def parameters(self) -> list[torch.Tensor]:
         return [p.detach() for m in self.modules for p in m.parameters()]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import queue
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from bagua_agent import job_loop as module
+from bagua_agent import job_room as module
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_loop import JobLoop
-from bagua_agent.node_workers import NodeWorkers
-from bagua_agent.signals import SignalsToInbox
+from bagua_agent.job_room import ensure_job
 from bagua_agent.store.client import Store
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
@@ -29,6 +23,17 @@ from bagua_contract.records import PROTOCOL_VERSION
 
 KEYS = JobKeys("job")
 DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Comer:
+    """An agent that comes to the job with a connection of its own."""
+
+    store: Store
+    config: JobConfig
+
+    def ensure(self) -> pb.JobSpec:
+        return ensure_job(self.store, KEYS, self.config)
 
 
 @pytest.fixture(scope="module")
@@ -48,39 +53,18 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
 
 
 @pytest.fixture
-def make_agent(etcd: EmbeddedEtcd) -> Iterator[Callable[..., JobLoop]]:
-    """Agents that have opened the store and go no further: their workers are none."""
-    loops: list[JobLoop] = []
-    directories: list[str] = []
+def make_agent(etcd: EmbeddedEtcd) -> Iterator[Callable[..., Comer]]:
+    """Agents that come to the job, each with a connection of its own."""
+    stores: list[Store] = []
 
-    def make(**settings: Any) -> JobLoop:
-        directories.append(tempfile.mkdtemp(prefix="bagua-test-"))
-        workers = SimpleNamespace(output=SimpleNamespace(say=lambda _: None), worker_ids=[])
-        loop = JobLoop(
-            JobConfig(
-                job_id="job",
-                command=WorkerCommand(CommandKind.SCRIPT, "train.py"),
-                max_nodes=2,
-                endpoints=(etcd.endpoint,),
-                **settings,
-            ),
-            f"agent-{len(loops)}",
-            "node",
-            "127.0.0.1",
-            Path(directories[-1]),
-            cast(NodeWorkers, workers),
-            queue.SimpleQueue(),
-            SignalsToInbox((), lambda number: None),
-        )
-        assert loop._open_store()
-        loops.append(loop)
-        return loop
+    def make(**settings: Any) -> Comer:
+        stores.append(Store(store_config((etcd.endpoint,), StoreCredentials())))
+        command = WorkerCommand(CommandKind.SCRIPT, "train.py")
+        return Comer(stores[-1], JobConfig(job_id="job", command=command, max_nodes=2, **settings))
 
     yield make
-    for loop in loops:
-        loop.close()
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
+    for store in stores:
+        store.close()
 
 
 def result(outcome: int = pb.Result.SUCCEEDED) -> bytes:
@@ -91,8 +75,8 @@ def keys_of(store: Store) -> set[str]:
     return {kv.key.removeprefix(KEYS.prefix) for kv in store.get_prefix(KEYS.prefix)[0]}
 
 
-def test_the_first_agent_writes_the_job(make_agent: Callable[..., JobLoop], store: Store) -> None:
-    spec = make_agent(max_restarts=3)._ensure_job()
+def test_the_first_agent_writes_the_job(make_agent: Callable[..., Comer], store: Store) -> None:
+    spec = make_agent(max_restarts=3).ensure()
     assert (spec.protocol, spec.max_restarts, spec.script) == (PROTOCOL_VERSION, 3, "train.py")
     assert len(spec.nonce) == 16
     assert keys_of(store) == {"spec", "control/desired"}
@@ -102,24 +86,24 @@ def test_the_first_agent_writes_the_job(make_agent: Callable[..., JobLoop], stor
     )
 
 
-def test_whoever_comes_later_takes_the_job_as_it_is(make_agent: Callable[..., JobLoop], store: Store) -> None:
-    first = make_agent(max_restarts=3)._ensure_job()
+def test_whoever_comes_later_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:
+    first = make_agent(max_restarts=3).ensure()
     store.put(KEYS.desired, pb.Desired(min_nodes=2, max_nodes=9).SerializeToString())  # scaled meanwhile
-    assert make_agent(max_restarts=0)._ensure_job() == first
+    assert make_agent(max_restarts=0).ensure() == first
     desired = store.get(KEYS.desired)
     assert desired is not None and pb.Desired.FromString(desired.value).max_nodes == 9
 
 
-def test_agents_that_come_together_agree(make_agent: Callable[..., JobLoop], store: Store) -> None:
-    loops = [make_agent() for _ in range(6)]
-    together = threading.Barrier(len(loops))
+def test_agents_that_come_together_agree(make_agent: Callable[..., Comer], store: Store) -> None:
+    comers = [make_agent() for _ in range(6)]
+    together = threading.Barrier(len(comers))
 
-    def ensure(loop: JobLoop) -> str:
+    def ensure(comer: Comer) -> str:
         together.wait(DEADLINE_S)
-        return loop._ensure_job().nonce
+        return comer.ensure().nonce
 
-    with ThreadPoolExecutor(len(loops)) as pool:
-        assert len(set(pool.map(ensure, loops))) == 1
+    with ThreadPoolExecutor(len(comers)) as pool:
+        assert len(set(pool.map(ensure, comers))) == 1
 
 
 def end_job(store: Store, nonce: str) -> None:
@@ -134,43 +118,41 @@ def end_job(store: Store, nonce: str) -> None:
     store.put(KEYS.result, result())
 
 
-def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., JobLoop], store: Store) -> None:
-    before = make_agent()._ensure_job()
+def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., Comer], store: Store) -> None:
+    before = make_agent().ensure()
     end_job(store, before.nonce)
-    after = make_agent()._ensure_job()
+    after = make_agent().ensure()
     assert after.nonce != before.nonce
     assert keys_of(store) == {"spec", "control/desired"}, "nothing of the old job counts for the new one"
 
 
 def test_agents_that_come_together_after_a_job_agree_on_the_next(
-    make_agent: Callable[..., JobLoop], store: Store
+    make_agent: Callable[..., Comer], store: Store
 ) -> None:
-    before = make_agent()._ensure_job()
+    before = make_agent().ensure()
     end_job(store, before.nonce)
-    loops = [make_agent() for _ in range(4)]
-    together = threading.Barrier(len(loops))
+    comers = [make_agent() for _ in range(4)]
+    together = threading.Barrier(len(comers))
 
-    def ensure(loop: JobLoop) -> str:
+    def ensure(comer: Comer) -> str:
         together.wait(DEADLINE_S)
-        return loop._ensure_job().nonce
+        return comer.ensure().nonce
 
-    with ThreadPoolExecutor(len(loops)) as pool:
-        [nonce] = set(pool.map(ensure, loops))
+    with ThreadPoolExecutor(len(comers)) as pool:
+        [nonce] = set(pool.map(ensure, comers))
     assert nonce != before.nonce
     spec = store.get(KEYS.spec)
     assert spec is not None and pb.JobSpec.FromString(spec.value).nonce == nonce
     assert keys_of(store) == {"spec", "control/desired"}
 
 
-def test_it_waits_until_the_old_job_s_agents_are_gone(
-    make_agent: Callable[..., JobLoop], store: Store
-) -> None:
-    before = make_agent()._ensure_job()
+def test_it_waits_until_the_old_job_s_agents_are_gone(make_agent: Callable[..., Comer], store: Store) -> None:
+    before = make_agent().ensure()
     end_job(store, before.nonce)
     store.put(KEYS.agent("old"), b"an agent that reads the result")
-    loop = make_agent()
+    comer = make_agent()
     ensured: list[str] = []
-    thread = threading.Thread(target=lambda: ensured.append(loop._ensure_job().nonce))
+    thread = threading.Thread(target=lambda: ensured.append(comer.ensure().nonce))
     thread.start()
     thread.join(0.3)
     assert thread.is_alive() and not ensured
@@ -182,23 +164,23 @@ def test_it_waits_until_the_old_job_s_agents_are_gone(
 
 
 def test_agents_that_never_go_are_named(
-    make_agent: Callable[..., JobLoop], store: Store, monkeypatch: pytest.MonkeyPatch
+    make_agent: Callable[..., Comer], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FOLLOWERS_LEAVE_S", 0.2)
+    monkeypatch.setattr(module, "OLD_AGENTS_LEAVE_S", 0.2)
     store.put(KEYS.result, result())
     store.put(KEYS.agent("old"), b"an agent")
     with pytest.raises(UserError, match=r"job 'job' has ended but 1 agents are still in it.*--rdzv-id"):
-        make_agent()._ensure_job()
+        make_agent().ensure()
     assert keys_of(store) == {"control/result", "agents/old"}
 
 
-def test_another_protocol_is_refused(make_agent: Callable[..., JobLoop], store: Store) -> None:
+def test_another_protocol_is_refused(make_agent: Callable[..., Comer], store: Store) -> None:
     store.put(KEYS.spec, pb.JobSpec(protocol=99, nonce="n").SerializeToString())
     with pytest.raises(UserError, match="job 'job' runs protocol 99, this bagua speaks 1"):
-        make_agent()._ensure_job()
+        make_agent().ensure()
 
 
-def test_a_corrupted_job_is_named_with_the_way_out(make_agent: Callable[..., JobLoop], store: Store) -> None:
+def test_a_corrupted_job_is_named_with_the_way_out(make_agent: Callable[..., Comer], store: Store) -> None:
     store.put(KEYS.spec, b"\xff\xff")
     with pytest.raises(UserError, match=rf"{KEYS.spec} can't be read .*etcdctl del --prefix {KEYS.prefix}"):
-        make_agent()._ensure_job()
+        make_agent().ensure()

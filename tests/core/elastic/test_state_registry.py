@@ -328,3 +328,16 @@ def test_fingerprints_differ_where_states_would_not_fit() -> None:
         fingerprint(nn.Sequential(nn.Linear(2, 3))),
     ]
     assert all(same != other for other in others)
+
+
+def test_what_cannot_travel_is_found_before_anybody_joins() -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, object]:
+            return {"seen": {1, 2}}
+
+        def load_state_dict(self, state_dict: dict[str, object]) -> None: ...
+
+    registry = StateRegistry()
+    registry.register("odd", Odd())
+    with pytest.raises(state_codec.StateCodecError, match=r"seen.*set"):
+        registry.check_travels()

@@ -1,0 +1,83 @@
+"""Is there a job of this id already? Takes it as it is, writes a new one, or makes room where an old one has ended."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.job_config import JobConfig
+from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION
+
+OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
+
+
+def ensure_job(store: Store, keys: JobKeys, config: JobConfig) -> pb.JobSpec:
+    """The job's spec, written by whoever comes first. A job of this id that has ended makes room.
+
+    Raises UserError (another protocol, an unreadable spec, a job whose agents do not go), InfrastructureLost.
+    """
+    for _ in range(20):  # each round either succeeds or somebody else got further
+        ended = store.get(keys.result)
+        if ended is not None:
+            _make_room(store, keys, ended)
+        found = store.get(keys.spec)
+        if found is not None:
+            try:
+                spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
+            except DecodeError as error:
+                raise UserError(
+                    f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is "
+                    f"left of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
+                ) from error
+            if spec.protocol != PROTOCOL_VERSION:
+                raise UserError(
+                    f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
+                    f"{PROTOCOL_VERSION}; install the job's version"
+                )
+            return spec
+        spec = pb.JobSpec(
+            protocol=PROTOCOL_VERSION,
+            nonce=secrets.token_hex(8),
+            max_restarts=config.max_restarts,
+            script=config.command.target,
+        )
+        desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
+        try:
+            store.transact(
+                [absent(keys.spec), absent(keys.result)],
+                [
+                    Put(keys.spec, spec.SerializeToString()),
+                    Put(keys.desired, desired.SerializeToString()),
+                ],
+            )
+        except InfrastructureLost:
+            continue  # unknown whether it was done: the next round reads
+    raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
+    running, _ = store.get_prefix(keys.agents)
+    if running:
+        # Its agents go within moments of the result; their leases bound it.
+        deadline_s = time.monotonic() + OLD_AGENTS_LEAVE_S
+        while running and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # a rare wait at start-up, before there is any loop to wait in
+            running, _ = store.get_prefix(keys.agents)
+        if running:
+            raise UserError(
+                f"job {keys.job_id!r} has ended but {len(running)} agents are still in it; "
+                "choose another --rdzv-id"
+            )
+    # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
+    once = [mod_revision_is(keys.result, ended.mod_revision)]
+    old = [keys.result, keys.spec, keys.desired, keys.generation, keys.closing, keys.leader]
+    for folder in (keys.failures, keys.finished_workers, keys.refusals, keys.members, keys.suspicions):
+        for kv in store.get_prefix(folder)[0]:
+            store.transact(once, deletes=[kv.key])
+    store.transact(once, deletes=old)
