@@ -53,7 +53,8 @@ def generation_written(before: Generation | None, after: Generation) -> str:
 
 def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, float], generation: int) -> str:
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
-    return f"epoch {epoch}  step {step}  {steps_per_s:.1f} steps/s{shown}  (generation {generation})"
+    pace = f"  {steps_per_s:.1f} steps/s" if steps_per_s else ""  # not known yet after the first step
+    return f"epoch {epoch}  step {step}{pace}{shown}  (generation {generation})"
 
 
 def joining(config: JobConfig, endpoint: str) -> str:

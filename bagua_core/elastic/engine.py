@@ -327,7 +327,8 @@ class Engine:
                 self._name.step,
                 self._position["epoch"],
                 self._pace.steps_per_s,
-                self.metrics,
+                # what a newcomer computed beside the copy, with parameters of its own, says nothing of the job
+                {} if self._plan.global_rank in self._plan.healing else self.metrics,
             )
 
     def _reduce_pair_alone(self) -> None:
