@@ -57,6 +57,7 @@ from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 RETRY_S = 0.5
 IDLE_LOOK_S = 1.0
 LAST_WORDS_S = 2.0
+EXIT_BEFORE_SUSPICION_S = 0.02
 WAIT_WORTH_TELLING_S = 2.0
 FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
 
@@ -482,6 +483,14 @@ class JobLoop:
 
     def _worker_suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
         if self._generation is not None and suspected.generation < self._generation.base:
+            return
+        if self._workers.an_exit_is_on_its_way():
+            # The cause is here: told first, it spares the job a generation in which "everybody lives".
+            self._timers.set(
+                f"suspicion {worker_id}",
+                now_s + EXIT_BEFORE_SUSPICION_S,
+                lambda later_s: self._worker_suspects(worker_id, suspected, later_s),
+            )
             return
         self._suspicion_sequence += 1
         self._suspected[worker_id] = suspected.generation

@@ -175,6 +175,10 @@ class NodeWorkers:
         self._restarts += 1
         return worker, exit_cause(returncode, error_text, stderr_tail)
 
+    def an_exit_is_on_its_way(self) -> bool:
+        """Whether a worker is over whose exit has not been taken off the books yet."""
+        return any(w.process.has_ended() for w in self._workers.values())
+
     def respawn_delay_s(self, slot: int) -> float:
         return respawn_delay_s(self._early_crashes.get(slot, 0), self._policy)
 

@@ -81,6 +81,13 @@ class WorkerProcess:
             # possible only before the child's setsid, which Popen has waited for
             os.kill(self.pid, signal_number)
 
+    def has_ended(self) -> bool:
+        """Whether the process is over, reaped or not. Reaps nothing."""
+        with self._lock:
+            if self._returncode is not None:
+                return True
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def reap(self) -> int | None:
         """The return code, or None while it runs. The first call after the exit kills the group's rest."""
         with self._lock:

@@ -6,6 +6,7 @@ thread that is abandoned when its generation is; the result is then retired, nev
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Callable
 
@@ -17,9 +18,18 @@ from bagua_core.communication.gloo import build_gloo
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
 
 MEETING_TIMEOUT_S = 60.0
+MOST_DESCRIPTORS = 65536
 # A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the
 # generation, which a loss ends, not Gloo's clock.
 OPERATION_TIMEOUT_S = 86400.0
+
+
+def allow_descriptors() -> None:
+    """As many open files as the system lets us have: a generation that was lost leaves its connections behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Building:
@@ -47,6 +57,7 @@ class Rendezvous:
         on_failure: Callable[[int, Exception], None],
     ) -> None:
         """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
+        allow_descriptors()
         self._on_failure = on_failure
         self._worker_id = worker_id
         self._bind_host = bind_host
