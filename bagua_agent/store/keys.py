@@ -51,6 +51,10 @@ class JobKeys:
         return self.prefix + "control/generation"
 
     @property
+    def meeting(self) -> str:
+        return self.prefix + "control/meeting"
+
+    @property
     def closing(self) -> str:
         return self.prefix + "control/closing"
 

@@ -17,16 +17,26 @@ class StateName(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("protocol", "nonce", "max_restarts", "script")
+    __slots__ = ("protocol", "nonce", "max_restarts", "script", "mode")
+    class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MODE_UNSPECIFIED: _ClassVar[JobSpec.Mode]
+        LIVE: _ClassVar[JobSpec.Mode]
+        RESTART: _ClassVar[JobSpec.Mode]
+    MODE_UNSPECIFIED: JobSpec.Mode
+    LIVE: JobSpec.Mode
+    RESTART: JobSpec.Mode
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     max_restarts: int
     script: str
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ...) -> None: ...
+    mode: JobSpec.Mode
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ..., mode: _Optional[_Union[JobSpec.Mode, str]] = ...) -> None: ...
 
 class Desired(_message.Message):
     __slots__ = ("min_nodes", "max_nodes")
@@ -45,7 +55,19 @@ class Leader(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., control_address: _Optional[str] = ...) -> None: ...
 
 class Agent(_message.Message):
-    __slots__ = ("protocol", "agent_id", "node_name", "control_address", "slots", "topology", "leaving")
+    __slots__ = ("protocol", "agent_id", "node_name", "control_address", "slots", "topology", "leaving", "ready", "run_generation", "run")
+    class Run(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Agent.Run]
+        RUNNING: _ClassVar[Agent.Run]
+        ENDING: _ClassVar[Agent.Run]
+        FINISHED: _ClassVar[Agent.Run]
+        FAILED: _ClassVar[Agent.Run]
+    NONE: Agent.Run
+    RUNNING: Agent.Run
+    ENDING: Agent.Run
+    FINISHED: Agent.Run
+    FAILED: Agent.Run
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +75,9 @@ class Agent(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RUN_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_id: str
     node_name: str
@@ -60,7 +85,10 @@ class Agent(_message.Message):
     slots: int
     topology: str
     leaving: bool
-    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ...) -> None: ...
+    ready: bool
+    run_generation: int
+    run: Agent.Run
+    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ..., ready: bool = ..., run_generation: _Optional[int] = ..., run: _Optional[_Union[Agent.Run, str]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation")
@@ -114,15 +142,17 @@ class Placement(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., store_address: _Optional[str] = ..., since_generation: _Optional[int] = ..., join_revision: _Optional[int] = ..., holder: bool = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint")
+    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
         PLANNED: _ClassVar[Generation.Kind]
         LOSS: _ClassVar[Generation.Kind]
+        RESTART: _ClassVar[Generation.Kind]
     KIND_UNSPECIFIED: Generation.Kind
     PLANNED: Generation.Kind
     LOSS: Generation.Kind
+    RESTART: Generation.Kind
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +168,7 @@ class Generation(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     number: int
@@ -146,7 +177,16 @@ class Generation(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Placement]
     reason: str
     fingerprint: _containers.ScalarMap[str, str]
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    script_failures: int
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ...) -> None: ...
+
+class Meeting(_message.Message):
+    __slots__ = ("generation", "address")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    address: str
+    def __init__(self, generation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Suspicion(_message.Message):
     __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence")
@@ -173,7 +213,7 @@ class Suspicion(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail")
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +226,7 @@ class Failure(_message.Message):
     IN_STEP_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_FAILURE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_TAIL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     agent_id: str
     node_name: str
@@ -198,7 +239,8 @@ class Failure(_message.Message):
     in_step: bool
     script_failure: bool
     traceback_tail: str
-    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Closing(_message.Message):
     __slots__ = ("worker_id", "generation", "step")

@@ -35,6 +35,7 @@ class StateName:
 class GenerationKind(Enum):
     PLANNED = pb.Generation.PLANNED
     LOSS = pb.Generation.LOSS
+    RESTART = pb.Generation.RESTART
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Generation:
     nonce: str = ""
     reason: str = ""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    script_failures: int = 0  # RESTART only: so many of the job's budget are used
 
     def __post_init__(self) -> None:
         if self.number < 1:
@@ -113,6 +115,7 @@ class Generation:
             ],
             reason=self.reason,
             fingerprint=dict(self.fingerprint),
+            script_failures=self.script_failures,
         )
 
     @staticmethod
@@ -141,6 +144,7 @@ class Generation:
             nonce=message.nonce,
             reason=message.reason,
             fingerprint=dict(message.fingerprint),
+            script_failures=message.script_failures,
         )
 
     @staticmethod

@@ -1,0 +1,72 @@
+"""Scripts of both kinds, in the ways people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.script_mode import LARGEST_SCRIPT_BYTES, Mode, guess_mode, opens_a_session
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import bagua_core as bagua\nbagua.init_process_group()",
+        "import bagua_core\ndef main():\n    bagua_core.init_process_group()",
+        "from bagua_core import init_process_group as start\nstart()",
+        "from bagua_core import *\ninit_process_group()",
+        "import bagua_core.torch_api as bagua\nbagua.init_process_group()",
+        "import bagua_core.torch_api\nbagua_core.torch_api.init_process_group()",
+        "from bagua_core import torch_api\nif x:\n    torch_api.init_process_group()",
+    ],
+)
+def test_a_script_that_opens_a_session(source: str) -> None:
+    assert opens_a_session(source.encode())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.distributed as dist\ndist.init_process_group('gloo')",
+        "import bagua_core\nimport torch.distributed as dist\nbagua_core.fuse_optimizer(o)\ndist.init_process_group()",
+        "# bagua_core.init_process_group() would be next\nprint(1)",
+        "print('bagua_core.init_process_group')",
+        "import bagua_core_of_others as bagua\nbagua.init_process_group()",
+        "",
+    ],
+)
+def test_a_script_that_does_not(source: str) -> None:
+    assert not opens_a_session(source.encode())
+
+
+def test_what_is_looked_at(tmp_path: Path) -> None:
+    live = "import bagua_core\nbagua_core.init_process_group()\n"
+    (tmp_path / "live.py").write_text(live)
+    (tmp_path / "plain.py").write_text("print(1)\n")
+    (tmp_path / "broken.py").write_text("import bagua_core\ndef (:\n")
+    (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04 bagua_core \x00\xff")
+    (tmp_path / "large.py").write_text(live + "#" * LARGEST_SCRIPT_BYTES)
+    package = tmp_path / "pkg" / "inner"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(live)
+    (tmp_path / "pkg" / "leaf.py").write_text(live)
+
+    def mode(kind: CommandKind, target: str) -> Mode:
+        return guess_mode(WorkerCommand(kind, target), tmp_path, []).mode
+
+    assert mode(CommandKind.SCRIPT, "live.py") is Mode.LIVE
+    assert mode(CommandKind.RUN_PATH, str(tmp_path / "live.py")) is Mode.LIVE
+    assert mode(CommandKind.SCRIPT, "pkg/inner") is Mode.LIVE
+    assert mode(CommandKind.MODULE, "pkg.inner") is Mode.LIVE
+    assert mode(CommandKind.MODULE, "pkg.leaf") is Mode.LIVE
+    for kind, target in [
+        (CommandKind.SCRIPT, "plain.py"),
+        (CommandKind.SCRIPT, "broken.py"),
+        (CommandKind.SCRIPT, "archive.zip"),
+        (CommandKind.SCRIPT, "large.py"),
+        (CommandKind.SCRIPT, "missing.py"),
+        (CommandKind.MODULE, "pkg.missing"),
+        (CommandKind.EXECUTABLE, "live.py"),
+    ]:
+        assert mode(kind, target) is Mode.RESTART, target
