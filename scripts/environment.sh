@@ -7,6 +7,7 @@ bagua_packages() {
   command -v ip >/dev/null || missing+=(iproute2)
   command -v unshare >/dev/null || missing+=(util-linux)
   command -v openssl >/dev/null || missing+=(openssl)
+  command -v cc >/dev/null || missing+=(gcc libc6-dev) # the lab shifts clocks by a preloaded library
   [ ${#missing[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"

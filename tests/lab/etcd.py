@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bagua_agent.store.embedded import find_etcd
 from tests.lab.namespaces import LabError
@@ -16,6 +20,20 @@ from tests.lab.wait import eventually
 _CLIENT_PORT = 2379
 _PEER_PORT = 2380
 _START_DEADLINE_S = 20.0
+_CALL_TIMEOUT_S = 5.0
+_MARK = "/lab/history"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write of a key. value None: it was removed, by somebody or with its lease."""
+
+    revision: int
+    value: bytes | None
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 class EtcdMember:
@@ -32,6 +50,7 @@ class EtcdMember:
         self.data = cluster.directory / self.name
         self.log = cluster.directory / f"{self.name}.log"
         self.process: LabProcess | None = None
+        self._joins = False  # a cluster that is there already
 
     def start(self) -> None:
         """Start it, with the data it has; does not wait."""
@@ -48,7 +67,10 @@ class EtcdMember:
             "listen-peer-urls": self.peer_url,
             "initial-advertise-peer-urls": self.peer_url,
             "initial-cluster": peers,
+            "initial-cluster-state": "existing" if self._joins else "new",
             "initial-cluster-token": self.cluster.directory.name,
+            # else nobody can take a lost member's place in the first five seconds
+            "strict-reconfig-check": "false",
             "logger": "zap",
             "log-level": "warn",
         }
@@ -74,19 +96,64 @@ class EtcdMember:
         self.start()
         self.await_healthy()
 
+    def wipe(self) -> None:
+        """Its disk is lost: kill it, and let an empty one take its place in the cluster; until that serves.
+
+        Needs a majority of the others.
+        """
+        self.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+        other = eventually(
+            lambda: next((m for m in self.cluster.members if m is not self and m.is_healthy()), None),
+            _START_DEADLINE_S,
+            "a majority of etcd without the lost member",
+        )
+        listed = other.call("cluster/member/list")["members"]
+        old = next(m["ID"] for m in listed if m["peerURLs"] == [self.peer_url])
+        other.call("cluster/member/remove", ID=old)
+        other.call("cluster/member/add", peerURLs=[self.peer_url])
+        self._joins = True
+        self.start()
+        self.await_healthy()
+
+    def call(self, path: str, **request: object) -> dict[str, Any]:
+        """Ask etcd's HTTP gateway. Raises OSError if it does not answer, LabError if it refuses."""
+        answers = self._ask("POST", f"/v3/{path}", request)
+        answer = json.loads("".join(answers))
+        if "error" in answer:
+            raise LabError(f"etcd {self.name}: {path}: {answer}")
+        return dict(answer)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it answers, and is the cluster's leader."""
+        try:
+            status = self.call("maintenance/status")
+        except OSError:
+            return False  # killed, or cut off
+        return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
+
     def is_healthy(self) -> bool:
         """Whether it answers and sees a leader."""
         try:
-            with self.host.connect((self.host.address, self.port), 1.0) as connection:
-                request = f"GET /health HTTP/1.0\r\nHost: {self.endpoint}\r\n\r\n"
-                connection.sendall(request.encode())
-                answer = b""
-                while part := connection.recv(4096):
-                    answer += part
+            answer = "".join(self._ask("GET", "/health", None, 1.0))
         except OSError:
             return False  # not up yet, or cut off: just what is asked
-        head, _, body = answer.partition(b"\r\n\r\n")
-        return b" 200 " in head.splitlines()[0] and json.loads(body)["health"] == "true"
+        return bool(answer) and json.loads(answer)["health"] == "true"
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, object] | None, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> Iterator[str]:
+        """Lines of the answer, as they come."""
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.0\r\nHost: {self.endpoint}\r\nContent-Length: {len(content)}\r\n\r\n"
+        with self.host.connect((self.host.address, self.port), timeout_s) as connection:
+            connection.sendall(head.encode() + content)
+            with connection.makefile("r", encoding="utf-8", newline="\n") as lines:
+                while line := lines.readline():
+                    if not line.strip():
+                        break  # the end of the head
+                yield from lines
 
     def await_healthy(self, deadline_s: float = _START_DEADLINE_S) -> None:
         def healthy_or_ended() -> bool:
@@ -125,6 +192,36 @@ class EtcdCluster:
             member.start()
         for member in self.members:
             member.await_healthy()
+
+    @property
+    def leader(self) -> EtcdMember:
+        """The member that leads; waits for an election."""
+        return eventually(
+            lambda: next((m for m in self.members if m.leads), None), _START_DEADLINE_S, "a leader of etcd"
+        )
+
+    @property
+    def followers(self) -> list[EtcdMember]:
+        leader = self.leader
+        return [m for m in self.members if m is not leader]
+
+    def history(self, key: str) -> list[Change]:
+        """Every write and removal of `key` so far, oldest first, as etcd's own log has it."""
+        member = next(m for m in self.members if m.is_healthy())
+        # The watch of a key does not say when it has told all, so everything is watched, up to a mark.
+        mark = member.call("kv/put", key=_base64(_MARK), value=_base64(key))["header"]["revision"]
+        everything = {"key": "AA==", "range_end": "AA==", "start_revision": 1}
+        changes: list[Change] = []
+        for line in member._ask("POST", "/v3/watch", {"create_request": everything}):
+            for event in json.loads(line)["result"].get("events", []):
+                revision = int(event["kv"]["mod_revision"])
+                if base64.b64decode(event["kv"]["key"]).decode() == key:
+                    is_removal = event.get("type") == "DELETE"
+                    value = None if is_removal else base64.b64decode(event["kv"].get("value", ""))
+                    changes.append(Change(revision, value))
+                if revision >= int(mark):
+                    return changes
+        raise LabError(f"etcd {member.name} ended its history before revision {mark}")
 
     def kill(self) -> None:
         """SIGKILL all of them."""

@@ -26,6 +26,7 @@ _NAME = re.compile(r"bagua-(\d+)-(\d+)-\d+-\w+")
 _CLONE_NEWNET = 0x40000000
 _COMMAND_TIMEOUT_S = 20.0
 _DEATH_TIMEOUT_S = 10.0
+_STOP_AGAIN_S = 0.1
 
 
 class LabError(RuntimeError):
@@ -121,11 +122,16 @@ def signal_all(namespace: str, number: signal.Signals, spare: frozenset[int] = f
 def stop_all(namespace: str, spare: frozenset[int] = frozenset()) -> None:
     """SIGSTOP until every process has stopped: the signal only asks, and one may fork meanwhile."""
     deadline = time.monotonic() + _DEATH_TIMEOUT_S
+    again_at = time.monotonic() + _STOP_AGAIN_S
     while left := [
         pid for pid in signal_all(namespace, signal.SIGSTOP, spare) if _stat(pid)[0] not in "TtZX"
     ]:
         if time.monotonic() >= deadline:
             raise LabError(f"processes {left} in {namespace} do not stop")
+        if time.monotonic() >= again_at:
+            # One that stopped between vfork and exec keeps its parent from stopping: let it get past that.
+            signal_all(namespace, signal.SIGCONT, spare)
+            again_at = time.monotonic() + _STOP_AGAIN_S
         time.sleep(0.001)
 
 

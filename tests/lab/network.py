@@ -1,8 +1,9 @@
 """The lab: hosts on this machine, each a network namespace, joined by a switch in one of its own.
 
 A host has an address, a name that the others resolve, its own host name, and processes; it can be cut
-off, frozen, killed, its link shaped. Nothing of a lab is visible in the machine's own network, and
-`close` (or the next lab, after a crash) ends every process and removes every namespace.
+off from all or from one, in one direction too, frozen, killed, its link shaped, its clock set wrong.
+Nothing of a lab is visible in the machine's own network, and `close` (or the next lab, after a crash)
+ends every process and removes every namespace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from tests.lab import namespaces
+from tests.lab.clock import HostClock, build_library
 from tests.lab.namespaces import LabError, ip_batch, tc
 from tests.lab.process import LabProcess
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READY_TIMEOUT_S = 10.0
+_NOBODY = "02:77:00:00:00:00"  # numbers of labs and hosts begin with 1
 _labs_of_this_process = itertools.count(1)
 
 
@@ -44,6 +47,8 @@ class Host:
         self.namespace = f"{lab.name}-{self.name}"
         self.port_on_switch = f"p{number}"
         self.processes: list[LabProcess] = []
+        self._disks = itertools.count(1)
+        self.clock: HostClock | None = None
         self._holder: subprocess.Popen[bytes] | None = None
 
     def run(
@@ -58,6 +63,8 @@ class Host:
         program = shutil.which(words[0], path=None if env is None else env.get("PATH"))
         if program is None:
             raise LabError(f"no program {words[0]!r}")
+        if self.clock is not None:
+            env = {**(os.environ if env is None else env), **self.clock.environment}
         process = LabProcess(
             [*self._entrance(), f"--wdns={cwd or os.getcwd()}", "--"],
             [program, *words[1:]],
@@ -86,12 +93,63 @@ class Host:
     def thaw(self) -> None:
         namespaces.signal_all(self.namespace, signal.SIGCONT, self._spare())
 
+    def own_clock(self) -> HostClock:
+        """Processes started from now on have a wall clock of this host's own, for the test to shift."""
+        if self.clock is None:
+            self.clock = HostClock(
+                build_library(self.lab.directory), self.lab.directory / f"{self.name}-clock"
+            )
+        return self.clock
+
+    def wall_clock_s(self) -> int:
+        """Seconds since 1970 as a process of this host sees them."""
+        output = self.lab.directory / f"{self.name}-date"
+        output.unlink(missing_ok=True)
+        process = self.run(["date", "+%s"], output=output)
+        if process.wait(_READY_TIMEOUT_S) != 0:
+            raise LabError(f"{self}: date failed: {process.tail()}")
+        return int(process.text())
+
+    def small_disk(self, size_bytes: int) -> Path:
+        """A directory that holds so much and no more; what is in it only processes of this host see."""
+        directory = self.lab.directory / f"{self.name}-disk-{next(self._disks)}"
+        directory.mkdir()
+        options = f"size={size_bytes},mode=0700"
+        process = self.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory])
+        if process.wait(_READY_TIMEOUT_S) != 0:
+            raise LabError(f"{self}: no disk of {size_bytes} bytes")
+        return directory
+
+    def fill(self, directory: Path) -> None:
+        """Leave no byte free on the disk that holds `directory`; `directory`/filler takes it."""
+        output = self.lab.directory / f"{self.name}-filler"
+        # it ends with an error, for the disk is full
+        self.run(["dd", "if=/dev/zero", f"of={directory}/filler", "bs=4096"], output=output).wait(20)
+        if "No space left" not in output.read_text():
+            raise LabError(f"{self}: {directory} did not fill up: {output.read_text()}")
+
     def cut(self) -> None:
         """Pull the cable at the switch: what is sent is lost, silently, in both directions."""
         namespaces.ip("-n", self.lab.switch, "link", "set", self.port_on_switch, "down")
 
     def heal(self) -> None:
         namespaces.ip("-n", self.lab.switch, "link", "set", self.port_on_switch, "up")
+
+    def cut_to(self, other: Host, *, one_way: bool = False) -> None:
+        """What this host sends to `other` is lost, silently. Unless one_way, so is what comes back."""
+        self._send_to(other, _NOBODY)
+        if not one_way:
+            other._send_to(self, _NOBODY)
+
+    def heal_to(self, other: Host) -> None:
+        """Both directions."""
+        self._send_to(other, _mac(other))
+        other._send_to(self, _mac(self))
+
+    def _send_to(self, other: Host, hardware_address: str) -> None:
+        # to an address that nobody has: the switch takes it, and no host does
+        words = ("neigh", "replace", other.address, "lladdr", hardware_address)
+        namespaces.ip("-n", self.namespace, *words, "dev", "eth0", "nud", "permanent")
 
     def pids(self) -> list[int]:
         return [pid for pid in namespaces.pids_in(self.namespace) if pid not in self._spare()]
@@ -149,6 +207,8 @@ class Host:
             holder.wait(10)
             if holder.stdout is not None:
                 holder.stdout.close()
+        if self.clock is not None:
+            self.clock.close()
 
 
 class Lab:

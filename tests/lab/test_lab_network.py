@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import namespaces
+from tests.lab.clock import why_no_clock
 from tests.lab.fixtures import MakeLab
 from tests.lab.network import Host, Lab
 from tests.lab.wait import eventually
@@ -89,6 +90,94 @@ def test_a_cut_leaves_the_other_hosts_alone(lab: Lab) -> None:
     near, far = connected(lab.hosts[0], lab.hosts[2])
     with near, far:
         assert exchange(near, far) == b"hello"
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_cut_between_two_hosts_leaves_the_third_alone(lab: Lab, one_way: bool) -> None:
+    first, second, third = lab.hosts
+    with datagrams(first) as here, datagrams(second) as there, datagrams(third) as beyond:
+        first.cut_to(second, one_way=one_way)
+        sent = {"first": (here, there, second), "second": (there, here, first)}
+        arrived = {name: arrives(*words) for name, words in sent.items()}
+        assert arrived == {"first": False, "second": one_way}
+        assert arrives(here, beyond, third) and arrives(beyond, there, second)
+
+        first.heal_to(second)
+        assert arrives(here, there, second) and arrives(there, here, first)
+
+
+def datagrams(host: Host) -> socket.socket:
+    def bound() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.bind((host.address, PORT))
+        return made
+
+    return host.inside(bound)
+
+
+def arrives(sender: socket.socket, receiver: socket.socket, to: Host) -> bool:
+    receiver.settimeout(0.3)
+    sender.sendto(b"hello", (to.address, PORT))
+    try:
+        return receiver.recv(5) == b"hello"
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
+def test_a_host_has_a_wall_clock_of_its_own_and_it_jumps(lab: Lab, tmp_path: Path) -> None:
+    host, other = lab.hosts[:2]
+    clock = host.own_clock()
+    script = (
+        "import threading, time\n"
+        "began = time.monotonic()\n"
+        "while True:\n"
+        "    threading.Event().wait(0.01)\n"
+        "    print(time.time(), time.monotonic() - began, flush=True)\n"
+    )
+    process = host.run([sys.executable, "-c", script], output=tmp_path / "times")
+
+    def ahead_s() -> float:
+        """The running process's clock against the machine's, from its newest whole line."""
+        lines = process.text().splitlines()[:-1]
+        return round((float(lines[-1].split()[0]) - time.time()) / 60) * 60 if lines else -1
+
+    eventually(lambda: ahead_s() == 0, 10, process.tail)
+    for shift_s in (3600, -3600, 0):
+        clock.shift(shift_s)
+        assert host.wall_clock_s() - time.time() == pytest.approx(shift_s, abs=5)
+        eventually(lambda wanted_s=shift_s: ahead_s() == wanted_s, 5, process.tail)  # type: ignore[misc]
+        assert other.wall_clock_s() == pytest.approx(time.time(), abs=5)
+    elapsed_s = [float(line.split()[1]) for line in process.text().splitlines()[:-1]]
+    assert elapsed_s == sorted(elapsed_s) and elapsed_s[-1] < 60, "the clock of durations does not jump"
+
+
+def test_who_waits_for_a_moment_of_the_wall_clock_is_reached_by_a_jump(lab: Lab, tmp_path: Path) -> None:
+    if why := why_no_clock():
+        pytest.skip(why)
+    clock = lab.hosts[0].own_clock()
+    script = (
+        "import ctypes, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "semaphore, until = ctypes.create_string_buffer(64), (ctypes.c_long * 2)(int(time.time()) + 600, 0)\n"
+        "libc.sem_init(semaphore, 0, 0)\n"
+        "print('waits', flush=True)\n"
+        "libc.sem_timedwait(semaphore, until)\n"
+    )
+    process = lab.hosts[0].run([sys.executable, "-c", script], output=tmp_path / "out")
+    eventually(lambda: "waits" in process.text(), 10, process.tail)
+    clock.shift(3600)
+    assert process.wait(5) == 0
+
+
+def test_a_small_disk_is_full_on_its_host_alone(lab: Lab, tmp_path: Path) -> None:
+    host = lab.hosts[0]
+    disk = host.small_disk(1 << 20)
+    host.fill(disk)
+    output = tmp_path / "out"
+    assert host.run(["dd", "if=/dev/zero", f"of={disk}/more", "count=1"], output=output).wait(5) != 0
+    assert "No space left" in output.read_text()
+    assert list(disk.iterdir()) == [], "mounted on the host alone"
 
 
 def test_a_port_where_nobody_listens_refuses(lab: Lab) -> None:
