@@ -7,6 +7,7 @@ deleted but whole generations. Frames: length, operation, key, value. Oversized 
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import struct
@@ -18,6 +19,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 LARGEST_FRAME_BYTES = 1 << 20
 GENERATIONS_KEPT = 16
+ACCEPT_AGAIN_S = 0.1  # callers wait in the backlog meanwhile
+_NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the key
 _SET, _GET, _VALUE = 1, 2, 3
 
@@ -66,6 +69,7 @@ class MeetingServer:
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._accepts = True
         self._thread = threading.Thread(target=self._run, name="bagua-meeting", daemon=True)
         self._thread.start()
 
@@ -76,7 +80,13 @@ class MeetingServer:
     def _run(self) -> None:
         with self._selector:
             while True:
-                for key, events in self._selector.select():
+                if not self._accepts:
+                    ready = self._selector.select(ACCEPT_AGAIN_S)
+                    self._selector.register(self._listener, selectors.EVENT_READ)
+                    self._accepts = True
+                else:
+                    ready = self._selector.select()
+                for key, events in ready:
                     if key.fileobj is self._wake_out:
                         self._end()
                         return
@@ -86,6 +96,7 @@ class MeetingServer:
                         self._serve(key.data, events)
 
     def _end(self) -> None:
+        self._listener.close()
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
@@ -93,8 +104,13 @@ class MeetingServer:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            return  # whoever called has hung up; or no descriptor is left, and the caller's time runs out
+        except OSError as error:
+            # Whoever called has hung up; or no descriptor is left: then the caller stays in the backlog, and the
+            # listener would be reported ready again and again.
+            if error.errno in _NOTHING_LEFT:
+                self._selector.unregister(self._listener)
+                self._accepts = False
+            return
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

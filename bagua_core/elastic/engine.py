@@ -1,15 +1,14 @@
 """When is a step final on this worker, and what is undone when it is not?
 
-Owns the name of this worker's state, the step under way and the copies made in it. Where the job goes is
-member.py; who copies from whom heal_plan.py; which ledger lines are due commit_history.py. Everything runs in the
-script's thread.
+Owns the step under way and its boundary. What is committed is committed_state.py's; copies are copying.py's, the
+script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines are due
+commit_history.py. Everything runs in the script's thread.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation, StateName
+from bagua_contract.records import Generation
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -25,20 +24,23 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.elastic import entry, heal, operations
-from bagua_core.elastic.commit_history import Entry, History, Line
+from bagua_core.elastic import entry
+from bagua_core.elastic.agent_reports import AgentReports
+from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
+from bagua_core.elastic.commit_history import Entry
+from bagua_core.elastic.committed_state import CommittedState
+from bagua_core.elastic.copying import Copying
 from bagua_core.elastic.digest_check import DigestCheck
 from bagua_core.elastic.failpoints import Failpoints
 from bagua_core.elastic.heal_plan import HealPlan
-from bagua_core.elastic.ledger import LedgerLine, LedgerWriter
+from bagua_core.elastic.ledger import LedgerWriter
+from bagua_core.elastic.ledger_lines import LedgerLines
 from bagua_core.elastic.member import Member
-from bagua_core.elastic.state_registry import Stateful, StateRegistry
+from bagua_core.elastic.outside_collectives import OutsideCollectives, check_averages
+from bagua_core.elastic.state_registry import Stateful
 from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
 from bagua_core.elastic.step_seed import seed_generators
-from bagua_core.elastic.step_timing import Pace
 from bagua_core.optimizer_gate import gate_scaler, gate_scheduler
-
-PROGRESS_EVERY_S = 0.25
 
 
 class OutsideStepError(RuntimeError):
@@ -57,22 +59,17 @@ class Engine:
     """One per process. environment None: a world of one, not launched."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
-        self.registry = StateRegistry()
-        self.operations = operations.OperationLog()
+        self.state = CommittedState()
+        self.registry = self.state.registry
         self.metrics: dict[str, float] = {}
         self._environment = environment
         self._models: list[Model] = []
         self._source: DataSource | None = None
         self._seed = 0
 
-        # what is committed here
-        self._name = StateName()
-        self._position = {"epoch": 0, "batch": 0}
         self._job_step = 0
-        self._history = History()
         self._workers: tuple[str, ...] = ("",)
         self._roster: dict[str, int] = {}
-        self._entered_reported = 0
         self._finished = False
         self._ended = False
 
@@ -84,21 +81,37 @@ class Engine:
         self._failed: Exception | None = None
         self._reduced = False
         self._part = 0  # optimizer steps of this step so far
-        self._final_parts = 0  # those that are final although the step failed later
         self._healing: frozenset[int] = frozenset()
         self._newcomers: frozenset[int] = frozenset()
-        self._transfer: heal.Transfer | None = None
 
-        self._pace = Pace(PROGRESS_EVERY_S)
         self._digest_check = DigestCheck(environment.digest_every_steps if environment else 0)
-        self._ledger: LedgerWriter | None = None
         self._failpoints = Failpoints()
-        self._member: Member | None = None
+        writer: LedgerWriter | None = None
         if environment is not None:
             self._failpoints = Failpoints(environment.failpoints, environment.slot)
             if environment.ledger_dir:
-                self._ledger = LedgerWriter(environment.ledger_dir, environment.worker_id, self._say)
-            self._member = Member(environment, self)
+                writer = LedgerWriter(environment.ledger_dir, environment.worker_id, self._say)
+        self._lines = LedgerLines(writer, self.reach)
+        self._member: Member | None = None
+        self._copying: Copying | None = None
+        self._outside: OutsideCollectives | None = None
+        self._reports: AgentReports | None = None
+        self._checkpoints: JobCheckpoints | None = None
+        if environment is not None:
+            member = self._member = Member(environment, self)
+            self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
+            self._outside = OutsideCollectives(self, self.state, member)
+            self._reports = AgentReports(member)
+            self._checkpoints = JobCheckpoints(
+                settings_of(environment),
+                self.state,
+                member,
+                self._swap_in,
+                self.info,
+                self._lines.resumed,
+                self.fingerprint,
+                self._say,
+            )
 
     # -- what this worker is now
 
@@ -147,6 +160,14 @@ class Engine:
         return self._step_begun
 
     @property
+    def is_reduced(self) -> bool:
+        return self._reduced
+
+    @property
+    def newcomers(self) -> frozenset[int]:
+        return self._newcomers
+
+    @property
     def micro_batch(self) -> MicroBatch:
         if not self._step_begun and self.launched:
             raise OutsideStepError(
@@ -163,7 +184,7 @@ class Engine:
         return self._member.communicator if self._member else None
 
     def reach(self, point: str) -> None:
-        self._failpoints.reach(point, self._name.step)
+        self._failpoints.reach(point, self.state.name.step)
 
     def _say(self, text: str) -> None:
         print(f"bagua: {text}", file=sys.stderr, flush=True)
@@ -173,14 +194,14 @@ class Engine:
     def attach_source(self, source: DataSource) -> None:
         if self._source is source:
             return
-        if self._source is not None and (self._step_begun or self._name.step):
+        if self._source is not None and (self._step_begun or self.state.name.step):
             raise SecondLoaderError(
                 "a second ElasticDataLoader was iterated; one loader defines the job's steps. "
                 "Use a plain torch DataLoader for evaluation"
             )
-        self._source = source
+        self._source = self._lines.source = source
         self._seed = int(source.fingerprint().get("seed", "0"))
-        source.seek(self._position)
+        source.seek(self.state.position)
 
     def attach_model(self, model: Model) -> None:
         self._models.append(model)
@@ -216,7 +237,7 @@ class Engine:
                 self._ended = True
                 raise
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
-        step = self._job_step if self.global_rank in self._healing else self._name.step
+        step = self._job_step if self.global_rank in self._healing else self.state.name.step
         self._plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self._healing)
         return self._plan
 
@@ -275,58 +296,60 @@ class Engine:
         for model in self._models:
             model.step_rolled_back()
         if self._source is not None:
-            self._source.seek(self._position)
+            self._source.seek(self.state.position)
         self._healing = frozenset()
-        self._transfer = None
-        self._say(f"step {self._name.step} in generation {self._plan.generation} did not happen: {why}")
+        self._drop_copy()
+        self._say(f"step {self.state.name.step} in generation {self._plan.generation} did not happen: {why}")
 
     def _commit(self) -> None:
-        self._history = self._history.committed(
+        state = self.state
+        state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
-                step=self._name.step + 1,
-                position=tuple(sorted(self._position.items())),
+                step=state.name.step + 1,
+                position=tuple(sorted(state.position.items())),
                 workers=self._workers,
                 healing=self._plan.healing,
                 time_s=time.time(),
             )
         )
         if self._source is not None:
-            self._position = dict(self._source.after(self._position))
-            self._source.seek(self._position)
-        self._name = StateName(self.generation_number, self._name.step + 1, 0)
-        self._final_parts = 0
-        self.operations.clear()
+            state.position = dict(self._source.after(state.position))
+            self._source.seek(state.position)
+        state.step_committed(self.generation_number)
         self._healing = self._newcomers = frozenset()
-        self._transfer = None
-        if self._member is None:
+        self._drop_copy()
+        if self._reports is None:
             return
-        self._say_entered()
-        if self._pace.step_done(time.monotonic()):
+        self._reports.entered(state.name.step)
+        if self._reports.is_progress_due():
             self._report_progress()
-        communicator = self.communicator()
-        if communicator is not None and self._digest_check.is_due(self._name.step):
-            try:
-                self._digest_check.compare(
-                    communicator, self.registry.parameters(), self._name.step, self.wait
-                )
-            except CollectiveFailed as error:
-                self._member.break_generation(error)
+        self._check_digest()
+        if self._checkpoints is not None:
+            self._checkpoints.after_commit()
 
-    def _say_entered(self) -> None:
-        """The first commit in a generation tells the job that this worker holds its state."""
-        if self._member is not None and self._entered_reported != self._member.number:
-            self._entered_reported = self._member.number
-            self._member.first_commit_done()
-            self._member.session.entered(self._member.number, self._name.step)
+    def _check_digest(self) -> None:
+        communicator, step = self.communicator(), self.state.name.step
+        if communicator is None or communicator.world_size == 1:
+            return
+        if not self._digest_check.is_due(step):
+            self._digest_check.step_done(self._parameters, step)
+            return
+        try:
+            self._digest_check.compare(communicator, self.registry.parameters(), step, self.wait)
+        except CollectiveFailed as error:
+            assert self._member is not None
+            self._member.break_generation(error)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """The very ones, whatever memory a script gives them later."""
+        return [p for module in self.registry.modules for p in module.parameters()]
 
     def _report_progress(self) -> None:
-        if self._member is not None:
-            self._member.session.progress(
-                self._member.number,
-                self._name.step,
-                self._position["epoch"],
-                self._pace.steps_per_s,
+        if self._reports is not None:
+            self._reports.progress(
+                self.state.name.step,
+                self.state.position["epoch"],
                 # what a newcomer computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self._plan.global_rank in self._plan.healing else self.metrics,
             )
@@ -360,40 +383,34 @@ class Engine:
         """Several optimizer steps in one step are parts of it, each final once its own reduction succeeded: when the
         step is done again, those that are final already are not."""
         self._part += 1
-        if self._part <= self._final_parts:
+        if self._part <= self.state.final_parts:
             return False
         self._before_optimizer_step()
-        self._final_parts = self._part
-        # A state between two steps: further than the last commit, behind the next.
-        self._name = StateName(self.generation_number, self._name.step, self._name.operations + 1)
+        self.state.part_committed(self.generation_number, self._part)
         return True
 
     def _before_optimizer_step(self) -> None:
-        transfer = self._transfer
-        if transfer is None or self.global_rank in self._healing:
+        if self._copying is None or self.global_rank in self._healing:
             return
         try:
-            self._await(transfer)
+            self._copying.sent()
         except CollectiveFailed as error:
             # This step's reduction is in, so the step is final here; only the generation is not.
             assert self._member is not None
             self._member.break_generation(error)
-        self._transfer = None
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         self.reach("reduction.done")
-        if self.global_rank in self._healing and self._transfer is not None:
+        if self._copying is not None and self.global_rank in self._healing and self._copying.is_under_way:
             try:
-                self._await(self._transfer)
+                self._copying.swap_in()
             except CollectiveFailed as error:
                 self.reduction_failed(error)
                 return
-            self._swap_in(self._transfer.result)
-            self._transfer = None
         self._reduced = True
         if pair is not None and self._member is not None:
             self._member.pair_reduced(pair)
-        self._release(self._name.step + 1, self._healing)
+        self._release(self.state.name.step + 1, self._healing)
 
     def broadcast_failed(self, error: Exception) -> None:
         """Buffers could not be shared before a forward. Once the step's reduction is in, that changes nothing of the
@@ -412,174 +429,64 @@ class Engine:
     # -- entering a generation (called by the member)
 
     def info(self) -> entry.Info:
-        return entry.Info(self._name, self.operations.is_running, self._position)
+        state = self.state
+        stages = self._copying is None or self._copying.stages()
+        return entry.Info(state.name, state.operations.is_running, state.position, stages, state.half)
 
     def stepped_out(self, *, keeps_state: bool) -> None:
+        self._drop_copy()
         if not keeps_state:
-            self._name = StateName()
-            self._history = History()
-            self.operations.forget()
-            self._final_parts = 0
+            self.state.forget()
         self._healing = self._newcomers = frozenset()
-        self._transfer = None
         for model in self._models:
             model.communicator_changed()
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         communicator = self.communicator()
-        assert communicator is not None and self._member is not None
-        own = communicator.global_rank
+        assert communicator is not None and self._copying is not None and self._checkpoints is not None
+        self._lines.job = generation.nonce
+        plan, infos = self._checkpoints.resume(generation, plan, infos)
         self._newcomers = plan.newcomers
         self._healing = plan.beside
-        behind, at_once, beside = plan.healing, tuple(sorted(plan.at_once)), tuple(sorted(plan.beside))
-        self._transfer = None
         self._workers = tuple(m.worker_id for m in generation.members)
         self._roster = {m.worker_id: m.since_generation for m in generation.members}
-        self._write(self._history.entered(self._worker_id, self._roster))
+        self._drop_copy()
+        self._lines.write(self.state.history.entered(self._worker_id, self._roster))
         position = dict(infos[plan.holders[0]].position)
         self._job_step = plan.furthest.step
-        if own in plan.holders and behind:
-            state = self._capture()
-            if at_once:
-                self._await(self._sending(communicator, state, plan, at_once))
-            if beside:
-                self._transfer = self._sending(communicator, state, plan, beside)
-        elif own in behind:
-            transfer = heal.Transfer(
-                lambda: heal.receive_state(communicator, plan.holders), self._member.changed
-            )
-            self.reach("heal.receive")
-            if own in at_once:
-                self._await(transfer)
-                self._swap_in(transfer.result)
-            else:
-                self._transfer = transfer
-        self._position = position
+        self._copying.enter(communicator, plan)
+        self.state.position = position
         if self._source is not None:
             self._source.seek(position)
         for model in self._models:
             model.communicator_changed()
 
-    def _sending(
-        self, communicator: Communicator, state: Any, plan: HealPlan, receivers: tuple[int, ...]
-    ) -> heal.Transfer:
-        assert self._member is not None
-
-        def send() -> None:
-            self.reach("heal.send")
-            heal.send_state(communicator, state, plan.holders, receivers)
-
-        return heal.Transfer(send, self._member.changed)
-
-    def _await(self, transfer: heal.Transfer) -> None:
-        assert self._member is not None
-        self._member.wait_for_transfer(lambda: transfer.done)
-        if isinstance(transfer.error, CollectiveFailed):
-            raise transfer.error
-        if transfer.error is not None:
-            raise transfer.error  # no peer's doing, so making the generation anew would not help
-
-    def _capture(self) -> dict[str, Any]:
-        state = self.registry.capture()
-        # A forward pass may change buffers while the copy is under way; parameters wait for it.
-        state["modules"] = [
-            {n: t.clone() if n.startswith("buffer.") else t for n, t in tensors.items()}
-            for tensors in state["modules"]
-        ]
-        state["name"] = [self._name.generation, self._name.step, self._name.operations]
-        state["history"] = self._history.encode()
-        state["operations"] = self.operations.results()
-        state["final_parts"] = self._final_parts
-        return state
-
-    def _swap_in(self, state: dict[str, Any]) -> None:
+    def _swap_in(self, copied: dict[str, Any]) -> None:
         self.reach("heal.swap")
-        self.registry.restore(state)
-        same_step = self._name.step == state["name"][1]
-        self._name = StateName(*state["name"])
-        self._final_parts = state["final_parts"]
-        self._history, due = History.decode(state["history"]).copied(self._worker_id, self._roster)
-        self._write(due)
-        self.operations.replace(state["operations"], same_step=same_step)
+        self._lines.write(self.state.restore(copied, self._worker_id, self._roster))
+        self._digest_check.state_replaced(self._parameters, self.state.name.step)
+
+    def _drop_copy(self) -> None:
+        if self._copying is not None:
+            self._copying.drop()
 
     # -- collectives outside steps
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """See bagua_core.allreduce."""
-        if self.communicator() is None:
-            return tensor.clone()
-        if self._step_begun:
-            return self._allreduce_in_step(tensor, op)
-        if self.global_rank in self._newcomers:
-            return tensor.clone()  # it takes part from its first step on
-        return self._operate(tensor, op)
+        if self._outside is not None:
+            return self._outside.allreduce(tensor, op)
+        check_averages(tensor, op)
+        return tensor.clone()
 
-    def _allreduce_in_step(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Part of the step: it fails with it. Once the step's reduction is in, the step is final, so a failure
-        then only ends the generation, and the rank's own value comes back."""
-        communicator, member = self.communicator(), self._member
-        assert communicator is not None and member is not None
-        if self._failed is not None or member.broken:
-            return tensor.clone()
-        healing = self.global_rank in self._plan.healing
-        result = operations.neutral(tensor, op) if healing else tensor.clone()
-        try:
-            self.wait(communicator.allreduce(result, ReduceOp.SUM if op is ReduceOp.AVG else op))
-        except CollectiveFailed as error:
-            if self._reduced:
-                member.break_generation(error)
-            else:
-                self.reduction_failed(error)
-            return tensor.clone()
-        return result.div_(self._plan.active_count) if op is ReduceOp.AVG else result
-
-    def _operate(self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False) -> torch.Tensor:
-        """Run one collective of the log until it succeeded among the members that are left."""
-        member, log = self._member, self.operations
-        assert member is not None
-        index = log.next_index
-        log.is_running = True
-        try:
-            while True:
-                recorded = log.recorded(index)
-                if recorded is not None:
-                    log.returned()
-                    return recorded.clone()
-                if member.generation is None or (finishing and member.is_closed):
-                    log.returned()
-                    return tensor.clone()
-                try:
-                    result = self._attempt(member, index, tensor, op)
-                except CollectiveFailed as error:
-                    if not member.broken:
-                        member.break_generation(error)
-                    member.follow(outside=True, given_up=lambda: finishing and member.is_closed)
-                    continue
-                # Newcomers did not take part, but without the state they cannot undo anything either.
-                self._release(self._name.step + 1, frozenset())
-                self._name = StateName(self.generation_number, self._name.step, index + 1)
-                log.record(result)
-                log.returned()
-                self._say_entered()
-                self.reach("outside.done")
-                return result
-        finally:
-            log.is_running = False
-
-    def _attempt(self, member: Member, index: int, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        if member.broken:
-            raise CollectiveAborted("the generation broke before")
-        communicator = member.communicator
-        assert communicator is not None
-        members = tuple(r for r in range(communicator.world_size) if r not in self._newcomers)
-        if len(members) == 1:
-            return tensor.clone()
-        if self._newcomers:
-            communicator = member.side_communicator(members)
-        operations.check_agreement(communicator, index, tensor, op, member.wait_unlearned)
-        result = tensor.clone()
-        member.wait_unlearned(communicator.allreduce(result, op))
-        return result
+    def operation_done(self, index: int) -> None:
+        """See outside_collectives.Steps."""
+        # Newcomers did not take part, but without the state they cannot undo anything either.
+        self._release(self.state.name.step + 1, frozenset())
+        self.state.operation_committed(self.generation_number, index)
+        if self._reports is not None:
+            self._reports.entered(self.state.name.step)
+        self.reach("outside.done")
 
     # -- the end
 
@@ -595,8 +502,9 @@ class Engine:
             self._end_step()
         member = self._member
         if member is not None and member.generation is not None:
-            self._finish_transfer()
-            steps = self._name.step
+            assert self._outside is not None and self._reports is not None
+            self._finish_copy()
+            steps = self.state.name.step
             if self.global_rank in self._newcomers:
                 # It came for a step that the job did not need any more.
                 member.wait_closed()
@@ -605,29 +513,30 @@ class Engine:
             # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
             # that completes the second knows that everyone has written.
             for _ in range(2):
-                self._operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
-            if not member.is_closed and (member.generation is None or self._name.step != steps):
+                self._outside.operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
+            if not member.is_closed and (member.generation is None or self.state.name.step != steps):
                 self.boundary()
                 return False
+            if self._checkpoints is not None:
+                self._checkpoints.finish(*self.place_of_script())
             self.reach("finish.done")
-            member.session.training_done(member.number, self._name.step)
+            self._reports.training_done(self.state.name.step)
         self._finished = True
         return True
 
-    def _finish_transfer(self) -> None:
+    def _finish_copy(self) -> None:
         """A copy that would have run beside the next step, were there one."""
-        transfer = self._transfer
-        if transfer is None:
+        copying = self._copying
+        if copying is None or not copying.is_under_way:
             return
-        self._transfer = None
         try:
-            self._await(transfer)
+            if self.global_rank in self._healing:
+                copying.swap_in()
+            else:
+                copying.sent()
         except CollectiveFailed as error:
             assert self._member is not None
             self._member.break_generation(error)
-            return
-        if self.global_rank in self._healing:
-            self._swap_in(transfer.result)
 
     def shutdown(self, exit_code: int) -> bool:
         """See runtime.shutdown."""
@@ -637,32 +546,13 @@ class Engine:
         if exit_code == 0 and not self._finished and not self._ended and member.generation is not None:
             self.finish()
         self._report_progress()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         member.session.close()
         return True
 
-    # -- ledger
-
     def _release(self, step: int, healing: frozenset[int]) -> None:
         """A collective of all members completed: lines that can't be undone any more are written."""
-        self._history, due = self._history.collective_completed(step, healing, self._worker_id, self._roster)
-        self._write(due)
-
-    def _write(self, due: Iterable[Line]) -> None:
-        if self._ledger is None or self._source is None:
-            return
-        for line in due:
-            self.reach("ledger.before")
-            step = line.entry
-            position = dict(step.position)
-            plan = StepPlan(step.generation, step.step - 1, 0, step.world_size, step.healing)
-            self._ledger.write(
-                LedgerLine(
-                    time=step.time_s,
-                    generation=step.generation,
-                    step=step.step,
-                    global_rank=line.global_rank,
-                    world_size=step.world_size,
-                    epoch=position["epoch"],
-                    samples=self._source.samples_of(position, plan, line.global_rank),
-                )
-            )
+        state = self.state
+        state.history, due = state.history.collective_completed(step, healing, self._worker_id, self._roster)
+        self._lines.write(due)

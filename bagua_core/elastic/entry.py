@@ -11,19 +11,23 @@ from dataclasses import dataclass
 import torch
 
 from bagua_contract.records import Generation, StateName
-from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.elastic import heal_plan
+from bagua_core.elastic.heal_plan import HalfCopy, StateGone
 
-_COLUMNS = 6
+_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One member's row. outside: it stands in a collective outside a step, not at a boundary."""
+    """One member's row. outside: it stands in a collective outside a step, not at a boundary. stages: a copy would
+    not touch its own state until it is verified. half: what a copy that failed has left of its state."""
 
     name: StateName
     outside: bool
     position: Mapping[str, int]
+    stages: bool = True
+    half: HalfCopy = HalfCopy.NONE
 
     def to_row(self) -> list[int]:
         return [
@@ -33,20 +37,41 @@ class Info:
             int(self.outside),
             self.position["epoch"],
             self.position["batch"],
+            int(self.stages),
+            int(self.half),
         ]
 
     @staticmethod
     def from_row(row: list[int]) -> Info:
-        return Info(StateName(*row[:3]), bool(row[3]), {"epoch": row[4], "batch": row[5]})
+        return Info(
+            StateName(*row[:3]),
+            bool(row[3]),
+            {"epoch": row[4], "batch": row[5]},
+            bool(row[6]),
+            HalfCopy(row[7]),
+        )
 
 
 def exchange(
     communicator: Communicator, generation: Generation, own: Info, wait: Callable[[Pending], None]
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
-    """Every member's row, and what follows from them. Raises CollectiveFailed."""
+    """Every member's row, and what follows from them. Raises CollectiveFailed, and StateGone on whoever must end."""
     row = torch.tensor(own.to_row(), dtype=torch.int64)
     rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
     wait(communicator.allgather(rows, row))
     infos = [Info.from_row(r) for r in rows.tolist()]
     since = [m.since_generation for m in generation.members]
-    return heal_plan.plan([i.name for i in infos], [i.outside for i in infos], since), infos
+    try:
+        plan = heal_plan.plan(
+            [i.name for i in infos],
+            [i.outside for i in infos],
+            since,
+            [i.stages for i in infos],
+            [i.half for i in infos],
+        )
+    except StateGone as error:
+        if communicator.global_rank in error.ranks:
+            raise
+        # The others wait, as newcomers do, for somebody who has the state.
+        raise CollectiveFailed(str(error)) from error
+    return plan, infos

@@ -1,26 +1,27 @@
 """How does a worker that is behind get the job's state? Copies between members of one generation.
 
-The state travels as a manifest and one run of bytes, striped over all holders, into staging; its digest is
-checked; only then is it handed out. No pickle. Owns the wire form and the threads; who heals from whom is
-decided in heal_plan.py, when the copy is swapped in by the engine.
+The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
+digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
+silent; who heals from whom is decided in heal_plan.py, when the copy is swapped in by copying.py.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.elastic import state_codec
+from bagua_core.elastic.landing import Landing, Staging
 
 CHUNK_BYTES = 4 << 20
 TAG = 7001  # one transfer at a time between two ranks of one communicator
-PROTECTIVE_JOIN_S = 600.0
+# A peer that neither dies nor sends: long, for it may be held up as a whole machine can be, but not for ever.
+SILENCE_S = 600.0
 
 
 class HealMismatch(CollectiveFailed):
@@ -38,33 +39,34 @@ def send_state(
     for receiver in receivers:
         if own == 0:
             header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
-            communicator.send(header, receiver, TAG).wait()
-            communicator.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver, TAG).wait()
+            _send(communicator, header, receiver)
+            _send(communicator, torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver)
         checksum = 0
         for at in range(begin, end, CHUNK_BYTES):
             chunk = torch.empty(min(CHUNK_BYTES, end - at), dtype=torch.uint8)
             state_codec.read_bytes(tensors, at, chunk)
             checksum = zlib.crc32(chunk.numpy().data, checksum)
-            communicator.send(chunk, receiver, TAG).wait()
-        communicator.send(torch.tensor([checksum], dtype=torch.int64), receiver, TAG).wait()
+            _send(communicator, chunk, receiver)
+        _send(communicator, torch.tensor([checksum], dtype=torch.int64), receiver)
 
 
-def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
-    """The state that `holders` send. Blocks; raises CollectiveFailed, HealMismatch."""
+def receive_state(communicator: Communicator, holders: Sequence[int], landing: Landing | None = None) -> Any:
+    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch."""
+    where: Landing = Staging() if landing is None else landing
     header = torch.zeros(3, dtype=torch.int64)
-    communicator.receive(header, holders[0], TAG).wait()
+    _receive(communicator, header, holders[0])
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     manifest = torch.empty(manifest_bytes, dtype=torch.uint8)
-    communicator.receive(manifest, holders[0], TAG).wait()
+    _receive(communicator, manifest, holders[0])
     if zlib.crc32(manifest.numpy().data) != checksum:
         raise HealMismatch("the manifest of the state arrived with another checksum; it is not used")
-    staging = torch.empty(total_bytes, dtype=torch.uint8)
+    where.open(manifest.numpy().tobytes(), total_bytes)
 
     failures: list[Exception] = []
 
     def stripe(part: int) -> None:
         try:
-            _receive_stripe(communicator, staging, holders, part)
+            _receive_stripe(communicator, where, total_bytes, holders, part)
         except Exception as error:  # noqa: BLE001 (handed to the caller below)
             failures.append(error)
 
@@ -75,29 +77,45 @@ def receive_state(communicator: Communicator, holders: Sequence[int]) -> Any:
     for thread in others:
         thread.start()
     stripe(0)
-    deadline_s = time.monotonic() + PROTECTIVE_JOIN_S
     for thread in others:
-        thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
-    if any(thread.is_alive() for thread in others):
-        raise CollectiveFailed(f"a stripe of the state did not arrive within {PROTECTIVE_JOIN_S:g} s")
+        thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S
     if failures:
         raise failures[0]
-    return state_codec.decode(manifest.numpy().tobytes(), staging, copy=False)
+    return where.state()
 
 
 def _receive_stripe(
-    communicator: Communicator, staging: torch.Tensor, holders: Sequence[int], part: int
+    communicator: Communicator, where: Landing, total_bytes: int, holders: Sequence[int], part: int
 ) -> None:
-    begin, end = state_codec.byte_ranges(staging.numel(), len(holders), part)
+    begin, end = state_codec.byte_ranges(total_bytes, len(holders), part)
     checksum = 0
     for at in range(begin, end, CHUNK_BYTES):
-        chunk = staging[at : min(at + CHUNK_BYTES, end)]
-        communicator.receive(chunk, holders[part], TAG).wait()
+        chunk = where.chunk(at, min(at + CHUNK_BYTES, end))
+        _receive(communicator, chunk, holders[part])
         checksum = zlib.crc32(chunk.numpy().data, checksum)
+        where.put(at, chunk)
     expected = torch.zeros(1, dtype=torch.int64)
-    communicator.receive(expected, holders[part], TAG).wait()
+    _receive(communicator, expected, holders[part])
     if int(expected) != checksum:
         raise HealMismatch(f"stripe {part} of the state arrived with another checksum; it is not used")
+
+
+def _send(communicator: Communicator, tensor: torch.Tensor, receiver: int) -> None:
+    _wait(communicator.send(tensor, receiver, TAG), f"global rank {receiver} took nothing of the state")
+
+
+def _receive(communicator: Communicator, tensor: torch.Tensor, holder: int) -> None:
+    _wait(communicator.receive(tensor, holder, TAG), f"global rank {holder} sent nothing of the state")
+
+
+def _wait(pending: Pending, silence: str) -> None:
+    limit_s = SILENCE_S
+
+    def stalled(waited_s: float) -> None:
+        if waited_s >= limit_s:
+            raise CollectiveFailed(f"{silence} for {limit_s:g} s")
+
+    pending.wait(stalled, limit_s)
 
 
 class Transfer:

@@ -2,14 +2,36 @@
 
 Owns rules 3 and 4 of a step. Pure: knows no tensors and no sockets. Every member calls it with the same
 arguments: they are indexed by global_rank and come from the exchange and the generation's record.
+Invariants: a holder is never written to; of several complete states one that nobody reads stays untouched until
+another copy is verified (`spared`); what a copy left half written is nobody's state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from bagua_contract.records import StateName
+
+
+class HalfCopy(IntEnum):
+    """What a copy in place that failed has left here: nothing, or half a state, committed or initial."""
+
+    NONE = 0
+    INITIAL = 1
+    COMMITTED = 2
+
+
+class StateGone(RuntimeError):
+    """Nobody has the job's state any more. ranks: those that hold half of it, and must not go on."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        super().__init__(
+            f"global ranks {list(ranks)} were copying the job's state in place when its source was lost, and no "
+            "member of this generation has it whole"
+        )
+        self.ranks = ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +40,9 @@ class HealPlan:
 
     furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
     copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
-    step was ever committed; rank 0's initial state is the job's. newcomers: came without any state, so they take
-    part in nothing before their first step.
+    step was ever committed; the initial state of its one holder is the job's. newcomers: came without any state, so
+    they take part in nothing before their first step. spared: of those at once, whoever copies only when all others
+    have verified theirs, for until then it holds the only complete state that is neither read nor written.
     """
 
     furthest: StateName
@@ -29,6 +52,17 @@ class HealPlan:
     initial: bool
     reason: str
     newcomers: frozenset[int] = frozenset()
+    spared: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        # no copy may ever be written over by another
+        if not self.holders or self.healing & set(self.holders) or not self.spared <= self.at_once:
+            raise ValueError(f"not a plan: {self}")
+
+    @property
+    def rounds(self) -> tuple[frozenset[int], ...]:
+        """Who copies at once, round by round: one begins when all copies of the one before are verified."""
+        return tuple(r for r in (self.at_once - self.spared, self.spared) if r)
 
     @property
     def healing(self) -> frozenset[int]:
@@ -49,34 +83,67 @@ def counted_name(name: StateName, since_generation: int) -> StateName:
     return name if name.generation >= since_generation else StateName()
 
 
-def plan(names: Sequence[StateName], outside: Sequence[bool], since: Sequence[int]) -> HealPlan:
-    """names, outside (stands outside a step), since (`Placement.since_generation`): by global_rank.
+def plan(
+    names: Sequence[StateName],
+    outside: Sequence[bool],
+    since: Sequence[int],
+    stages: Sequence[bool] | None = None,
+    half: Sequence[HalfCopy] | None = None,
+) -> HealPlan:
+    """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
+    a copy is verified; default: all), half (default: none), by global_rank.
 
-    Raises ValueError when the three do not describe the same members.
+    Raises ValueError when they do not describe the same members, StateGone.
     """
-    if not names or not len(names) == len(outside) == len(since):
-        raise ValueError(f"{len(names)} names, {len(outside)} places, {len(since)} placements: not one world")
+    stages = [True] * len(names) if stages is None else stages
+    half = [HalfCopy.NONE] * len(names) if half is None else half
+    lengths = {len(names), len(outside), len(since), len(stages), len(half)}
+    if lengths != {len(names)} or not names:
+        raise ValueError(f"rows of {sorted(lengths)} members: not one world")
     counted = [counted_name(name, first) for name, first in zip(names, since, strict=True)]
     furthest = max(counted)
     if furthest.is_none:
-        # Scripts need not build equal initial parameters, and nobody may commit on unequal ones.
-        return HealPlan(
-            furthest=furthest,
-            holders=(0,),
-            at_once=frozenset(range(1, len(names))),
-            beside=frozenset(),
-            initial=True,
-            reason="no step was ever committed: rank 0's initial state is the job's",
-        )
+        return _initial(half)
     holders = tuple(r for r, name in enumerate(counted) if name == furthest)
     healing = frozenset(range(len(names))) - frozenset(holders)
     # A member that is one commit behind may stand before the same evaluation as the others, and must not go
-    # into it with old parameters: only those without any state copy beside the step.
-    newcomers = frozenset(r for r in healing if counted[r].is_none)
+    # into it with old parameters: only those without any state copy beside the step. One that stands outside a step
+    # without a state lost it in a copy: it is in the middle of that collective, unlike a newcomer.
+    newcomers = frozenset(r for r in healing if counted[r].is_none and not outside[r])
     beside = newcomers if not any(outside) else frozenset()
     at_once = healing - beside
+    spared = _spared(counted, holders, at_once, stages)
     if not healing:
         reason = "all members have the same state"
     else:
         reason = f"ranks {sorted(at_once)} copy at once, ranks {sorted(beside)} beside the first step"
-    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers)
+    if spared:
+        reason += f", ranks {sorted(spared)} when the others have"
+    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers, spared)
+
+
+def _initial(half: Sequence[HalfCopy]) -> HealPlan:
+    whole = [r for r, left in enumerate(half) if left is HalfCopy.NONE]
+    if HalfCopy.COMMITTED in half or not whole:
+        # The job has committed steps, or may have no initial state as a script built it: not to be begun anew here.
+        raise StateGone(tuple(r for r, left in enumerate(half) if left is not HalfCopy.NONE))
+    # Scripts need not build equal initial parameters, and nobody may commit on unequal ones.
+    return HealPlan(
+        furthest=StateName(),
+        holders=(whole[0],),
+        at_once=frozenset(range(len(half))) - {whole[0]},
+        beside=frozenset(),
+        initial=True,
+        reason=f"no step was ever committed: rank {whole[0]}'s initial state is the job's",
+    )
+
+
+def _spared(
+    counted: Sequence[StateName], holders: tuple[int, ...], at_once: frozenset[int], stages: Sequence[bool]
+) -> frozenset[int]:
+    """The source may die in the middle of a copy. Then there must be another complete state: of a second holder, of
+    somebody who is behind and stages, or of one that has not begun to write over its own."""
+    complete = [r for r in sorted(at_once) if not counted[r].is_none]
+    if len(holders) > 1 or any(stages[r] for r in complete) or not complete or len(at_once) < 2:
+        return frozenset()  # there is one; or nobody else copies at once, so that waiting would help nobody
+    return frozenset({max(complete, key=lambda r: (counted[r], -r))})

@@ -2,7 +2,8 @@
 
 Owns the files' form, writing and reading them, and what a correct history looks like. When a line is
 due, and whose it is, is decided in the engine. Imports no torch: benchmarks and tools read ledgers too.
-Invariant: each line is one write of one whole line; readers deduplicate by (generation, step, global_rank).
+Invariants: each line is one write of one whole line; readers deduplicate by (job, generation, step, global_rank);
+what was done after the step from which a later run went on is void.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _MOST_VIOLATIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One rank's part in one committed step. time: seconds since 1970 on the machine that wrote it."""
+    """One rank's part in one committed step. time: seconds since 1970 on the machine that wrote it. job: the job's
+    nonce, for each job counts its generations from 1."""
 
     time: float
     generation: int
@@ -28,10 +30,11 @@ class LedgerLine:
     world_size: int
     epoch: int
     samples: Sequence[int]
+    job: str = ""
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return (self.generation, self.step, self.global_rank)
+    def key(self) -> tuple[str, int, int, int]:
+        return (self.job, self.generation, self.step, self.global_rank)
 
     def encode(self) -> bytes:
         values = asdict(self)
@@ -43,11 +46,47 @@ class LedgerLine:
         """Raises ValueError for anything but one whole line."""
         values = json.loads(text)
         names = {f.name for f in fields(LedgerLine)}
-        if not isinstance(values, dict) or not names <= values.keys():
+        if not isinstance(values, dict) or not names - {"job"} <= values.keys():
             raise ValueError(f"not a ledger line: {text[:80]!r}")
-        kept = {name: values[name] for name in names}
+        kept = {name: values[name] for name in names & values.keys()}
         kept["samples"] = tuple(kept["samples"])
         return LedgerLine(**kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Generation `generation` of `job` went on from a checkpoint: steps after `resumed_at_step` that an earlier run,
+    or an earlier generation of this job, did are void.
+
+    run: this start's number, which grows from start to start; clocks need not agree on their order.
+    """
+
+    time: float
+    job: str
+    generation: int
+    run: int
+    resumed_at_step: int
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """By time only if two starts could not know of each other."""
+        return (self.run, self.time)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+    @staticmethod
+    def decode(text: bytes) -> Resumption:
+        """Raises ValueError for anything but one whole line of this kind."""
+        values = json.loads(text)
+        names = {f.name for f in fields(Resumption)}
+        if not isinstance(values, dict) or not names <= values.keys():
+            raise ValueError(f"not a resumption: {text[:80]!r}")
+        return Resumption(**{name: values[name] for name in names})
+
+
+_When = tuple[tuple[int, float], int, str]  # the start before it, its generation, its job
+_BEFORE_ALL = (0, 0.0)  # lines of a job without a resumption
 
 
 class LedgerWriter:
@@ -70,7 +109,7 @@ class LedgerWriter:
         except OSError as error:
             self._say(error)
 
-    def write(self, line: LedgerLine) -> None:
+    def write(self, line: LedgerLine | Resumption) -> None:
         if self._descriptor < 0:
             return
         data = (b"\n" if self._torn else b"") + line.encode()
@@ -100,18 +139,22 @@ class LedgerWriter:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All lines of one job, deduplicated, by step, generation and rank.
+    """All lines that count, deduplicated, by step, run, generation and rank.
 
-    torn: pieces of lines that were never finished. conflicts: lines of one key that differ.
+    torn: pieces of lines that were never finished. conflicts: lines of one key that differ. resumptions: each
+    start from a checkpoint once, in order. voided: lines that such a start undid.
     """
 
     lines: tuple[LedgerLine, ...]
     torn: int = 0
     conflicts: tuple[str, ...] = ()
+    resumptions: tuple[Resumption, ...] = ()
+    voided: tuple[LedgerLine, ...] = ()
 
     @staticmethod
-    def of(lines: Iterable[LedgerLine], torn: int = 0) -> Ledger:
-        by_key: dict[tuple[int, int, int], LedgerLine] = {}
+    def of(lines: Iterable[LedgerLine], torn: int = 0, resumptions: Iterable[Resumption] = ()) -> Ledger:
+        starts = _in_order(resumptions)
+        by_key: dict[tuple[str, int, int, int], LedgerLine] = {}
         conflicts = []
         for line in lines:
             known = by_key.setdefault(line.key, line)
@@ -124,8 +167,17 @@ class Ledger:
                     f"generation {line.generation}, step {line.step}, global rank {line.global_rank} "
                     "was written twice with different contents"
                 )
-        ordered = sorted(by_key.values(), key=lambda line: (line.step, line.generation, line.global_rank))
-        return Ledger(tuple(ordered), torn, tuple(conflicts))
+        ordered = sorted(
+            by_key.values(), key=lambda x: (x.step, _era(x, starts), x.generation, x.job, x.global_rank)
+        )
+        void = {line.key for line in ordered if _is_void(line, starts)}
+        return Ledger(
+            tuple(line for line in ordered if line.key not in void),
+            torn,
+            tuple(conflicts),
+            starts,
+            tuple(line for line in ordered if line.key in void),
+        )
 
     @property
     def steps(self) -> int:
@@ -146,14 +198,18 @@ class Ledger:
 
     def _step_violations(self) -> list[str]:
         found = []
-        steps: dict[int, dict[int, list[LedgerLine]]] = {}
+        steps: dict[int, dict[_When, list[LedgerLine]]] = {}
         for line in self.lines:
-            steps.setdefault(line.step, {}).setdefault(line.generation, []).append(line)
-        previous: tuple[int, int] | None = None
+            # Each job counts its generations anew, so only with the start before them do they have an order.
+            when = (_era(line, self.resumptions), line.generation, line.job)
+            steps.setdefault(line.step, {}).setdefault(when, []).append(line)
+        previous: tuple[int, _When] | None = None
         for step, generations in steps.items():
             if len(generations) > 1:
-                found.append(f"step {step} was committed in generations {sorted(generations)}")
-            for generation, lines in generations.items():
+                found.append(
+                    f"step {step} was committed in generations {sorted(number for _, number, _ in generations)}"
+                )
+            for (_, generation, _), lines in generations.items():
                 sizes = {line.world_size for line in lines}
                 if len(sizes) > 1:
                     found.append(
@@ -207,16 +263,39 @@ class Ledger:
         return found
 
 
+def _in_order(resumptions: Iterable[Resumption]) -> tuple[Resumption, ...]:
+    """Every rank writes its own; the earliest of each stands for all."""
+    first: dict[tuple[int, str, int], Resumption] = {}
+    for one in sorted(resumptions, key=lambda r: r.order):
+        first.setdefault((one.run, one.job, one.generation), one)
+    return tuple(first.values())
+
+
+def _era(line: LedgerLine, starts: Sequence[Resumption]) -> tuple[int, float]:
+    """The order of the start that `line` follows."""
+    own = [r for r in starts if r.job == line.job and r.generation <= line.generation]
+    return max((r.order for r in own), default=_BEFORE_ALL)
+
+
+def _is_void(line: LedgerLine, starts: Sequence[Resumption]) -> bool:
+    era = _era(line, starts)
+    return any(r.order > era and line.step > r.resumed_at_step for r in starts)
+
+
 def read(directory: str | Path) -> Ledger:
-    """All ledger files of a directory; it may still be written to."""
+    """All ledger files of a directory; it may still be written to. Lines that a resumption undid do not count."""
     lines = []
+    resumptions = []
     torn = 0
     for path in sorted(Path(directory).glob(f"*{SUFFIX}")):
         for text in path.read_bytes().split(b"\n"):
             if not text:
                 continue
             try:
-                lines.append(LedgerLine.decode(text))
+                if b'"resumed_at_step"' in text:
+                    resumptions.append(Resumption.decode(text))
+                else:
+                    lines.append(LedgerLine.decode(text))
             except ValueError:
                 torn += 1
-    return Ledger.of(lines, torn)
+    return Ledger.of(lines, torn, resumptions)

@@ -21,7 +21,7 @@ from bagua_core.communication.communicator import (
     Communicator,
     Pending,
 )
-from bagua_core.elastic import entry, switch_pair
+from bagua_core.elastic import entry, retired_groups, switch_pair
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.rendezvous import Building, Rendezvous
@@ -182,6 +182,8 @@ class Member:
         for communicator in self._left:
             communicator.close()
         self._left.clear()
+        # by now nothing here waits in a generation that was lost
+        retired_groups.let_go()
 
     def _retire(self, reason: str) -> None:
         for communicator in (self.communicator, self._side):

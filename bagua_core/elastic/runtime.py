@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+import torch.distributed
+
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.elastic.engine import Engine
 
@@ -17,14 +19,33 @@ class ForkedWorkerError(RuntimeError):
     """The engine was used in a child of the worker, such as a DataLoader process."""
 
 
+class MixedModesError(RuntimeError):
+    """The script uses torch's default process group and this runtime, which follow membership in different ways."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.distributed.init_process_group and bagua_core.init_process_group were both called: a worker either "
+            "follows membership in its process, or is started again for each change; call only one of the two"
+        )
+
+
+def forbid_default_group() -> None:
+    """Raises MixedModesError if torch's default process group exists: nobody would renew it after a change."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise MixedModesError
+
+
 def engine() -> Engine:
-    """The engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job."""
+    """The engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job.
+    Raises MixedModesError if the script has made torch's default process group before."""
     global _engine, _owner_pid
     with _lock:
         if _engine is None:
             environment = (
                 WorkerEnvironment.decode(os.environ) if WorkerEnvironment.is_present(os.environ) else None
             )
+            if environment is not None:
+                forbid_default_group()
             _engine = Engine(environment)
             _owner_pid = os.getpid()
         elif _owner_pid != os.getpid():

@@ -23,6 +23,11 @@ from bagua_core.elastic.flat_digest import digest_of_bytes
 
 ALIGNMENT_BYTES = 64  # so that tensors can be views of the received bytes, whatever their dtype
 _VERSION = 1
+_MOST_DIMENSIONS = 64
+# What a corrupted manifest makes of Python, torch and numpy; all of it means that the manifest is none of ours.
+_STUMBLES = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError, ValueError
+)
 
 
 class StateCodecError(TypeError):
@@ -258,17 +263,20 @@ def allocate(manifest: bytes, device: torch.device | str | None = None) -> FlatT
 
     device: where those go that were not on the CPU; None keeps all on the CPU.
     """
-    return FlatTensors(
-        [
-            torch.empty_strided(
-                d["shape"],
-                d["stride"],
-                dtype=_dtype(d["dtype"]),
-                device="cpu" if device is None or d["device"] == "cpu" else device,
-            )
-            for d in _parsed(manifest)["tensors"]
-        ]
-    )
+    try:
+        return FlatTensors(
+            [
+                torch.empty_strided(
+                    d["shape"],
+                    d["stride"],
+                    dtype=_dtype(d["dtype"]),
+                    device="cpu" if device is None or d["device"] == "cpu" else device,
+                )
+                for d in _parsed(manifest)["tensors"]
+            ]
+        )
+    except (MemoryError, RuntimeError) as error:
+        raise StateCodecError(f"no memory for what the state's manifest announces: {error}") from error
 
 
 def decode(
@@ -291,21 +299,52 @@ def decode(
         tensors = list(source)
         if len(tensors) != len(parsed["tensors"]):
             raise ValueError(f"{len(tensors)} tensors for a manifest of {len(parsed['tensors'])}")
-    return _value(parsed["state"], tensors)
+    try:
+        return _value(parsed["state"], tensors)
+    except StateCodecError:
+        raise
+    except _STUMBLES as error:
+        raise StateCodecError(f"the state's manifest is not one of ours: {error}") from error
 
 
 def _parsed(manifest: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(manifest)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateCodecError(f"the state's manifest is unreadable: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("version") != _VERSION:
         raise StateCodecError(f"the state's manifest is not of version {_VERSION}")
+    tensors = parsed.get("tensors")
+    if "state" not in parsed or not isinstance(tensors, list) or not all(map(_is_described, tensors)):
+        raise StateCodecError("the state's manifest describes its tensors in another way")
     return parsed
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
+def _is_described(d: Any) -> bool:
+    """Whether it describes one dense tensor: then its extent is its size, and no stride leads out of it."""
+    if not isinstance(d, dict) or not all(isinstance(d.get(name), str) for name in ("dtype", "device")):
+        return False
+    shape, stride = d.get("shape"), d.get("stride")
+    for numbers in (shape, stride):
+        if not isinstance(numbers, list) or len(numbers) > _MOST_DIMENSIONS:
+            return False
+        if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+            return False
+    assert isinstance(shape, list) and isinstance(stride, list)
+    if len(shape) != len(stride):
+        return False
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 0:
+            return True
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return expected < 1 << 59
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise StateCodecError(f"this torch has no dtype {name!r}")
     return dtype
@@ -324,7 +363,10 @@ def _cut(
         piece = run[at : at + size_bytes]
         if copy or piece.data_ptr() % dtype.itemsize or piece.storage_offset() % dtype.itemsize:
             piece = piece.clone()
-        tensor = torch.as_strided(piece.view(dtype), shape, d["stride"])
+        try:
+            tensor = torch.as_strided(piece.view(dtype), shape, d["stride"])
+        except RuntimeError as error:
+            raise StateCodecError(f"the state's manifest describes no tensor: {error}") from error
         if device is not None and d["device"] != "cpu":
             tensor = tensor.to(device)
         tensors.append(tensor)

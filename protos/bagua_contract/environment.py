@@ -24,7 +24,8 @@ class WorkerEnvironment:
     session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
     slot: place on the node, fixed for the process's life. ledger_dir: empty for none. gate_fd: file
     descriptor on which the runner waits for the agent's word to start the script; -1 for none.
-    failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds.
+    failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. checkpoint_dir: empty for none.
+    checkpoint_every: see checkpoint_every.py.
     """
 
     job_id: str
@@ -39,6 +40,8 @@ class WorkerEnvironment:
     failpoints: str = ""
     digest_every_steps: int = 100
     error_file: str = ""
+    checkpoint_dir: str = ""
+    checkpoint_every: str = "60s"
 
     def encode(self) -> dict[str, str]:
         """Environment variables that `decode` reads back to an equal value."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from torch.distributed import PrefixStore
@@ -19,6 +23,7 @@ from bagua_core.communication.meeting_store import (
 )
 
 HOST = "127.0.0.1"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -116,3 +121,54 @@ def test_gloo_meets_through_it(server):
     for thread in threads:
         thread.join(20.0)
     assert sums == {0: 12.0, 1: 12.0, 2: 12.0}
+
+
+SHORT_OF_DESCRIPTORS = """
+import os, resource, socket, time
+from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
+
+server = MeetingServer("127.0.0.1")
+early = MeetingStore("127.0.0.1", server.port, 10.0)
+early.set("job/1/all/0", b"x")
+assert early.get("job/1/all/0") == b"x"  # so it is accepted
+calling = [socket.socket() for _ in range(2)]
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
+held = []
+while True:
+    try:
+        held.append(os.dup(0))
+    except OSError:
+        break
+for sock in calling:
+    sock.settimeout(10.0)
+    sock.connect(("127.0.0.1", server.port))  # the kernel's backlog takes it; accept cannot
+early.set("job/1/all/1", b"y")
+began_s = time.process_time()
+assert early.get("job/1/all/1") == b"y", "those that are in are served"
+deadline_s = time.monotonic() + 0.5
+while time.monotonic() < deadline_s:
+    early.set("job/1/all/2", b"z")
+    time.sleep(0.05)  # idle time is what is measured
+assert time.process_time() - began_s < 0.3, "the server spins"
+for fd in held:
+    os.close(fd)
+calling[1].sendall(b"\\x00\\x00\\x00\\x0b\\x02\\x00\\x0bjob/1/all/1")
+assert calling[1].recv(100).endswith(b"y"), "accepted once there was a descriptor"
+server.close()
+assert not server._thread.is_alive()
+print("served")
+"""
+
+
+def test_without_a_descriptor_callers_wait_and_the_others_are_served():
+    path = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+    ended = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_DESCRIPTORS],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60.0,
+    )
+    assert ended.returncode == 0 and ended.stdout.endswith("served\n"), ended.stdout

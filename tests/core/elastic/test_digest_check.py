@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.communication.communicator import CollectiveFailed, Pending
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic import digest_trace
 from bagua_core.elastic.digest_check import DigestCheck, Diverged
+from bagua_core.elastic.digest_trace import Difference, first_difference
 from tests.core.communication.worlds import run_ranks
 
 
@@ -81,3 +83,150 @@ def test_a_comparison_that_could_not_be_made_is_no_divergence() -> None:
     world[1].lose("10.0.0.2")
     with pytest.raises(CollectiveFailed, match=r"10\.0\.0\.2"):
         DigestCheck(1).compare(world[0], parameters(), 1, wait)
+
+
+# -- the first step that differs, at the usual interval
+
+
+class Stepping:
+    """One rank's parameters over steps; `flip` changes one bit in that step, from then on for good."""
+
+    def __init__(self, every_steps: int, flip: int | None = None) -> None:
+        self.check = DigestCheck(every_steps)
+        self.parameters = [torch.linspace(0, 1, 300), torch.zeros(70_000), torch.arange(3, dtype=torch.int16)]
+        self._flip = flip
+
+    def run(self, communicator: Communicator, steps: range) -> None:
+        for step in steps:
+            self.parameters[0] += 0.01
+            self.parameters[1][step] -= 1.0
+            if step == self._flip:
+                self.parameters[2].view(torch.uint8)[5] ^= 1
+            if self.check.is_due(step):
+                self.check.compare(communicator, self.parameters, step, wait)
+            else:
+                self.check.step_done(lambda: self.parameters, step)
+
+
+@pytest.mark.parametrize("flip", [1, 2, 50, 99, 100, 101, 137, 199, 200])
+def test_the_first_step_that_differs_is_named(flip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_trace, "LEAST_BUDGET_S", 1.0)  # whatever this machine is busy with
+    world = build_in_process(3, generation=6)
+    ranks = [Stepping(100), Stepping(100, flip), Stepping(100)]
+
+    def act(communicator: InProcessCommunicator) -> str:
+        with pytest.raises(Diverged) as caught:
+            ranks[communicator.global_rank].run(communicator, range(1, 201))
+        return str(caught.value)
+
+    [message] = set(run_ranks(world, act))
+    assert f"parameters differ after step {flip}, the first step that differs" in message
+    assert "global ranks [1] differ from the others in generation 6" in message
+
+
+def test_where_digests_cost_too_much_the_steps_between_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_trace, "stride", lambda *_: 8)
+    ranks = [Stepping(100), Stepping(100, 42)]
+
+    def act(communicator: InProcessCommunicator) -> str:
+        with pytest.raises(Diverged) as caught:
+            ranks[communicator.global_rank].run(communicator, range(1, 201))
+        return str(caught.value)
+
+    [message] = set(run_ranks(build_in_process(2), act))
+    assert "differ after step 48 (they agreed after step 40)" in message and "--digest-every 1" in message
+
+
+def test_a_newcomer_s_copy_counts_from_the_step_it_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_trace, "LEAST_BUDGET_S", 1.0)
+    old, new = Stepping(100), Stepping(100, flip=61)
+    world = build_in_process(2)
+
+    def act(communicator: InProcessCommunicator) -> str:
+        rank = (old, new)[communicator.global_rank]
+        first = 1
+        if rank is new:
+            for step in range(1, 61):  # what the copy brings
+                rank.parameters[0] += 0.01
+                rank.parameters[1][step] -= 1.0
+            rank.check.state_replaced(lambda: rank.parameters, 60)
+            first = 61
+        with pytest.raises(Diverged) as caught:
+            rank.run(communicator, range(first, 101))
+        return str(caught.value)
+
+    [message] = set(run_ranks(world, act))
+    assert "differ after step 61, the first step that differs" in message
+
+
+@pytest.mark.parametrize(
+    ("digests", "last_equal", "compared", "expected"),
+    [
+        ([{1: 5, 2: 6}, {1: 5, 2: 7}], [0, 0], [8, 9], Difference(2, 1, (1,))),
+        ([{1: 5, 2: 6}, {1: 4, 2: 7}], [0, 0], [8, 9], Difference(1, 0, (0,))),
+        ([{}, {}], [10, 10], [8, 9], Difference(20, 10, (1,))),
+        ([{18: 1}, {19: 2}], [10, 10], [8, 9], Difference(20, 10, (1,))),  # no step in common
+        ([{19: 1}, {19: 1}], [10, 10], [8, 9], Difference(20, 19, (1,))),
+        ([{18: 1, 19: 3}, {18: 1, 19: 4}, {}], [10, 10, 0], [8, 9, 8], Difference(19, 18, (1,))),
+        ([{17: 1, 19: 3}, {19: 4}, {17: 1, 19: 3}], [10, 0, 10], [8, 9, 8], Difference(19, 10, (1,))),
+    ],
+)
+def test_what_follows_from_the_digests(
+    digests: list[dict[int, int]], last_equal: list[int], compared: list[int], expected: Difference
+) -> None:
+    found = first_difference(digests, last_equal, compared, 3 if expected.step < 3 else 20)
+    assert (found.step, found.agreed_after) == (expected.step, expected.agreed_after)
+    assert found.is_exact is (expected.agreed_after == expected.step - 1)
+    assert len(found.odd) == 1
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "step_s", "expected"),
+    [
+        (10e-6, 1e-3, 1),  # below what is always granted
+        (40e-6, 1e-3, 2),
+        (100e-6, 1e-3, 4),
+        (1e-3, 0.3, 1),  # large models have long steps
+        (10e-3, 0.3, 8),
+        (1.0, 1e-3, 128),  # no more than the interval: then next to nothing
+    ],
+)
+def test_how_often_a_digest_is_taken(cost_s: float, step_s: float, expected: int) -> None:
+    assert digest_trace.stride(cost_s, step_s, 100) == expected
+
+
+def test_digests_are_taken_less_often_while_they_cost_too_much() -> None:
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 1e-3  # each look at the clock: a digest costs 1 ms, a step but a little more
+        return now_s[0]
+
+    trace = digest_trace.DigestTrace(100, clock)
+    held = parameters()
+    for step in range(1, 101):
+        trace.step_done(lambda: held, step)
+    assert trace.every_steps >= 32
+    assert 3 <= len(trace.taken) < 20
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("byte", [0, 3, 799, 100_003])
+def test_every_bit_of_every_parameter_counts(byte: int, large: bool) -> None:
+    held = [
+        torch.zeros(200),
+        torch.zeros(50_000 if not large else 100_000),
+        torch.zeros(3, dtype=torch.bfloat16),
+    ]
+    digest = digest_trace.ParameterDigest(held)
+    before = digest.value()
+    assert digest.value() == before
+    target, place = (held[0], byte) if byte < 800 else (held[1], byte)
+    for bit in range(8):
+        target.view(torch.uint8)[place] ^= 1 << bit
+        assert digest.value() != before
+        target.view(torch.uint8)[place] ^= 1 << bit
+    held[2].view(torch.uint8)[5] ^= 128
+    assert digest.value() != before and digest.fits()
+    held[0].data = torch.zeros(10)
+    assert not digest.fits()

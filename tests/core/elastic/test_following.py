@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind
 from bagua_core.elastic.following import Decision, Move, Situation, decide, is_superseded
 from tests.core.elastic.records import generation, loss
 
@@ -23,6 +23,8 @@ MISSED_WITHOUT_ME = generation(5, "peer", base=4)
 JOINING = generation(4, ME, "peer", since={"peer": 1})
 LOSS = loss(5, ME)
 LOSS_WITHOUT_ME = loss(5, "peer")
+LOSS_AS_NEW = generation(5, ME, "peer", kind=GenerationKind.LOSS, since={"peer": 1})
+LOSS_AS_OLD = generation(5, ME, "peer", kind=GenerationKind.LOSS, since={ME: 3, "peer": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,19 @@ CASES = [
     ),
     case("a loss that it failed to enter", Move.WAIT, newest=LOSS, broken=True, floor=5),
     case("a loss after the one that it failed to enter", Move.ENTER, LOSS, newest=LOSS, broken=True, floor=4),
+    # a loss in between was missed: it dropped this worker, and a later one took it back as a new one
+    case("a later loss calls it new", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW),
+    case("the same, broken as it is", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW, broken=True),
+    case("the same, whatever was agreed", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW, agreed=NEXT),
+    case("the same, although it could not enter it", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW, floor=5),
+    case("a later loss that always had it", Move.ENTER, LOSS_AS_OLD, newest=LOSS_AS_OLD, broken=True),
+    case(
+        "after it stepped out it comes in by the same record",
+        Move.ENTER,
+        LOSS_AS_NEW,
+        current=None,
+        newest=LOSS_AS_NEW,
+    ),
     # broken
     case("broken, nothing new", Move.WAIT, broken=True),
     case("broken, a planned record does not mend it", Move.WAIT, newest=NEXT, broken=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -237,3 +238,38 @@ def test_a_transfer_keeps_its_error_for_whoever_waits() -> None:
     with changed:
         assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
     assert transfer.error is error and transfer.result is None
+
+
+# -- a peer that is silent and does not die
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
+    silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heal, "SILENCE_S", 0.3)
+    world = build_in_process(3)
+    running = threading.active_count()
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 2:
+            with pytest.raises(
+                CollectiveFailed, match=rf"global rank {silent} sent nothing of the state for 0\.3 s"
+            ):
+                receive_state(communicator, (0, 1))
+            for each in world:
+                each.abort("entering failed")  # as the member does
+        elif communicator.global_rank != silent:
+            with contextlib.suppress(
+                CollectiveAborted, CollectiveFailed
+            ):  # it may have sent everything before
+                send_state(communicator, state_of(1), (0, 1), (2,))
+
+    run_ranks(world, act)
+    await_true(lambda: threading.active_count() <= running, "no thread is left")
+
+
+def test_a_receiver_that_takes_nothing_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "SILENCE_S", 0.3)
+    with pytest.raises(CollectiveFailed, match=r"global rank 1 took nothing of the state for 0\.3 s"):
+        send_state(build_in_process(2)[0], state_of(1), (0,), (1,))

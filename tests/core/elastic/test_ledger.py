@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bagua_core.elastic import ledger as module
-from bagua_core.elastic.ledger import Ledger, LedgerLine, LedgerWriter, read
+from bagua_core.elastic.ledger import Ledger, LedgerLine, LedgerWriter, Resumption, read
 
 
 def line(
@@ -131,3 +131,64 @@ def test_ledger_needs_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'bagua_core' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+def of(job: str, step: int, generation: int = 1, samples: tuple[int, ...] | None = None) -> LedgerLine:
+    return LedgerLine(1.5, generation, step, 0, 1, 0, (step,) if samples is None else samples, job)
+
+
+def test_lines_after_the_step_from_which_a_later_run_went_on_are_void(tmp_path: Path) -> None:
+    """Each start is a job with generations of its own, and clocks that go backwards prove nothing."""
+    first = LedgerWriter(tmp_path, "a", no_error)
+    first.write(Resumption(9.0, "one", 1, 1, 0))
+    for step in range(1, 6):
+        first.write(of("one", step, generation=3 if step > 2 else 1))
+    second = LedgerWriter(tmp_path, "b", no_error)
+    second.write(Resumption(5.0, "two", 1, 2, 3))
+    second.write(of("two", 4))
+    second.write(of("two", 5))
+    third = LedgerWriter(tmp_path, "c", no_error)
+    other = LedgerWriter(tmp_path, "d", no_error)
+    for writer in (third, other):
+        writer.write(Resumption(1.0, "three", 1, 3, 4))  # every rank says so
+    third.write(of("three", 5))
+    third.write(of("three", 6, generation=2))
+    for writer in (first, second, third, other):
+        writer.close()
+    ledger = read(tmp_path)
+    assert [(x.job, x.step) for x in ledger.lines] == [
+        ("one", 1), ("one", 2), ("one", 3), ("two", 4), ("three", 5), ("three", 6),
+    ]  # fmt: skip
+    assert {(x.job, x.step) for x in ledger.voided} == {("one", 4), ("one", 5), ("two", 5)}
+    assert [r.run for r in ledger.resumptions] == [1, 2, 3]
+    assert ledger.check(7, 1) == ["epoch 0: 1 of 7 samples were never used (not used: 0)"]
+    assert ledger.torn == 0
+
+
+def test_generations_of_the_same_job_that_went_on_from_a_checkpoint() -> None:
+    starts = [Resumption(1.0, "one", 1, 1, 0), Resumption(2.0, "one", 4, 2, 1)]
+    lines = [of("one", 1), of("one", 2), of("one", 3, 2), of("one", 2, 4), of("one", 3, 5)]
+    ledger = Ledger.of(lines, 0, starts)
+    assert [(x.generation, x.step) for x in ledger.lines] == [(1, 1), (4, 2), (5, 3)]
+    assert len(ledger.voided) == 2
+
+
+def test_a_run_that_began_anew_undoes_all() -> None:
+    starts = [Resumption(1.0, "one", 1, 1, 0), Resumption(2.0, "two", 1, 2, 0)]
+    ledger = Ledger.of([of("one", 1), of("one", 2), of("two", 1)], 0, starts)
+    assert [x.job for x in ledger.lines] == ["two"]
+
+
+def test_without_a_resumption_two_jobs_in_one_directory_are_told() -> None:
+    found = Ledger.of([of("one", 1), of("two", 1)]).check(2, 0)
+    assert any("step 1" in text for text in found), found
+
+
+def test_lines_of_before_jobs_were_named_are_read() -> None:
+    old = of("", 1).encode().replace(b',"job":""', b"")
+    assert b"job" not in old and LedgerLine.decode(old) == of("", 1)
+
+
+def test_a_torn_resumption_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(Resumption(1.0, "one", 1, 1, 0).encode()[:-3] + b"\n")
+    assert read(tmp_path).torn == 1

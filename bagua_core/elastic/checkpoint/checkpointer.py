@@ -1,0 +1,219 @@
+"""What does the engine ask of checkpoints: one call when a generation begins without state, one per commit, one at
+the end.
+
+Owns the agreement on what is due (the only collectives), the run's number and the last look. When is due.py, which
+bytes layout.py, how writer.py, what is there catalogue.py. Runs in the script's thread; the writer has its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bagua_contract.checkpoint_every import CheckpointEvery
+from bagua_contract.records import StateName
+from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.elastic.checkpoint import due, layout, restore
+from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.checkpoint.writer import Writer
+
+LAST_WAIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    directory: Path
+    every: CheckpointEvery
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """This rank at a boundary, or at the end: the state it holds and who else holds it.
+
+    part, parts: this rank's place among those that write, as a rule its global_rank and the world's size.
+    """
+
+    job: str
+    name: StateName
+    part: int
+    parts: int
+    position: Mapping[str, int]
+
+
+class Checkpointer:
+    """settings None: no checkpoints, and every call returns at once.
+
+    say: one line for the person. fingerprint: of the script. clock: monotonic seconds. at_edge: see part_file.EDGES.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None,
+        say: Callable[[str], None],
+        fingerprint: Callable[[], Mapping[str, str]],
+        clock: Callable[[], float] = time.monotonic,
+        at_edge: Callable[[str], None] = lambda edge: None,
+    ) -> None:
+        self._settings = settings
+        self._say = say
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self.run = 0
+        self.pause_s = 0.0  # of the last checkpoint: what the script's thread spent on it
+        self._looked_in_generation = 0
+        self._look_at_step = 0
+        self._last_due_s = clock()
+        self._last_look: tuple[int, float] | None = None
+        self._pace = due.Pace()
+        self._refused: frozenset[Place] = frozenset()
+        self._script: Mapping[str, str] | None = None
+        self._writer: Writer | None = None
+        if settings is not None:
+            self._writer = Writer(settings.directory, say, at_edge)
+            try:
+                settings.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                say(f"{settings.directory} can't be made: {error}; no checkpoints until it is there")
+
+    @property
+    def is_on(self) -> bool:
+        return self._settings is not None
+
+    @property
+    def writer(self) -> Writer:
+        assert self._writer is not None
+        return self._writer
+
+    # -- a generation in which nobody has any state
+
+    def choose(
+        self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]
+    ) -> Choice | None:
+        """What all members go on from; the same on every one. None: no checkpoints. communicator None: a world of one.
+
+        Called again in the same entry, after `could_not_read`, it answers with an older one. Raises
+        CollectiveFailed.
+        """
+        if self._settings is None:
+            return None
+        choice = None
+        if communicator is None or communicator.global_rank == 0:
+            choice = restore.choose(self._settings.directory, job, self._refused, self._say)
+        if communicator is not None:
+            choice = restore.share(communicator, choice, wait)
+        assert choice is not None
+        self.run = choice.run
+        return choice
+
+    def read(self, choice: Choice) -> Restored | None:
+        """The chosen state, or None if it can't be read here. Blocks on the disk. Raises CheckpointMismatch."""
+        assert self._settings is not None and choice.place is not None
+        try:
+            return restore.read(self._settings.directory, choice.place, self._fingerprint())
+        except (CorruptPart, OSError, ValueError) as error:
+            self._say(f"checkpoint {choice.place.directory_name} can't be used: {error}")
+            return None
+
+    def could_not_read(self, choice: Choice) -> None:
+        """Nobody could read it: do not choose it again."""
+        if choice.place is not None:
+            self._refused |= {choice.place}
+
+    # -- every commit
+
+    def after_commit(
+        self,
+        moment: Moment,
+        communicator: Communicator | None,
+        capture: Callable[[], dict[str, Any]],
+        wait: Callable[[Pending], None],
+    ) -> None:
+        """Have this rank's part written if one is due. capture: the state as it is now; the tensors are the live
+        ones. Raises CollectiveFailed if what is due could not be agreed on."""
+        if self._settings is None:
+            return
+        is_due = due.is_due_by_steps(self._settings.every, moment.name.step)
+        generation = moment.name.generation
+        by_seconds = self._settings.every.seconds > 0
+        if self._looked_in_generation != generation or (
+            by_seconds and moment.name.step >= self._look_at_step
+        ):
+            self._looked_in_generation = generation
+            is_due |= self._look(moment, communicator, wait)
+        if is_due:
+            self._stage(moment, capture)
+
+    def _look(
+        self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
+    ) -> bool:
+        """All ranks learn the run's number, which newcomers do not know, and what rank 0 decided."""
+        row = torch.zeros(3, dtype=torch.int64)
+        row[0] = self.run
+        if moment.part == 0 and self._settings is not None and self._settings.every.seconds:
+            decided = self._decide(self._settings.every, moment.name.step)
+            row[1], row[2] = int(decided.is_due), decided.next_step
+        if communicator is not None:
+            wait(communicator.allreduce(row, ReduceOp.MAX))
+        self.run, is_due, self._look_at_step = (int(v) for v in row)
+        if is_due:
+            self._last_due_s = self._clock()  # on every rank: any may be rank 0 of the next generation
+        return bool(is_due)
+
+    def _decide(self, every: CheckpointEvery, step: int) -> due.Look:
+        now_s = self._clock()
+        if self._last_look is not None and step > self._last_look[0]:
+            self._pace = self._pace.after(step - self._last_look[0], now_s - self._last_look[1])
+        self._last_look = (step, now_s)
+        return due.look(every, step, now_s - self._last_due_s, self._pace)
+
+    def _stage(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
+        began_s = self._clock()
+        if self._script is None:
+            self._script = dict(self._fingerprint())  # once: it walks the whole model
+        stripe = layout.stripe(capture(), moment.part, moment.parts)
+        header = Header(
+            run=self.run,
+            job=moment.job,
+            name=moment.name,
+            part=moment.part,
+            parts=moment.parts,
+            body_bytes=stripe.body.size_bytes,
+            body_range=stripe.body_range,
+            lead_bytes=stripe.lead_bytes,
+            lead_manifest_bytes=len(stripe.lead_manifest),
+            body_manifest_bytes=len(stripe.body_manifest),
+            manifests_crc=stripe.manifests_crc,
+            layout_digest=stripe.layout_digest,
+            digest=0,
+            position=dict(moment.position),
+            fingerprint=self._script,
+        )
+        self.writer.write(header, stripe)
+        self.pause_s = self._clock() - began_s
+
+    # -- the end
+
+    def finish(
+        self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
+    ) -> None:
+        """The job's last state, written before this returns, or given up after limit_s."""
+        if self._settings is None:
+            return
+        deadline_s = self._clock() + limit_s
+        if self.writer.wait(limit_s):
+            self._stage(moment, capture)
+        if not self.writer.wait(max(0.0, deadline_s - self._clock())):
+            self._say(f"the job's last checkpoint is not written after {limit_s:g} s: it is given up")
+        self.close()
+
+    def close(self, limit_s: float = 1.0) -> None:
+        """End the writer's thread, after the part that it is writing."""
+        if self._writer is not None:
+            self._writer.close(limit_s)

@@ -1,0 +1,55 @@
+"""After which steps is a checkpoint due? Pure: time and durations are arguments.
+
+Every rank must pick the same step. By steps it follows from the step's number. By seconds only one rank's clock can
+say, so at agreed steps, called looks, global rank 0 decides whether one is due and at which step all look again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_contract.checkpoint_every import CheckpointEvery
+
+_MOST_STEPS_AHEAD = 1_000_000
+_KEPT_PER_STEP = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What rank 0 decided at a look. next_step: the step after which all look again."""
+
+    is_due: bool
+    next_step: int
+
+
+def is_due_by_steps(every: CheckpointEvery, step: int) -> bool:
+    """step: committed so far."""
+    return every.steps > 0 and step > 0 and step % every.steps == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long steps took lately: earlier ones count less and less."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+
+    def after(self, steps: int, seconds: float) -> Pace:
+        kept = _KEPT_PER_STEP**steps
+        return Pace(self.steps * kept + steps, self.seconds * kept + seconds)
+
+    @property
+    def mean_step_s(self) -> float:
+        return self.seconds / self.steps if self.steps else 0.0
+
+
+def look(every: CheckpointEvery, step: int, since_last_s: float, pace: Pace) -> Look:
+    """What rank 0 says at a look after `step` (by seconds). since_last_s: time since the last checkpoint was due."""
+    mean_step_s = pace.mean_step_s
+    is_due = since_last_s + mean_step_s / 2 >= every.seconds
+    left_s = every.seconds if is_due else every.seconds - since_last_s
+    if mean_step_s <= 0:
+        return Look(is_due, step + 1)
+    # The first steps are slow, and a pace seen over few steps is no forecast for many.
+    most = min(4 * pace.steps, _MOST_STEPS_AHEAD)
+    return Look(is_due, step + max(1, round(min(left_s / mean_step_s, most))))

@@ -1,0 +1,142 @@
+"""How do checkpoints meet the rest of a worker? What the engine calls, in terms of its state, member and ledger.
+
+Owns the way a generation in which nobody has any state becomes one that has it: the chosen checkpoint is read beside
+the script's thread, then names are exchanged again, and heal_plan.py decides as ever. Without a directory every call
+returns at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bagua_contract.checkpoint_every import CheckpointEvery
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation
+from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.elastic import entry, heal
+from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
+from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.commit_history import History
+from bagua_core.elastic.committed_state import CommittedState
+from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.ledger import Resumption
+from bagua_core.elastic.member import Member
+
+CLOSE_WAIT_S = 5.0
+
+
+def settings_of(environment: WorkerEnvironment) -> Settings | None:
+    """Raises ValueError for a variable that no agent wrote."""
+    if not environment.checkpoint_dir:
+        return None
+    return Settings(Path(environment.checkpoint_dir), CheckpointEvery.decode(environment.checkpoint_every))
+
+
+class JobCheckpoints:
+    """swap_in: makes a copied or read state this worker's. resumed: a ledger line to be written now."""
+
+    def __init__(
+        self,
+        settings: Settings | None,
+        state: CommittedState,
+        member: Member,
+        swap_in: Callable[[Any], None],
+        info: Callable[[], entry.Info],
+        resumed: Callable[[Resumption], None],
+        fingerprint: Callable[[], Mapping[str, str]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._member = member
+        self._swap_in = swap_in
+        self._info = info
+        self._resumed = resumed
+        self._say = say
+        self._checkpointer = Checkpointer(settings, say, fingerprint)
+
+    # -- entering a generation
+
+    def resume(
+        self, generation: Generation, plan: HealPlan, infos: list[entry.Info]
+    ) -> tuple[HealPlan, list[entry.Info]]:
+        """What to go on with: as it was, unless nobody has any state and there is a checkpoint.
+
+        Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
+        """
+        if not plan.initial or not self._checkpointer.is_on:
+            return plan, infos
+        communicator = self._member.communicator
+        assert communicator is not None
+        while True:
+            choice = self._checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
+            assert choice is not None
+            if choice.place is not None:
+                restored = self._read(choice)
+                if restored is not None:
+                    self._take_over(generation, restored)
+                plan, infos = entry.exchange(
+                    communicator, generation, self._info(), self._member.wait_unlearned
+                )
+                if plan.initial:
+                    self._checkpointer.could_not_read(choice)
+                    continue
+                if restored is not None:
+                    self._say(f"goes on from the checkpoint of step {choice.step}")
+            self._resumed(
+                Resumption(time.time(), generation.nonce, generation.number, choice.run, choice.step)
+            )
+            return plan, infos
+
+    def _read(self, choice: Choice) -> Restored | None:
+        """In a thread of its own, so that the end of the generation releases this one."""
+        transfer = heal.Transfer(lambda: self._checkpointer.read(choice), self._member.changed)
+        self._member.wait_for_transfer(lambda: transfer.done)
+        if transfer.error is not None:
+            raise transfer.error
+        restored: Restored | None = transfer.result
+        return restored
+
+    def _take_over(self, generation: Generation, restored: Restored) -> None:
+        self._swap_in(
+            {
+                **restored.state,
+                "name": [generation.number, restored.step, 0],
+                "history": History().encode(),
+                "operations": [],
+                "final_parts": 0,
+            }
+        )
+        self._state.position = dict(restored.position)
+
+    # -- boundaries
+
+    def after_commit(self) -> None:
+        """Raises nothing: what can't be agreed on breaks the generation, as any collective that fails."""
+        if not self._checkpointer.is_on or self._member.broken:
+            return
+        communicator = self._member.communicator
+        assert communicator is not None
+        moment = self._moment(communicator.global_rank, communicator.world_size)
+        try:
+            self._checkpointer.after_commit(
+                moment, communicator, self._state.registry.capture, self._member.wait
+            )
+        except CollectiveFailed as error:
+            self._member.break_generation(error)
+
+    def finish(self, part: int, parts: int) -> None:
+        """All members that have the state call it, at the job's end. part, parts: this one's place among them."""
+        if self._checkpointer.is_on and self._member.generation is not None:
+            self._checkpointer.finish(self._moment(part, parts), self._state.registry.capture)
+
+    def close(self) -> None:
+        """This worker goes: let a part that is being written come to its end, within reason."""
+        self._checkpointer.close(CLOSE_WAIT_S)
+
+    def _moment(self, part: int, parts: int) -> Moment:
+        generation = self._member.generation
+        assert generation is not None
+        return Moment(generation.nonce, self._state.name, part, parts, self._state.position)

@@ -1,0 +1,151 @@
+"""Which checkpoint does a job without any state go on from, and how do its members read it?
+
+Global rank 0 chooses the newest complete one that fits and tells the others; each reads it whole. Whoever can't
+read it copies it from those who could, by the ordinary way of who is behind; if nobody could, rank 0 chooses the
+next older one. Knows nothing of generations and of how a state is taken over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.elastic.checkpoint import catalogue, layout, part_file
+from bagua_core.elastic.checkpoint.catalogue import Place, Run
+from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.state_codec import StateCodecError
+
+_ROW_BYTES = 1024
+
+# May differ between what wrote a checkpoint and what goes on from it: neither changes state nor position.
+_FREE = frozenset({"torch", "max_local_batch_size"})
+
+
+class CheckpointMismatch(RuntimeError):
+    """The script does not fit the checkpoint."""
+
+
+class CheckpointsUnreadable(RuntimeError):
+    """Nobody can say what the directory holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What rank 0 chose; place None: there is nothing to go on from. run: the number of the run that begins."""
+
+    run: int
+    place: Place | None
+
+    @property
+    def step(self) -> int:
+        return self.place.name.step if self.place else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A state as it was captured, with where the loader stood and the step committed last."""
+
+    step: int
+    position: Mapping[str, int]
+    state: dict[str, Any]
+
+
+def choose(root: Path, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
+    """Rank 0's choice; the run that begins is written down.
+
+    Raises CheckpointsUnreadable: to begin anew beside checkpoints that only can't be seen would undo them.
+    """
+    try:
+        found = catalogue.find(root)
+        run = catalogue.next_run(root)
+    except FileNotFoundError:
+        return Choice(1, None)  # it could not be made, which was said
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointsUnreadable(
+            f"{root} can't be read: {error!r}. Mend it, or start with another --checkpoint-dir"
+        ) from error
+    chosen = None
+    for one in found:
+        if one.is_complete and one.place not in refused:
+            chosen = one.place
+            break
+        if one.place not in refused:
+            say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
+    choice = Choice(run, chosen)
+    try:
+        catalogue.write_run(root, Run(run, choice.step), job)
+    except OSError as error:
+        say(f"run {run} can't be noted in {root}: {error}")
+    return choice
+
+
+def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pending], None]) -> Choice:
+    """Rank 0's choice on every rank. choice: of rank 0, else None. Raises CollectiveFailed."""
+    row = torch.zeros(_ROW_BYTES, dtype=torch.uint8)
+    if choice is not None:
+        text = json.dumps([choice.run, choice.place.directory_name if choice.place else ""]).encode()
+        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    wait(communicator.broadcast(row, 0))
+    run, name = json.loads(row.numpy().tobytes().rstrip(b"\0"))
+    return Choice(run, Place.of(name))
+
+
+def read(root: Path, place: Place, fingerprint: Mapping[str, str]) -> Restored:
+    """The whole state, every digest checked.
+
+    Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
+    """
+    directory = root / place.directory_name
+    found = next((f for f in catalogue.find(root) if f.place == place), None)
+    if found is None or not found.is_complete:
+        raise CorruptPart(found.reason if found else "it is not there")
+    first = found.headers[0]
+    _require_fit(root, place, first, fingerprint)
+    paths = [directory / part_file.file_name(h.part, h.parts) for h in found.headers]
+    _, lead_manifest, body_manifest = part_file.read_manifests(paths[0])
+    if layout.layout_digest(body_manifest) != first.layout_digest:
+        raise CorruptPart("its manifest is of another state")
+    lead = torch.empty(first.lead_bytes, dtype=torch.uint8)
+    body = torch.empty(first.body_bytes, dtype=torch.uint8)
+    _require_whole(found.headers)
+    for path in paths:
+        try:
+            part_file.read_data(path, lead, body)
+        except CorruptPart as error:
+            raise CorruptPart(f"{path.name}: {error}") from error
+    try:
+        state = layout.decode(lead_manifest, lead, body_manifest, body)
+    except (StateCodecError, ValueError) as error:
+        raise CorruptPart(f"its state can't be decoded: {error}") from error
+    return Restored(place.name.step, first.position, state)
+
+
+def _require_whole(headers: tuple[Header, ...]) -> None:
+    """The stripes cover the body without gap."""
+    at = 0
+    for header in headers:
+        if header.body_range[0] != at:
+            raise CorruptPart(f"bytes {at} to {header.body_range[0]} are in no part")
+        at = header.body_range[1]
+    if at != headers[0].body_bytes:
+        raise CorruptPart(f"bytes {at} to {headers[0].body_bytes} are in no part")
+
+
+def _require_fit(root: Path, place: Place, header: Header, own: Mapping[str, str]) -> None:
+    written = header.fingerprint
+    differing = [
+        f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"
+        for key in sorted(written.keys() | own.keys())
+        if key not in _FREE and written.get(key) != own.get(key)
+    ]
+    if differing:
+        raise CheckpointMismatch(
+            f"checkpoint {root / place.directory_name} is of another script ({'; '.join(differing)}). "
+            "Start with another --checkpoint-dir, or remove this one"
+        )

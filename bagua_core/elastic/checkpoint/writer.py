@@ -1,0 +1,142 @@
+"""Who writes a part while training goes on? One thread, one part at a time, which may fail and never raises.
+
+Owns the staging buffer, which is used again and again, and what is said of failures: the first of a series. Knows
+nothing of when a part is due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bagua_core.elastic.checkpoint import catalogue, part_file
+from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.layout import Stripe
+from bagua_core.elastic.checkpoint.part_file import Header
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    header: Header  # without the digest, which is taken in the thread
+    manifests: bytes
+    data: torch.Tensor
+
+
+class Writer:
+    """at_edge: told each edge of a write, see part_file.EDGES. The writer of part 0 also removes what has served."""
+
+    def __init__(
+        self,
+        root: Path,
+        say: Callable[[str], None],
+        at_edge: Callable[[str], None] = lambda edge: None,
+    ) -> None:
+        self._root = root
+        self._say = say
+        self._at_edge = at_edge
+        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._changed = threading.Condition()
+        self._job: _Job | None = None
+        self._closed = False
+        self._failing = False
+        self._busy_said = False
+        self._thread: threading.Thread | None = None
+        self.written: Place | None = None  # this rank's newest part
+
+    @property
+    def is_busy(self) -> bool:
+        with self._changed:
+            return self._job is not None
+
+    def write(self, header: Header, stripe: Stripe) -> bool:
+        """Copy the stripe and have it written. False: the last part is still being written; said once."""
+        if self.is_busy:
+            if not self._busy_said:
+                self._busy_said = True
+                self._say(
+                    f"the checkpoint of step {header.name.step} is left out: the one before is still being "
+                    "written (said once; take a longer --checkpoint-every or a faster disk)"
+                )
+            return False
+        data = self._staged(stripe)
+        with self._changed:
+            self._job = _Job(header, stripe.lead_manifest + stripe.body_manifest, data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="bagua-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return True
+
+    def _staged(self, stripe: Stripe) -> torch.Tensor:
+        if self._staging.numel() < stripe.size_bytes:
+            on_gpu = any(tensor.is_cuda for tensor in stripe.body)
+            self._staging = torch.empty(stripe.size_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        data = self._staging[: stripe.size_bytes]
+        stripe.read_into(data)
+        return data
+
+    def wait(self, limit_s: float) -> bool:
+        """Until nothing is being written; False if that takes longer than limit_s."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._job is None, limit_s)
+
+    def close(self, limit_s: float) -> bool:
+        """Whether the thread is gone."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is None:
+            return True
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    # -- the thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._job is not None or self._closed)
+                job = self._job
+            if job is None:
+                return
+            try:
+                self._write(job)
+            finally:
+                with self._changed:
+                    self._job = None
+                    self._changed.notify_all()
+
+    def _write(self, job: _Job) -> None:
+        place = Place(job.header.run, job.header.name)
+        try:
+            digest = part_file.digest(job.data, job.header.lead_bytes)
+            header = replace(job.header, digest=digest)
+            part_file.write(self._root / place.directory_name, header, job.manifests, job.data, self._at_edge)
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                self._say(
+                    f"the checkpoint of step {job.header.name.step} could not be written: {error}; training "
+                    "goes on, and the next one is tried when it is due"
+                )
+            return
+        if self._failing:
+            self._failing = False
+            self._say(f"checkpoints are written again, from step {job.header.name.step} on")
+        self.written = place
+        if job.header.part == 0:
+            self._prune()
+
+    def _prune(self) -> None:
+        """The parts of others may come later than this one: then they count the next time."""
+        try:
+            catalogue.sweep(self._root)
+            for place in catalogue.removable(catalogue.find(self._root)):
+                catalogue.remove(self._root, place)
+        except (OSError, ValueError) as error:
+            if not self._failing:
+                self._say(f"older checkpoints could not be removed: {error}")

@@ -1,0 +1,91 @@
+"""Is there memory to put a copied state beside the one that is there? A pure decision, and the reading of what is free.
+
+Owns the margin and `BAGUA_STAGING_BYTES`, the most a copy may take beside the live state (0: always copy in place).
+Knows nothing of tensors but their size. Whoever gets "in place" must count as stateless before the first byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT_VARIABLE = "BAGUA_STAGING_BYTES"
+MARGIN_BYTES = 64 << 20  # for what the step itself, the loader and the neighbours take meanwhile
+
+
+class StagingLimitError(ValueError):
+    """BAGUA_STAGING_BYTES is no number of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    stages: bool
+    reason: str
+
+
+def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> Decision:
+    """Stage a state of `needed_bytes`? available_bytes None: unknown; then trying is the only way to learn."""
+    if limit_bytes is not None and needed_bytes > limit_bytes:
+        return Decision(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
+    if available_bytes is not None and needed_bytes + MARGIN_BYTES > available_bytes:
+        return Decision(
+            False, f"{needed_bytes} bytes and {MARGIN_BYTES} of margin are more than {available_bytes}"
+        )
+    return Decision(True, f"{needed_bytes} bytes fit")
+
+
+def limit_bytes_from(environ: Mapping[str, str]) -> int | None:
+    """Raises StagingLimitError."""
+    raw = environ.get(LIMIT_VARIABLE, "")
+    if not raw:
+        return None
+    if not raw.isdecimal():
+        raise StagingLimitError(f"{LIMIT_VARIABLE}={raw!r} is not a number of bytes")
+    return int(raw)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's allocator for the CPU raises a plain RuntimeError."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """What this process may still take, by the host and by its control groups (version 2). None: unknown."""
+    found = [b for b in (_of_host(root), *_of_groups(root)) if b is not None]
+    return min(found, default=None)
+
+
+def _of_host(root: Path) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _of_groups(root: Path) -> list[int]:
+    top = root / "sys/fs/cgroup"
+    own = next((x[3:] for x in _lines(root / "proc/self/cgroup") if x.startswith("0::")), None)
+    if own is None:
+        return []
+    found = []
+    place = top / own.strip("/")
+    while place.is_relative_to(top):
+        most = "".join(_lines(place / "memory.max")).strip()
+        used = "".join(_lines(place / "memory.current")).strip()
+        if most.isdecimal() and used.isdecimal():
+            stat = dict(x.split(maxsplit=1) for x in _lines(place / "memory.stat"))
+            found.append(int(most) - int(used) + int(stat.get("inactive_file", "0")))  # a cache gives way
+        place = place.parent
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []  # not this kind of system: unknown

@@ -1,0 +1,123 @@
+"""Which rank makes the others wait, step after step, without hanging? Pure arithmetic over durations; no clock.
+
+A rank's *computing* time is its step's time minus what it waited in collectives: in a synchronous job all steps last
+equally long, and only this differs. Every rank learns all ranks' means in the exchange that is made every so many
+steps anyhow, and all come to the same conclusion. Who tells it is the caller's affair. Invariants: a rank is named
+once until it has recovered, and never for one slow window alone (a checkpoint, an evaluation, a page cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+SLOWER_BY = 1.5
+WINDOWS = 3  # in a row, of digest_every_steps steps each
+# Below this the difference costs nobody anything: schedulers differ by more.
+LEAST_GAP_S = 0.002
+MICROSECONDS = 1_000_000
+UNKNOWN = -1  # as exchanged: no whole step in the window, as on a newcomer
+
+
+class ComputingTime:
+    """Mean computing time of this rank since the last `take`, in seconds."""
+
+    def __init__(self) -> None:
+        self._computed_s = 0.0
+        self._steps = 0
+
+    def step_done(self, lasted_s: float, waited_s: float) -> None:
+        """A step was committed. waited_s: in its collectives; what is no step's time (healing, entering, evaluation
+        between two steps) is in neither."""
+        self._computed_s += max(0.0, lasted_s - waited_s)
+        self._steps += 1
+
+    def forget(self) -> None:
+        """The generation changed: shares of the batch did too."""
+        self._computed_s, self._steps = 0.0, 0
+
+    def take(self) -> int:
+        """The mean as it is exchanged, in microseconds (UNKNOWN without a step), and begin anew."""
+        mean_us = UNKNOWN if not self._steps else round(self._computed_s / self._steps * MICROSECONDS)
+        self.forget()
+        return mean_us
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """others_s: median of the others' computing time."""
+
+    global_rank: int
+    computing_s: float
+    others_s: float
+
+    @property
+    def slower_by(self) -> float:
+        return self.computing_s / self.others_s if self.others_s else float("inf")
+
+    def __str__(self) -> str:
+        return (
+            f"global rank {self.global_rank} is the slowest: it computes {self.computing_s:.3g} s a step, the others "
+            f"{self.others_s:.3g} s ({self.slower_by:.1f} times), and they wait for it"
+        )
+
+
+def slow_ranks(
+    computing_us: Sequence[int], slower_by: float = SLOWER_BY, least_gap_s: float = LEAST_GAP_S
+) -> tuple[Straggler, ...]:
+    """Ranks slower than the others in one window, the slowest first. computing_us: by global rank.
+
+    Against the median of the *others*: of two ranks the slow one would else be half of what it is compared with.
+    """
+    known = {r: us / MICROSECONDS for r, us in enumerate(computing_us) if us != UNKNOWN}
+    if len(known) < 2:
+        return ()
+    found = []
+    for global_rank, own_s in known.items():
+        others_s = median(s for r, s in known.items() if r != global_rank)
+        if own_s >= slower_by * others_s and own_s - others_s >= least_gap_s:
+            found.append(Straggler(global_rank, own_s, others_s))
+    return tuple(sorted(found, key=lambda s: (-s.computing_s, s.global_rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a window brought. named: slow for long enough, told now. recovered: global ranks named before that kept
+    pace again for as long."""
+
+    named: tuple[Straggler, ...] = ()
+    recovered: tuple[int, ...] = ()
+
+
+class StragglerWatch:
+    """Says who is slow for `windows` windows in a row, and who no longer is. Starts anew with each generation."""
+
+    def __init__(self, slower_by: float = SLOWER_BY, windows: int = WINDOWS) -> None:
+        if slower_by <= 1.0 or windows < 1:
+            raise ValueError(
+                f"a straggler is slower (more than 1.0 times) in at least 1 window, not {slower_by} and {windows}"
+            )
+        self._slower_by = slower_by
+        self._windows = windows
+        self._generation = 0
+        self._slow_for: dict[int, int] = {}
+        self._fast_for: dict[int, int] = {}  # of those named
+
+    def observe(self, generation: int, computing_us: Sequence[int]) -> Findings:
+        """computing_us: what the ranks exchanged, by global rank."""
+        if generation != self._generation:
+            # ranks may be other workers now
+            self._generation, self._slow_for, self._fast_for = generation, {}, {}
+        slow = {s.global_rank: s for s in slow_ranks(computing_us, self._slower_by)}
+        self._slow_for = {r: self._slow_for.get(r, 0) + 1 for r in slow}
+        recovered = []
+        for global_rank in list(self._fast_for):
+            self._fast_for[global_rank] = 0 if global_rank in slow else self._fast_for[global_rank] + 1
+            if self._fast_for[global_rank] == self._windows:
+                del self._fast_for[global_rank]
+                recovered.append(global_rank)
+        named = [s for r, s in slow.items() if self._slow_for[r] >= self._windows and r not in self._fast_for]
+        for straggler in named:
+            self._fast_for[straggler.global_rank] = 0
+        return Findings(tuple(named), tuple(recovered))

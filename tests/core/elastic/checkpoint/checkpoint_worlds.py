@@ -1,0 +1,104 @@
+"""Trainings with checkpointers for tests: what an engine does at commits and at the beginning, without engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua_contract.checkpoint_every import CheckpointEvery
+from bagua_contract.records import StateName
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
+from tests.core.communication.worlds import run_ranks
+from tests.core.elastic.test_state_registry import Training
+
+DEADLINE_S = 10.0
+made: list[Rank] = []
+"""Since the test began; the fixture ends their threads."""
+
+
+def wait(pending: Pending) -> None:
+    pending.wait()
+
+
+class Rank:
+    """One worker: its training, the state's name, its checkpointer. communicator None: a world of one."""
+
+    def __init__(
+        self,
+        root: Path,
+        communicator: Communicator | None,
+        every: str = "2",
+        seed: int = 1,
+        job: str = "job",
+        clock: Any = None,
+        **fingerprint: str,
+    ) -> None:
+        made.append(self)
+        self.communicator = communicator
+        self.training = Training("adam", seed)
+        self.name = StateName()
+        self.job = job
+        self.said: list[str] = []
+        self.generation = communicator.generation if communicator else 1
+        settings = Settings(root, CheckpointEvery.decode(every))
+        script = {**self.training.registry.fingerprint(), **fingerprint}
+        clocks = {"clock": clock} if clock else {}
+        self.checkpointer = Checkpointer(settings, self.said.append, lambda: script, **clocks)
+
+    @property
+    def world_size(self) -> int:
+        return self.communicator.world_size if self.communicator else 1
+
+    @property
+    def part(self) -> int:
+        return self.communicator.global_rank if self.communicator else 0
+
+    @property
+    def moment(self) -> Moment:
+        position = {"epoch": self.name.step // 10, "batch": self.name.step % 10}
+        return Moment(self.job, self.name, self.part, self.world_size, position)
+
+    def begin(self) -> None:
+        """The way of an engine when nobody has any state; everyone can read here."""
+        while (choice := self.checkpointer.choose(self.communicator, self.job, wait)) is not None:
+            if choice.place is None:
+                return
+            restored = self.checkpointer.read(choice)
+            if restored is None:
+                self.checkpointer.could_not_read(choice)
+                continue
+            self.training.registry.restore(restored.state)
+            self.name = StateName(self.generation, restored.step)
+            assert restored.position == self.moment.position
+            return
+
+    def step(self, *, settle: bool = True) -> None:
+        self.training.train(1, seed=self.name.step)
+        self.name = StateName(self.generation, self.name.step + 1)
+        self.checkpointer.after_commit(self.moment, self.communicator, self.training.registry.capture, wait)
+        if settle:
+            assert self.checkpointer.writer.wait(DEADLINE_S)
+
+    def end(self) -> None:
+        self.checkpointer.finish(self.moment, self.training.registry.capture, DEADLINE_S)
+
+
+def world(root: Path, size: int, **keywords: Any) -> list[Rank]:
+    if size == 1:
+        return [Rank(root, None, **keywords)]
+    return [Rank(root, communicator, **keywords) for communicator in build_in_process(size)]
+
+
+def together(ranks: Sequence[Rank], steps: int = 0, *, begin: bool = False, end: bool = False) -> None:
+    def act(rank: Rank) -> None:
+        if begin:
+            rank.begin()
+        for _ in range(steps):
+            rank.step()
+        if end:
+            rank.end()
+
+    run_ranks(ranks, act)

@@ -1,0 +1,184 @@
+"""A part's file is whole or does not count, wherever its writer died and whatever became of its bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bagua_contract.records import StateName
+from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
+from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.part_file import EDGES, CorruptPart, Header
+from tests.core.elastic.test_state_registry import Training, wire_form
+
+PLACE = Place(1, StateName(1, 4, 0))
+Part = tuple[Header, bytes, torch.Tensor]
+
+
+def part_of(training: Training, place: Place, part: int, parts: int) -> Part:
+    stripe = layout.stripe(training.registry.capture(), part, parts)
+    data = torch.empty(stripe.size_bytes, dtype=torch.uint8)
+    stripe.read_into(data)
+    header = Header(
+        run=place.run,
+        job="job",
+        name=place.name,
+        part=part,
+        parts=parts,
+        body_bytes=stripe.body.size_bytes,
+        body_range=stripe.body_range,
+        lead_bytes=stripe.lead_bytes,
+        lead_manifest_bytes=len(stripe.lead_manifest),
+        body_manifest_bytes=len(stripe.body_manifest),
+        manifests_crc=stripe.manifests_crc,
+        layout_digest=stripe.layout_digest,
+        digest=part_file.digest(data, stripe.lead_bytes),
+        position={"epoch": 0, "batch": place.name.step},
+        fingerprint=training.registry.fingerprint(),
+    )
+    return header, stripe.lead_manifest + stripe.body_manifest, data
+
+
+def write(root: Path, place: Place, part: Part) -> None:
+    part_file.write(root / place.directory_name, *part, lambda edge: None)
+
+
+def whole(root: Path, training: Training, place: Place = PLACE, parts: int = 3) -> list[Path]:
+    for part in range(parts):
+        write(root, place, part_of(training, place, part, parts))
+    return sorted((root / place.directory_name).iterdir())
+
+
+def read(root: Path, training: Training, place: Place = PLACE) -> restore.Restored:
+    return restore.read(root, place, training.registry.fingerprint())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 40])
+def test_what_was_written_is_read_bit_for_bit(tmp_path: Path, parts: int) -> None:
+    holder, other = Training("adam", 1), Training("adam", 2)
+    holder.train(3, seed=5)
+    whole(tmp_path, holder, parts=parts)
+    restored = read(tmp_path, other)
+    other.registry.restore(restored.state)
+    assert wire_form(other.registry.capture()) == wire_form(holder.registry.capture())
+    assert (restored.step, restored.position) == (4, {"epoch": 0, "batch": 4})
+
+
+def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
+    training = Training("sgd", 1)
+    training.train(2, seed=5)
+    paths = whole(tmp_path, training, parts=2)
+    good = read(tmp_path, training)
+    for path in paths:
+        content = path.read_bytes()
+        places = {0, 5, len(part_file.MAGIC), len(part_file.MAGIC) + 9, 60, 200, len(content) - 1}
+        for place in sorted(places | set(range(0, len(content), 97))):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+            with pytest.raises(CorruptPart):
+                read(tmp_path, training)
+        for length in (0, 3, 100, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
+            assert not catalogue.find(tmp_path)[0].is_complete
+        path.write_bytes(content + b"x")
+        assert not catalogue.find(tmp_path)[0].is_complete
+        path.write_bytes(content)
+    assert read(tmp_path, training).position == good.position
+
+
+def test_a_missing_part_and_one_of_another_checkpoint(tmp_path: Path) -> None:
+    training = Training("sgd", 1)
+    paths = whole(tmp_path, training)
+    content = paths[1].read_bytes()
+    paths[1].unlink()
+    assert catalogue.find(tmp_path)[0].reason == "part 1 of 3 is missing"
+    paths[1].write_bytes(paths[2].read_bytes())
+    assert "another checkpoint" in catalogue.find(tmp_path)[0].reason
+    header, manifests, data = part_of(training, PLACE, 1, 3)
+    for strange in (
+        replace(header, job="another"),
+        replace(header, name=StateName(2, 4, 0)),
+        replace(header, run=2),
+        replace(header, layout_digest="f"),
+    ):
+        paths[1].unlink()
+        write(tmp_path, PLACE, (strange, manifests, data))
+        assert "another checkpoint" in catalogue.find(tmp_path)[0].reason
+    paths[1].write_bytes(content)
+    assert catalogue.find(tmp_path)[0].is_complete
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_writer_killed_at_any_edge_leaves_no_wrong_checkpoint(tmp_path: Path, edge: str) -> None:
+    training = Training("sgd", 1)
+    training.train(1, seed=5)
+    older = Place(1, StateName(1, 2, 0))
+    whole(tmp_path, training, older)
+    training.train(1, seed=6)
+    for part in (0, 2):
+        write(tmp_path, PLACE, part_of(training, PLACE, part, 3))
+    prepared = part_of(training, PLACE, 1, 3)
+
+    def die(reached: str) -> None:
+        if reached == edge:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            part_file.write(tmp_path / PLACE.directory_name, *prepared, die)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), f"the writer never came to {edge!r}"
+
+    newest = next(f.place for f in catalogue.find(tmp_path) if f.is_complete)
+    assert newest == (PLACE if edge in ("renamed", "directory synced") else older)
+    read(tmp_path, training, newest)
+    write(tmp_path, PLACE, prepared)  # what it left is in nobody's way
+    other = Training("sgd", 2)
+    other.registry.restore(read(tmp_path, training).state)
+    assert wire_form(other.registry.capture()) == wire_form(training.registry.capture())
+
+
+def test_which_may_go(tmp_path: Path) -> None:
+    training = Training("sgd", 1)
+
+    def place(run: int, step: int) -> Place:
+        return Place(run, StateName(1, step, 0))
+
+    for step in (2, 4, 6):
+        whole(tmp_path, training, place(1, step), parts=1)
+    write(tmp_path, place(1, 7), part_of(training, place(1, 7), 0, 2))
+    assert catalogue.removable(catalogue.find(tmp_path)) == [place(1, 2)]  # 7 may still be under way
+    whole(tmp_path, training, place(2, 8), parts=1)
+    doomed = catalogue.removable(catalogue.find(tmp_path))
+    assert doomed == [place(1, 7), place(1, 4), place(1, 2)]
+    for one in doomed:
+        catalogue.remove(tmp_path, one)
+    assert [f.place for f in catalogue.find(tmp_path)] == [place(2, 8), place(1, 6)]
+    (tmp_path / ".removed-x").mkdir()
+    catalogue.sweep(tmp_path)
+    assert not (tmp_path / ".removed-x").exists()
+
+
+def test_a_later_run_undoes_what_came_after_its_start(tmp_path: Path) -> None:
+    training = Training("sgd", 1)
+    for step in (2, 4, 6):
+        whole(tmp_path, training, Place(1, StateName(1, step, 0)), parts=1)
+    catalogue.write_run(tmp_path, catalogue.Run(2, 4), "another")
+    found = catalogue.find(tmp_path)
+    assert [f.place.name.step for f in found if f.is_complete] == [4, 2]
+    assert "later run" in found[0].reason
+    assert catalogue.next_run(tmp_path) == 3
+
+
+def test_names_of_directories() -> None:
+    place = Place(12, StateName(3, 1_234_567_890, 2))
+    assert Place.of(place.directory_name) == place
+    for name in ("", "run-0001.json", "step", place.directory_name + "x", "." + place.directory_name):
+        assert Place.of(name) is None

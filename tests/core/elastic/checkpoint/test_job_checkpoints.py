@@ -1,0 +1,175 @@
+"""A generation in which nobody has any state goes on from a checkpoint, also if not everyone can read it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation, StateName
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic import entry
+from bagua_core.elastic.checkpoint.checkpointer import Settings
+from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
+from bagua_core.elastic.committed_state import CommittedState
+from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.ledger import Resumption
+from bagua_core.elastic.member import Member
+from tests.core.communication.worlds import run_ranks
+from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, together, world
+from tests.core.elastic.records import generation
+from tests.core.elastic.test_state_registry import Training, wire_form
+
+
+class FakeMember:
+    """What the checkpoints ask of a member."""
+
+    def __init__(self, communicator: Communicator, record: Generation) -> None:
+        self.communicator = communicator
+        self.generation = record
+        self.broken = False
+        self.changed = threading.Condition()
+
+    def wait(self, pending: Pending) -> None:
+        pending.wait()
+
+    wait_unlearned = wait
+
+    def wait_for_transfer(self, done: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(done, DEADLINE_S)
+
+    def break_generation(self, error: Exception) -> None:
+        self.broken = True
+
+
+class Worker:
+    def __init__(self, settings: Settings | None, communicator: Communicator, record: Generation) -> None:
+        self.training = Training("adam", 50 + communicator.global_rank)
+        self.state = CommittedState()
+        self.state.registry = self.training.registry
+        self.record = record
+        self.member = FakeMember(communicator, record)
+        self.lines: list[Resumption] = []
+        self.said: list[str] = []
+        self.checkpoints = JobCheckpoints(
+            settings,
+            self.state,
+            cast(Member, self.member),
+            self.swap_in,
+            self.info,
+            self.lines.append,
+            self.training.registry.fingerprint,
+            self.said.append,
+        )
+
+    def swap_in(self, copied: Any) -> None:
+        self.state.restore(copied, "", {})
+
+    def info(self) -> entry.Info:
+        return entry.Info(self.state.name, False, self.state.position)
+
+    def enter(self) -> HealPlan:
+        plan, infos = entry.exchange(
+            self.member.communicator, self.record, self.info(), self.member.wait_unlearned
+        )
+        plan, infos = self.checkpoints.resume(self.record, plan, infos)
+        assert len(infos) == self.member.communicator.world_size
+        return plan
+
+
+def workers(settings: Settings | None, size: int, number: int = 1) -> list[Worker]:
+    record = generation(number, *[f"w{r}" for r in range(size)], base=0, since=number)
+    return [Worker(settings, c, record) for c in build_in_process(size, number)]
+
+
+def settings(root: Path) -> Settings:
+    found = settings_of(environment(checkpoint_dir=str(root), checkpoint_every="2"))
+    assert found is not None
+    return found
+
+
+def environment(**fields: Any) -> WorkerEnvironment:
+    return WorkerEnvironment("job", "w", "a", "socket", "127.0.0.1", 0, 1, **fields)
+
+
+def test_all_read_it_and_are_holders(tmp_path: Path) -> None:
+    first = world(tmp_path, 2)
+    together(first, 4, begin=True)
+    here = workers(settings(tmp_path), 3)
+    plans = run_ranks(here, Worker.enter)
+    assert {plan.holders for plan in plans} == {(0, 1, 2)} and not plans[0].initial
+    for worker in here:
+        assert worker.state.name == StateName(1, 4, 0) and worker.state.position == {"epoch": 0, "batch": 4}
+        assert wire_form(worker.training.registry.capture()) == wire_form(
+            first[0].training.registry.capture()
+        )
+        (line,) = worker.lines
+        assert (line.job, line.generation, line.run, line.resumed_at_step) == ("nonce", 1, 2, 4)
+
+
+@pytest.mark.parametrize("cannot", [{0}, {1, 2}])
+def test_who_cannot_read_it_copies_from_those_who_can(tmp_path: Path, cannot: set[int]) -> None:
+    together(world(tmp_path, 2), 4, begin=True)
+    here = workers(settings(tmp_path), 3)
+    for r in cannot:
+        here[r].checkpoints._checkpointer.read = lambda choice: None  # type: ignore[method-assign]
+    plans = run_ranks(here, Worker.enter)
+    assert all(plan.newcomers == cannot for plan in plans)
+    assert all(set(plan.holders) == {0, 1, 2} - cannot for plan in plans)
+    assert len({worker.lines[0].run for worker in here}) == 1
+
+
+def test_if_nobody_can_read_it_the_next_older_one_is_taken(tmp_path: Path) -> None:
+    together(world(tmp_path, 2), 4, begin=True)
+    (newest,) = tmp_path.glob("run-0001-step-000000004-*")
+    part = newest / "part-00001-of-00002"
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+    here = workers(settings(tmp_path), 2)
+    run_ranks(here, Worker.enter)
+    assert {worker.state.name.step for worker in here} == {2}
+    assert {worker.lines[0].resumed_at_step for worker in here} == {2}
+
+
+def test_without_any_checkpoint_the_job_begins(tmp_path: Path) -> None:
+    here = workers(settings(tmp_path), 2)
+    assert all(plan.initial for plan in run_ranks(here, Worker.enter))
+    assert [worker.lines[0].resumed_at_step for worker in here] == [0, 0]
+    off = workers(None, 2)
+    assert all(plan.initial for plan in run_ranks(off, Worker.enter))
+    assert off[0].lines == []
+
+
+def test_a_later_generation_from_a_checkpoint_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
+    together(world(tmp_path, 2), 4, begin=True)
+    here = workers(settings(tmp_path), 2, number=7)
+    here[1].state.name = StateName(6, 40, 0)  # a survivor that the job gave up
+    run_ranks(here, Worker.enter)
+    assert {worker.state.name for worker in here} == {StateName(7, 4, 0)}
+
+
+def test_what_cannot_be_agreed_on_breaks_the_generation(tmp_path: Path) -> None:
+    (worker,) = workers(settings(tmp_path), 1)
+    worker.enter()
+    worker.state.step_committed(1)
+
+    class Broken:
+        global_rank, world_size = 0, 1
+
+        def allreduce(self, *arguments: object) -> Pending:
+            raise CollectiveFailed("a test")
+
+    worker.member.communicator = cast(Communicator, Broken())
+    worker.checkpoints.after_commit()
+    assert worker.member.broken
+
+
+def test_settings() -> None:
+    assert settings_of(environment()) is None
+    with pytest.raises(ValueError, match="neither"):
+        settings_of(environment(checkpoint_dir="x", checkpoint_every="often"))

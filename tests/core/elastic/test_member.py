@@ -1,0 +1,149 @@
+"""A member over a real session and real sockets: what it waits for at the end, and whom a missed loss makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation, GenerationKind, StateName
+from bagua_core.elastic import entry
+from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.member import Member
+from tests.core.communication.worlds import await_true
+from tests.core.elastic.agents import DEADLINE_S, Agent
+from tests.core.elastic.records import generation
+
+
+class Host:
+    """An engine that takes notes."""
+
+    def __init__(self) -> None:
+        self.entered: list[int] = []
+        self.steps_out: list[bool] = []
+
+    def info(self) -> entry.Info:
+        return entry.Info(StateName(), False, {"epoch": 0, "batch": 0})
+
+    def fingerprint(self) -> Mapping[str, str]:
+        return {"model": "none"}
+
+    def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
+        self.entered.append(generation.number)
+
+    def stepped_out(self, *, keeps_state: bool) -> None:
+        self.steps_out.append(keeps_state)
+
+    def reach(self, point: str) -> None:
+        return None
+
+
+class Worker:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.host = Host()
+        self.member = Member(WorkerEnvironment("job", "w0", "a", agent.socket, "127.0.0.1", 0, 1), self.host)
+
+    def alone(self, number: int, **keywords: object) -> Generation:
+        """A record of this worker only."""
+        address = self.member.rendezvous.address
+        return generation(number, "w0", store_address=address, **keywords)  # type: ignore[arg-type]
+
+    def hear(self, record: Generation) -> None:
+        self.agent.server.tell_generation(record)
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = Agent("w0", slots=1)
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def worker(agent: Agent) -> Iterator[Worker]:
+    made = Worker(agent)
+    yield made
+    if made.member.communicator is not None:
+        made.member.communicator.abort("the test is over")
+    made.member.session.close()
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def waits(future: Future[None]) -> bool:
+    with pytest.raises(TimeoutError):
+        future.result(0.2)
+    return True
+
+
+def test_a_newcomer_at_the_end_waits_until_the_job_is_closing(
+    worker: Worker, beside: ThreadPoolExecutor
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    ending = beside.submit(worker.member.wait_closed)
+    assert waits(ending)
+    worker.agent.server.tell_close()
+    ending.result(DEADLINE_S)
+    assert worker.member.is_closed and worker.host.entered == [1]
+
+
+def test_meanwhile_it_goes_where_the_job_goes(worker: Worker, beside: ThreadPoolExecutor) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    ending = beside.submit(worker.member.wait_closed)
+    worker.hear(worker.alone(2, kind=GenerationKind.LOSS))
+    await_true(lambda: worker.host.entered == [1, 2], "the loss is entered")
+    assert waits(ending)
+    worker.agent.server.tell_close()
+    ending.result(DEADLINE_S)
+    assert worker.host.entered == [1, 2]
+
+
+def test_it_ends_if_its_node_leaves_and_no_generation_lists_it(
+    worker: Worker, beside: ThreadPoolExecutor
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+
+    def end() -> None:
+        with pytest.raises(SystemExit) as caught:
+            worker.member.wait_closed()
+        assert caught.value.code == 0
+
+    ending = beside.submit(end)
+    worker.agent.server.tell_leave()
+    worker.hear(generation(2, "other", kind=GenerationKind.LOSS))
+    ending.result(DEADLINE_S)
+    assert worker.host.steps_out == [False]
+
+
+def test_closed_already_it_does_not_wait(worker: Worker) -> None:
+    worker.agent.server.tell_close()
+    with worker.member.changed:
+        assert worker.member.changed.wait_for(lambda: worker.member.is_closed, DEADLINE_S)
+    worker.member.wait_closed()
+
+
+def test_a_missed_loss_makes_it_a_new_one(worker: Worker) -> None:
+    """Generation 2 dropped it, and its agent was away; generation 3 lists it as one that came since."""
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    worker.hear(worker.alone(3, kind=GenerationKind.LOSS, since=3, base=2))
+    session = worker.member.session
+
+    def heard() -> bool:
+        return session.news.generation is not None and session.news.generation.number == 3
+
+    with worker.member.changed:
+        assert worker.member.changed.wait_for(heard, DEADLINE_S)
+    worker.member.follow()
+    assert worker.host.steps_out == [False], "what it holds is not the job's"
+    assert worker.host.entered == [1, 3]

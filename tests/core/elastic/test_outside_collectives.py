@@ -1,0 +1,110 @@
+"""A script's own collectives: what they give in a step and outside, of whole numbers too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
+from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic.committed_state import CommittedState
+from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.outside_collectives import OutsideCollectives, mean_of
+from bagua_core.elastic.step_interface import StepPlan
+from tests.core.communication.worlds import gloo_world, run_ranks
+
+
+class Steps:
+    """An engine in the middle of a step, or outside."""
+
+    def __init__(
+        self, communicator: Communicator, *, in_step: bool, healing: frozenset[int] = frozenset()
+    ) -> None:
+        self.in_step = in_step
+        self.step_failed = False
+        self.is_reduced = False
+        self.plan = StepPlan(1, 5, communicator.global_rank, communicator.world_size, healing)
+        self.newcomers: frozenset[int] = frozenset()
+        self.failed: list[Exception] = []
+        self.operations: list[int] = []
+
+    def wait(self, pending: Pending) -> None:
+        pending.wait()
+
+    def reduction_failed(self, error: Exception) -> None:
+        self.failed.append(error)
+
+    def operation_done(self, index: int) -> None:
+        self.operations.append(index)
+
+
+def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
+    member: Any = SimpleNamespace(
+        communicator=communicator,
+        generation=object(),
+        broken=False,
+        is_closed=False,
+        wait_unlearned=lambda pending: pending.wait(),
+    )
+    return OutsideCollectives(steps, CommittedState(), member)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("build", [build_in_process, gloo_world], ids=["threads", "sockets"])
+def test_averages_in_a_step_and_outside_are_the_same(build: Any, dtype: torch.dtype) -> None:
+    signs = [1, 1, 1] if dtype is torch.uint8 else [1, -1, -1]
+    brought = [torch.tensor([7, 2, 9]) * s for s in signs]
+
+    def act(communicator: Communicator) -> list[list[float]]:
+        own = brought[communicator.global_rank].to(dtype)
+        results = []
+        for in_step in (True, False):
+            steps = Steps(communicator, in_step=in_step)
+            result = collectives(communicator, steps).allreduce(own, ReduceOp.AVG)
+            assert result.dtype is dtype and result.data_ptr() != own.data_ptr()
+            results.append(result.tolist())
+        return results
+
+    for inside, outside in run_ranks(build(3), act):
+        assert inside == outside
+        if not dtype.is_floating_point:
+            expected = [7, 2, 9] if dtype is torch.uint8 else [-2, 0, -3]  # towards zero
+            assert inside == expected
+
+
+def test_who_copies_beside_the_step_does_not_count_in_its_average() -> None:
+    def act(communicator: Communicator) -> int:
+        steps = Steps(communicator, in_step=True, healing=frozenset({2}))
+        return int(
+            collectives(communicator, steps).allreduce(
+                torch.tensor(10 + communicator.global_rank), ReduceOp.AVG
+            )
+        )
+
+    assert run_ranks(build_in_process(3), act) == [10, 10, 10]  # (10 + 11) / 2, towards zero
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_booleans_have_no_average_and_no_peer_is_asked(launched: bool) -> None:
+    alone = build_in_process(2)[0]  # the other never comes
+    asked = collectives(alone, Steps(alone, in_step=True)) if launched else Engine(None)
+    with pytest.raises(TypeError, match="the average of booleans"):
+        asked.allreduce(torch.tensor([True]), ReduceOp.AVG)
+
+
+def test_a_failure_in_a_step_fails_the_step() -> None:
+    world = build_in_process(2)
+    steps = Steps(world[0], in_step=True)
+    world[1].lose("10.0.0.2")
+    own = torch.tensor([3])
+    assert collectives(world[0], steps).allreduce(own, ReduceOp.AVG).tolist() == [3]
+    assert isinstance(steps.failed[0], CollectiveFailed)
+
+
+def test_the_mean_is_made_in_place() -> None:
+    total = torch.tensor([5.0, 7.0])
+    assert mean_of(total, 2) is total and total.tolist() == [2.5, 3.5]
+    assert mean_of(torch.tensor([-5]), 2).tolist() == [-2]
