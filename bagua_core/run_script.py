@@ -5,7 +5,8 @@ the first instruction of a worker and its exit code. The script must not be able
 the real `__main__`, and no frame of this file appears in what it prints. Knows nothing of generations;
 `bagua_core.elastic.runtime` is told of the end only if the script has imported it.
 
-Options, before the script: --module | --run-path, --parent-pid N, --preimport a,b,c.
+Options, before the script: --module | --run-path, --parent-pid N, --preimport a,b,c, and --warm-fd N,
+with which this process is not a worker but forks them on request, imports done: see warm_parent.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 GATE_VARIABLE = "BAGUA_GATE_FD"
 ERROR_FILE_VARIABLES = ("TORCHELASTIC_ERROR_FILE", "BAGUA_ERROR_FILE")
@@ -27,19 +28,37 @@ HARD_EXIT_GRACE_S = 10.0
 # directory of this file, whose modules would shadow others of the same name.
 
 
+class _Options(NamedTuple):
+    form: str
+    target: str
+    arguments: list[str]
+    parent_pid: int | None
+    preimport: str
+    warm_fd: int | None
+
+
 def main(arguments: list[str]) -> NoReturn:
-    form, parent_pid, preimport, target, script_arguments = _parse(arguments)
+    options = _parse(arguments)
     _remove_runner_from_path()
-    if parent_pid is not None:
-        _die_with(parent_pid)
-    run = _prepare(form, target, script_arguments)
-    _import_ahead(preimport)
+    if options.parent_pid is not None:
+        _die_with(options.parent_pid)
+    path = list(sys.path)
+    run = _prepare(options.form, options.target, options.arguments)
+    if options.warm_fd is None:
+        _import_ahead(options.preimport)
+    else:
+        command = _become_warm_parent(options)  # what follows happens in forked workers only
+        if options.parent_pid is not None:
+            _die_with(options.parent_pid)
+        sys.path[:] = path
+        # Once more in any case: the module of a frozen heap (gc.freeze) would not be collected at the end.
+        run = _prepare(*(command or (options.form, options.target, options.arguments)))
     _pass_gate()
     _finish(_run_to_end(run))
 
 
-def _parse(arguments: list[str]) -> tuple[str, int | None, str, str, list[str]]:
-    form, parent_pid, preimport = "script", None, PREIMPORT
+def _parse(arguments: list[str]) -> _Options:
+    form, parent_pid, preimport, warm_fd = "script", None, PREIMPORT, None
     rest = list(arguments)
     while rest and rest[0].startswith("--"):
         option = rest.pop(0)
@@ -49,13 +68,59 @@ def _parse(arguments: list[str]) -> tuple[str, int | None, str, str, list[str]]:
             parent_pid = int(rest.pop(0))
         elif option == "--preimport":
             preimport = rest.pop(0)
+        elif option == "--warm-fd":
+            warm_fd = int(rest.pop(0))
         elif option == "--":
             break
         else:
             raise SystemExit(f"run_script: unknown option {option}")
     if not rest:
         raise SystemExit("run_script: no script given; this file is started by bagua-launch")
-    return form, parent_pid, preimport, rest[0], rest[1:]
+    return _Options(form, rest[0], rest[1:], parent_pid, preimport, warm_fd)
+
+
+def _become_warm_parent(options: _Options) -> tuple[str, str, list[str]] | None:
+    """Returns in forked workers only; None: the script of the command line, else another command."""
+    assert options.warm_fd is not None
+    import gc
+
+    printed = _capture_output()
+    gc.disable()  # what is imported stays; looking for garbage in it takes a tenth of a second
+    _import_ahead(options.preimport)
+    gc.enable()
+    # After the imports, and by path: the script's directory decides what `import json` means, as ever.
+    return _sibling("warm_parent").serve(options.warm_fd, printed())  # type: ignore[no-any-return]
+
+
+def _capture_output() -> Callable[[], tuple[bytes, bytes]]:
+    """What imports print belongs to every worker's own streams, so it is kept for them."""
+    files = [os.memfd_create(f"printed-{number}") for number in (1, 2)]
+    for number, file in zip((1, 2), files, strict=True):
+        os.dup2(file, number)
+
+    def end() -> tuple[bytes, bytes]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        kept = []
+        for number, file in zip((1, 2), files, strict=True):
+            os.dup2(nowhere, number)
+            kept.append(os.pread(file, os.fstat(file).st_size, 0))
+            os.close(file)
+        os.close(nowhere)
+        return kept[0], kept[1]
+
+    return end
+
+
+def _sibling(name: str) -> Any:
+    """A module beside this file, without its package, whose import would bring torch in."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = os.path.join(os.path.dirname(_sibling.__code__.co_filename), name + ".py")
+    spec = spec_from_file_location("_bagua_" + name, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _remove_runner_from_path() -> None:
@@ -101,13 +166,15 @@ def _prepare(form: str, target: str, arguments: list[str]) -> Callable[[], None]
 
 def _replace_main_module() -> None:
     # A new module, because the functions of this file live in the namespace of the present one.
-    present = sys.modules["__main__"].__dict__
+    former = sys.modules["__main__"]
+    present = former.__dict__
     module = ModuleType("__main__")
     namespace = module.__dict__
     if "__annotations__" in present:
         namespace["__annotations__"] = {}
     namespace["__builtins__"] = builtins
-    sys.modules["__main__"] = module
+    for name in [name for name, known in sys.modules.items() if known is former]:
+        sys.modules[name] = module  # __main__, and __mp_main__ once multiprocessing is imported
 
 
 def _insert_path(directory: str) -> None:

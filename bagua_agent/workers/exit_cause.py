@@ -18,6 +18,10 @@ FAULT_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal
 
 # The last line of a traceback: a dotted name, then perhaps a colon and text.
 _EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(: .*)?$")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch.distributed puts it before uncaught ones
+_NATIVE_FRAME = re.compile(r"^\s*(frame #\d+: |<omitting python frames>)")
+# What the C++ runtime prints before it aborts
+_TERMINATED = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\): *(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +35,27 @@ class ExitCause:
     script_failure: bool
 
 
-def exit_cause(returncode: int, error_file_text: str | None = None, stderr_tail: str = "") -> ExitCause:
-    """error_file_text: content of error.json, None if there is none. Never raises."""
+def exit_cause(
+    returncode: int, error_file_text: str | None = None, stderr_tail: str = "", killed_for: str = ""
+) -> ExitCause:
+    """error_file_text: content of error.json, None if there is none. killed_for: why the agent itself killed it, so
+    that its signal is not taken for somebody else's. Never raises."""
     message, callstack = _recorded(error_file_text)
+    stderr_tail = _RANK_PREFIX.sub("", stderr_tail)
     name = signal_name(returncode)
     if returncode == 0:
         return ExitCause(0, None, "exit code 0", "", False)
-    if name is not None:
+    if name is not None and killed_for:
+        summary, failure = f"{killed_for} (killed by {name})", False
+    elif name is not None:
+        message = message or _terminated_by(stderr_tail)
         summary = f"killed by {name}" + (f" after {message}" if message else "")
         failure = -returncode in FAULT_SIGNALS
     else:
         message = message or _exception_in(stderr_tail)
         summary = message or f"exit code {returncode}"
         failure = True
-    tail = "\n".join((callstack or stderr_tail).rstrip().splitlines()[-TAIL_LINES:])
-    return ExitCause(returncode, name, _one_line(summary), tail, failure)
+    return ExitCause(returncode, name, _one_line(summary), _last_lines(callstack or stderr_tail), failure)
 
 
 def shell_exit_code(returncode: int) -> int:
@@ -92,6 +102,18 @@ def _exception_in(stderr_tail: str) -> str:
                     return line
             return ""
     return ""
+
+
+def _terminated_by(stderr_tail: str) -> str:
+    """The C++ exception that nothing caught, or nothing."""
+    found = _TERMINATED.search(stderr_tail)
+    return f"{found[1]}: {found[2].strip()}" if found else ""
+
+
+def _last_lines(text: str) -> str:
+    """Without native frames: thirty of them would push the exception itself out of sight."""
+    kept = [line for line in text.rstrip().splitlines() if not _NATIVE_FRAME.match(line)]
+    return "\n".join(kept[-TAIL_LINES:])
 
 
 def _one_line(text: str) -> str:

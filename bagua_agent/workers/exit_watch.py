@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from bagua_agent.workers.orphans import reap_orphans
 from bagua_agent.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class ExitWatch:
             return
         selector.unregister(key.fd)
         os.close(key.fd)
+        reap_orphans()
         try:
             self._on_exit(worker, returncode)
         except Exception:

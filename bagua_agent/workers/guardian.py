@@ -1,8 +1,9 @@
-"""The guardian: a small process that outlives the agent by an instant, to kill what it left.
+"""The guardian: a small process that outlives the agent by an instant, to kill and remove what it left.
 
-It reads group ids from a pipe that only the agent holds. End-of-file means that the agent is gone, in
-whatever way, and every group still registered is killed. Covers grandchildren, which get no
-parent-death signal. A process that made a session of its own (setsid) is out of its reach.
+It reads group ids and directories from a pipe that only the agent holds. End-of-file means that the agent is gone, in
+whatever way: every group still registered is killed, then the agent's runtime directory is removed, and its log
+directory as far as it is empty. Covers grandchildren, which get no parent-death signal. A process that made a session
+of its own (setsid) is out of its reach.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from bagua_agent.errors import InternalError
 
@@ -20,9 +22,13 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 
 # Runs isolated and without site packages, to stay small. A group number can be used again only after
-# the group is empty; then its leader has another start time, and it is left alone.
+# the group is empty; then its leader has another start time, and it is left alone. A directory is known by its
+# inode, so that one made later under the same name is left alone too. Lines: +GROUP, -GROUP, and with the path in
+# hexadecimal d (remove) and e (remove what is empty in it).
 PROGRAM = r"""
 import os
+import select
+import time
 import _signal as signal  # the plain module loads enum and half a megabyte
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
@@ -34,32 +40,74 @@ def started(pid):
     except OSError:
         return None
 
+def inode(path):
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+def await_end(fds, until):
+    while fds and time.monotonic() < until:
+        ended = select.select(fds, [], [], until - time.monotonic())[0]
+        fds = [fd for fd in fds if fd not in ended]
+
+def remove(path, only_empty):
+    for parent, directories, files in os.walk(path, topdown=False):
+        names = [] if only_empty else [os.path.join(parent, name) for name in files + directories]
+        for name in names:
+            try:
+                os.unlink(name)  # a directory stays for now: it was emptied, and is removed as a parent
+            except OSError:
+                pass
+        try:
+            os.rmdir(parent)
+        except OSError:
+            pass
+
 groups = {}
+directories = {}
 rest = b""
 while data := os.read(0, 65536):
     *lines, rest = (rest + data).split(b"\n")
     for line in lines:
+        if line[:1] in b"de":
+            path = bytes.fromhex(line[1:].decode())
+            directories[path] = line[:1] == b"e", inode(path)
+            continue
         group = int(line[1:])
         if line[:1] == b"+":
             groups[group] = started(group)
         else:
             groups.pop(group, None)
+until = time.monotonic() + 3
+dying = []
 for group, start in groups.items():
     now = started(group)
     if now is None or now == start:
         try:
+            dying.append(os.pidfd_open(group))
+        except OSError:
+            pass
+        try:
             os.killpg(group, signal.SIGKILL)
         except OSError:
             pass
+await_end(dying, until)  # what still runs might write into what is removed
+for path, (only_empty, known) in directories.items():
+    if known is not None and inode(path) == known:
+        remove(path, only_empty)
 """
 
 
 class Guardian:
-    """Kills every registered process group when this process is gone. Any thread may call."""
+    """Kills every registered process group, and removes registered directories, when this process is gone. Any
+    thread may call."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
+        self._directories: dict[Path, bytes] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -85,11 +133,28 @@ class Guardian:
             self._groups.discard(pgid)
             self._tell(b"-%d\n" % pgid)
 
+    def remove_directory(self, path: Path) -> None:
+        """From now on `path` and all in it does not outlive this process."""
+        self._directory(path, b"d")
+
+    def prune_directory(self, path: Path) -> None:
+        """As `remove_directory`, but only directories that are empty by then: what was written there is kept."""
+        self._directory(path, b"e")
+
+    def _directory(self, path: Path, verb: bytes) -> None:
+        if not path.is_absolute() or len(path.parts) < 3:
+            raise InternalError(f"directory {path} is not one to remove")
+        message = b"%b%b\n" % (verb, os.fsencode(path).hex().encode())
+        with self._lock:
+            self._directories[path] = message
+            self._tell(message)
+
     def stop(self) -> None:
-        """End the guardian. Groups still registered are killed by it."""
+        """End the guardian. Groups still registered are killed by it, directories removed."""
         with self._lock:
             process, self._process = self._process, None
             self._groups.clear()
+            self._directories.clear()
             if process is None:
                 return
             assert process.stdin is not None
@@ -118,7 +183,10 @@ class Guardian:
         log.warning("the guardian (pid %d) is gone with code %s; starting another", old.pid, old.returncode)
         self._process = self._launch()
         assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), b"".join(b"+%d\n" % group for group in self._groups))
+        os.write(self._process.stdin.fileno(), self._everything())
+
+    def _everything(self) -> bytes:
+        return b"".join((*(b"+%d\n" % group for group in self._groups), *self._directories.values()))
 
     @staticmethod
     def _launch() -> subprocess.Popen[bytes]:

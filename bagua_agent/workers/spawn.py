@@ -1,20 +1,25 @@
 """How a worker's process comes to be: own session, tied to the agent's life, held at a gate.
 
-Uses vfork (no preexec_fn), so that the cost does not grow with the agent. The parent-death signal is
-set by the runner in the child. Linux sends it when the *thread* that spawned ends, not the process:
-call spawn_worker only from a thread that lives as long as the agent.
+Forked from the warm parent where that is the same (warm_fit.py). Else by vfork (no preexec_fn), so that the
+cost does not grow with the agent. The parent-death signal is set by the runner in the child. Linux sends it
+when the *thread* that spawned ends, not the process: call spawn_worker only from a thread that lives as long
+as the agent.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from bagua_agent.job_config import WorkerCommand
+from bagua_agent.workers.warm_fit import StartPlace
+from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_command import PREIMPORT, check_command, command_line, worker_python
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.workers.worker_process import AdoptedProcess, WorkerProcess
 from bagua_contract.environment import PREFIX
 
 GATE_VARIABLE = PREFIX + "GATE_FD"
@@ -31,45 +36,48 @@ def spawn_worker(
     stdout: Path | None = None,
     stderr: Path | None = None,
     inherit_stdin: bool = False,
+    stdin: int | None = None,
     preimport: tuple[str, ...] = PREIMPORT,
+    cpus: frozenset[int] | None = None,
+    warm: WarmParent | None = None,
 ) -> WorkerProcess:
-    """Start a worker; returns as soon as it is executed, before it has imported anything.
+    """Start a worker; returns as soon as it is executed or forked.
 
     env: its whole environment; BAGUA_GATE_FD in it is replaced, PYTHON_EXEC names another interpreter.
     gated: the script starts only after `open_gate()`. stdout, stderr: files to append to; None makes a
-    pipe whose read end the result has. preimport: modules that the runner imports before the gate.
+    pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules
+    that the runner imports before the gate. cpus: the only processors it may use. warm: what to fork it from,
+    if possible; waited for until it has imported everything.
     Raises UserError when what the command names cannot be run.
     """
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))
     check_command(command, where, python=python, path=env.get("PATH"))
+    place = StartPlace(env, where, python, preimport)
     child_ends: list[int] = []  # closed here once the child has them
     own_ends: list[int] = []  # closed here only if there will be no child
     try:
-        gate_fd: int | None = None
-        gate_child = -1
-        if gated:
-            gate_child, gate_fd = os.pipe2(os.O_CLOEXEC)
-            child_ends.append(gate_child)
-            own_ends.append(gate_fd)
+        if inherit_stdin:
+            stdin = 0
+        elif stdin is None:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            child_ends.append(stdin)
         out_child, out_fd = _stream_ends(stdout, child_ends, own_ends)
         err_child, err_fd = _stream_ends(stderr, child_ends, own_ends)
-        popen = subprocess.Popen(
-            command_line(command, os.getpid(), python=python, preimport=preimport),
-            env={**env, GATE_VARIABLE: str(gate_child)},
-            cwd=where,
-            stdin=None if inherit_stdin else subprocess.DEVNULL,
-            stdout=out_child,
-            stderr=err_child,
-            pass_fds=(gate_child,) if gated else (),
-            start_new_session=True,
-        )
+        streams = (stdin, out_child, err_child)
+        forked = None if warm is None else _fork(warm, command, place, streams, cpus)
+        process, gate_fd = forked or _spawn(command, place, streams, cpus, gated=gated)
         try:
-            return WorkerProcess(worker_id, slot, popen, gate_fd, out_fd, err_fd)
+            worker = WorkerProcess(worker_id, slot, process, gate_fd, out_fd, err_fd)
         except OSError:  # no descriptor left for its pidfd
-            popen.kill()
-            popen.wait()
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            if gate_fd is not None:
+                os.close(gate_fd)
             raise
+        if not gated:
+            worker.open_gate()
+        return worker
     except BaseException:
         for fd in own_ends:
             os.close(fd)
@@ -77,6 +85,77 @@ def spawn_worker(
     finally:
         for fd in child_ends:
             os.close(fd)
+
+
+Streams = tuple[int, int, int]
+
+
+def _fork(
+    warm: WarmParent,
+    command: WorkerCommand,
+    place: StartPlace,
+    streams: Streams,
+    cpus: frozenset[int] | None,
+) -> tuple[AdoptedProcess, int] | None:
+    # With a gate in any case: should no answer come, whatever was forked ends when the gate is closed.
+    gate_child, gate_fd = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = warm.fork(command, place, (*streams, gate_child), cpus)
+    except BaseException:
+        os.close(gate_fd)
+        raise
+    finally:
+        os.close(gate_child)
+    if pid is None:
+        os.close(gate_fd)
+        return None
+    return AdoptedProcess(pid), gate_fd
+
+
+def _spawn(
+    command: WorkerCommand,
+    place: StartPlace,
+    streams: Streams,
+    cpus: frozenset[int] | None,
+    *,
+    gated: bool,
+) -> tuple[subprocess.Popen[bytes], int | None]:
+    gate_child, gate_fd = os.pipe2(os.O_CLOEXEC) if gated else (-1, None)
+    stdin, stdout, stderr = streams
+    try:
+        with _processors(cpus):
+            popen = subprocess.Popen(
+                command_line(command, os.getpid(), python=place.python, preimport=place.preimport),
+                env={**place.env, GATE_VARIABLE: str(gate_child)},
+                cwd=place.directory,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(gate_child,) if gated else (),
+                start_new_session=True,
+            )
+    except BaseException:
+        if gate_fd is not None:
+            os.close(gate_fd)
+        raise
+    finally:
+        if gated:
+            os.close(gate_child)
+    return popen, gate_fd
+
+
+@contextmanager
+def _processors(cpus: frozenset[int] | None) -> Iterator[None]:
+    """This thread's processors, for a moment: what it starts inherits them from the first instruction on."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _stream_ends(file: Path | None, child_ends: list[int], own_ends: list[int]) -> tuple[int, int | None]:

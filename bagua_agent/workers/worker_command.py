@@ -72,10 +72,15 @@ def command_line(
 
 
 def _script_runner() -> Path:
+    return beside_runner("run_script.py")
+
+
+def beside_runner(name: str) -> Path:
+    """A file of bagua_core that is run by path."""
     # Located, not imported: importing bagua_core would bring torch into the agent.
     spec = importlib.util.find_spec("bagua_core")
     for place in (spec.submodule_search_locations if spec else None) or ():
-        runner = Path(place).absolute() / "run_script.py"
-        if runner.is_file():
-            return runner
-    raise InternalError("bagua_core/run_script.py is not installed beside bagua_agent")
+        file = Path(place).absolute() / name
+        if file.is_file():
+            return file
+    raise InternalError(f"bagua_core/{name} is not installed beside bagua_agent")

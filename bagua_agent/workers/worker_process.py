@@ -13,6 +13,16 @@ import subprocess
 import threading
 
 
+class AdoptedProcess:
+    """A child that a helper started for us; stands where a Popen does."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
 class WorkerProcess:
     """A started worker. Its process id is also its session's and process group's id."""
 
@@ -20,7 +30,7 @@ class WorkerProcess:
         self,
         worker_id: str,
         slot: int,
-        popen: subprocess.Popen[bytes],
+        popen: subprocess.Popen[bytes] | AdoptedProcess,
         gate_fd: int | None,
         stdout_fd: int | None,
         stderr_fd: int | None,

@@ -78,3 +78,33 @@ def test_signal_after_an_exception() -> None:
 
 def test_tail_is_bounded() -> None:
     assert len(exit_cause(1, None, "line\n" * 1000).traceback_tail.splitlines()) == 20
+
+
+def test_prefix_that_torch_distributed_puts_before_lines() -> None:
+    prefixed = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines())
+    cause = exit_cause(1, None, prefixed)
+    assert (cause.summary, cause.traceback_tail) == ("ValueError: boom", TRACEBACK.rstrip())
+
+
+def test_exception_of_cpp_is_named_and_its_native_frames_are_left_out() -> None:
+    frames = "".join(f"frame #{n}: c10::Error::Error() + 0x9c (0x7f in libc10.so)\n" for n in range(40))
+    stderr = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 3] Watchdog caught collective operation timeout\n"
+        f"Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632\n{frames}<omitting python frames>\n"
+    )
+    cause = exit_cause(-signal.SIGABRT, None, stderr)
+    assert cause.summary == (
+        "killed by SIGABRT after c10::DistBackendError: [Rank 3] Watchdog caught collective operation timeout"
+    )
+    assert cause.traceback_tail == "\n".join(stderr.splitlines()[:3])
+
+
+def test_what_the_agent_killed_is_no_failure_of_the_script() -> None:
+    cause = exit_cause(-signal.SIGKILL, None, "", killed_for="hung: 640 s outside the step's collectives")
+    assert (cause.summary, cause.script_failure) == (
+        "hung: 640 s outside the step's collectives (killed by SIGKILL)",
+        False,
+    )
+    # it ended by itself before the agent came to it
+    assert exit_cause(1, RECORDED, killed_for="hung").summary == "ValueError: boom"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +104,70 @@ def test_a_killed_guardian_is_replaced_and_knows_everything(workers: Workers, gu
     guardian.stop()
     for worker in (first, second):
         wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
+
+
+def test_the_runtime_directory_goes_and_what_was_logged_stays(guardian: Guardian, tmp_path: Path) -> None:
+    runtime, logs = tmp_path / "runtime", tmp_path / "logs"
+    (runtime / "store" / "data").mkdir(parents=True)
+    (runtime / "store" / "data" / "wal").write_bytes(b"x")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    (runtime / "link").symlink_to(kept)
+    (logs / "job" / "empty").mkdir(parents=True)
+    (logs / "job" / "full").mkdir()
+    (logs / "job" / "full" / "stdout.log").write_text("said")
+    guardian.remove_directory(runtime)
+    guardian.prune_directory(logs)
+    guardian.stop()
+    assert not runtime.exists()
+    assert (kept / "file").exists(), "what a link leads to is not ours"
+    assert (logs / "job" / "full" / "stdout.log").read_text() == "said"
+    assert not (logs / "job" / "empty").exists()
+
+
+def test_a_directory_made_again_under_the_same_name_is_left_alone(guardian: Guardian, tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    guardian.remove_directory(runtime)
+    other = tmp_path / "other"
+    other.mkdir()
+    pid = guardian.pid
+    assert pid is not None
+    wait_until(lambda: _has_read_everything(pid), "the guardian knows the directory")
+    runtime.rename(tmp_path / "moved")
+    other.rename(runtime)
+    guardian.stop()
+    assert runtime.exists() and (tmp_path / "moved").exists()
+
+
+def test_directories_are_known_to_a_new_guardian_and_named_in_any_bytes(
+    guardian: Guardian, tmp_path: Path
+) -> None:
+    runtime = tmp_path / "with\nline \udcff"
+    runtime.mkdir()
+    guardian.remove_directory(runtime)
+    before = guardian.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not is_running(before), "guardian killed")
+    guardian.prune_directory(tmp_path / "anything")
+    assert guardian.pid != before
+    guardian.stop()
+    assert not runtime.exists()
+
+
+@pytest.mark.parametrize("path", ["/", "/tmp", "relative/two"])
+def test_no_directory_of_everybody_is_removed(guardian: Guardian, path: str) -> None:
+    with pytest.raises(InternalError):
+        guardian.remove_directory(Path(path))
+
+
+def _has_read_everything(pid: int) -> bool:
+    """Its pipe is empty and it waits for more."""
+    with open(f"/proc/{pid}/fd/0", "rb") as pipe:
+        waiting_bytes = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+    return waiting_bytes == 0 and psutil.Process(pid).status() == psutil.STATUS_SLEEPING
 
 
 def test_it_ignores_signals_and_is_small(guardian: Guardian) -> None:

@@ -14,6 +14,7 @@ import psutil
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_process import WorkerProcess
 
 DEADLINE_S = 20.0
@@ -40,6 +41,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def base_environment() -> dict[str, str]:
+    """Ours, without what pytest changes from test to test."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
 class Workers:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -62,16 +68,20 @@ class Workers:
         worker_id: str | None = None,
         preimport: tuple[str, ...] = (),
         stdout: Path | None = None,
+        cpus: frozenset[int] | None = None,
+        warm: WarmParent | None = None,
     ) -> WorkerProcess:
         worker = spawn_worker(
             WorkerCommand(kind, str(target), args),
-            {**os.environ, **(env or {})},
+            {**base_environment(), **(env or {})},
             worker_id=worker_id or f"w{len(self.started)}",
             slot=slot,
             directory=self.directory,
             gated=gated,
             stdout=stdout,
             preimport=preimport,
+            cpus=cpus,
+            warm=warm,
         )
         self.started.append(worker)
         return worker

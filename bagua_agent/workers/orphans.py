@@ -1,0 +1,84 @@
+"""Whose child becomes a process whose parent ends: the agent's, while a worker is handed over to it.
+
+The agent is a subreaper only for those moments, so that whatever a script leaves behind goes where it always
+went. What comes along by chance, or because the agent is process 1 of a container, is reaped here.
+Invariant: no child that the agent started itself is ever reaped here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PR_SET_CHILD_SUBREAPER = 36
+
+_lock = threading.Lock()
+_adopting = 0
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Orphans among this process's descendants become its children. May be nested and used by many threads."""
+    global _adopting
+    with _lock:
+        _adopting += 1
+        if _adopting == 1:
+            _set_subreaper(True)
+    try:
+        yield
+    finally:
+        with _lock:
+            _adopting -= 1
+            if _adopting == 0:
+                _set_subreaper(False)
+
+
+def _set_subreaper(on: bool) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def is_orphan(pid: int, session: int, own_session: int) -> bool:
+    """Whether our child `pid` was not started by us, judged by its session.
+
+    What we start stays in our session or leads one of its own, and so does a worker handed over to us; only
+    a worker's descendants are in another's.
+    """
+    return session not in (pid, own_session)
+
+
+def reap_orphans() -> list[int]:
+    """Reap the zombies among adopted orphans; their ids. Costs one system call when there is no zombie."""
+    try:
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return []
+    except ChildProcessError:
+        return []
+    own_session = os.getsid(0)
+    reaped = []
+    for pid, session in _zombie_children():
+        if is_orphan(pid, session, own_session):
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue  # another thread was here
+            reaped.append(pid)
+    return reaped
+
+
+def _zombie_children() -> Iterator[tuple[int, int]]:
+    own_pid = os.getpid()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        if fields[0] == b"Z" and int(fields[1]) == own_pid:
+            yield int(entry), int(fields[3])

@@ -1,0 +1,153 @@
+"""What does the kernel say about a process? Reads /proc; a process that ends meanwhile is ordinary.
+
+Owns the parsing of /proc/<pid>. Judges nothing. What may not be read (kernel stacks, without privileges) is
+empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+STOPPED_STATES = frozenset("Tt")
+COMMAND_CHARACTERS = 200
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStatus:
+    """state: one letter, as in ps. wchan: the kernel function it sleeps in; empty if it runs."""
+
+    tid: int
+    name: str
+    state: str
+    cpu_s: float
+    wchan: str
+    kernel_stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    pid: int
+    parent_pid: int
+    command: str
+    threads: tuple[ThreadStatus, ...]
+
+    @property
+    def state(self) -> str:
+        """Of its main thread; empty if it is gone."""
+        return next((t.state for t in self.threads if t.tid == self.pid), "")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in STOPPED_STATES and bool(self.state)
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(t.cpu_s for t in self.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStatus:
+    """One signal in one process. blocked_in: threads that hold it back, those in its handler among them."""
+
+    caught: bool
+    pending: bool
+    blocked_in: frozenset[int]
+
+
+def process_status(pid: int) -> ProcessStatus | None:
+    """None if there is no such process."""
+    fields = _stat(PROC / str(pid))
+    if fields is None:
+        return None
+    threads = []
+    for task in _tasks(pid):
+        stat = _stat(task)
+        if stat is not None:
+            threads.append(_thread(task, stat))
+    return ProcessStatus(pid, int(fields[1]), _command(pid), tuple(threads))
+
+
+def processes_of(pid: int) -> list[int]:
+    """The process, then what descends from it or is of its session, by process id."""
+    parents: dict[int, int] = {}
+    sessions: dict[int, int] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(entry)) is not None and fields[0] not in ("Z", "X"):
+            parents[int(entry.name)] = int(fields[1])
+            sessions[int(entry.name)] = int(fields[3])
+    found = {pid} | {p for p, session in sessions.items() if session == pid}
+    grown = True
+    while grown:
+        more = {p for p, parent in parents.items() if parent in found} - found
+        found |= more
+        grown = bool(more)
+    return [pid, *sorted(found - {pid})]
+
+
+def signal_status(pid: int, number: int) -> SignalStatus | None:
+    """None if the process is gone."""
+    caught = pending = seen = False
+    blocked = set()
+    bit = 1 << (number - 1)
+    for task in _tasks(pid):
+        masks = _masks(task)
+        if masks is None:
+            continue
+        seen = True
+        caught = caught or bool(masks["SigCgt"] & bit)
+        pending = pending or bool((masks["SigPnd"] | masks["ShdPnd"]) & bit)
+        if masks["SigBlk"] & bit:
+            blocked.add(int(task.name))
+    return SignalStatus(caught, pending, frozenset(blocked)) if seen else None
+
+
+def _tasks(pid: int) -> Iterator[Path]:
+    try:
+        yield from sorted((PROC / str(pid) / "task").iterdir(), key=lambda task: int(task.name))
+    except OSError:
+        return
+
+
+def _masks(task: Path) -> dict[str, int] | None:
+    text = _read(task / "status")
+    lines = (line.partition(":") for line in text.splitlines())
+    masks = {name: int(value, 16) for name, _, value in lines if name.startswith("Sig") and name != "SigQ"}
+    shared = [line for line in text.splitlines() if line.startswith("ShdPnd:")]
+    if not masks or not shared:
+        return None
+    return {**masks, "ShdPnd": int(shared[0].partition(":")[2], 16)}
+
+
+def _stat(directory: Path) -> list[str] | None:
+    """State, parent, group, session, ...: the fields behind the name, which may hold anything."""
+    fields = _read(directory / "stat").rpartition(")")[2].split()
+    return fields if len(fields) > 12 else None
+
+
+def _thread(task: Path, stat: list[str]) -> ThreadStatus:
+    wchan = _read(task / "wchan").strip()
+    return ThreadStatus(
+        tid=int(task.name),
+        name=_read(task / "comm").strip(),
+        state=stat[0],
+        cpu_s=(int(stat[11]) + int(stat[12])) / _TICKS_PER_S,
+        wchan="" if wchan == "0" else wchan,
+        kernel_stack=_read(task / "stack").strip(),
+    )
+
+
+def _command(pid: int) -> str:
+    words = _read(PROC / str(pid) / "cmdline").replace("\0", " ").split()  # python -c may hold whole programs
+    return " ".join(words)[:COMMAND_CHARACTERS]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # it ended, or may not be read

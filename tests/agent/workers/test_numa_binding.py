@@ -1,0 +1,144 @@
+"""Which processors a worker may use, on invented machines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.numa_binding import Processor, Topology, processors_of_slot
+from bagua_agent.workers.numa_topology import cpu_list, read_topology
+from bagua_agent.workers.spawn import spawn_worker
+from tests.agent.workers.worker_lab import Workers
+
+
+def machine(
+    nodes: int, cores: int, *, threads: int = 1, nodes_a_socket: int = 1, cores_a_cache: int = 8
+) -> tuple[Processor, ...]:
+    """Linux's usual numbering: first one thread of every core, then the other threads."""
+    total = nodes * cores
+    return tuple(
+        Processor(
+            cpu=thread * total + core,
+            numa_node=core // cores,
+            socket=core // cores // nodes_a_socket,
+            core=core,
+            cache=core // cores_a_cache * cores_a_cache,
+        )
+        for thread in range(threads)
+        for core in range(total)
+    )
+
+
+TWO_SOCKETS = machine(2, 8, threads=2, cores_a_cache=4)
+FOUR_NODES = machine(4, 4, nodes_a_socket=2, cores_a_cache=2)
+
+
+@pytest.mark.parametrize(
+    ("binding", "slot", "slots", "processors", "gpus", "expected"),
+    [
+        ("node", 0, 2, TWO_SOCKETS, (1, 0), "8-15,24-31"),
+        ("node", 1, 2, TWO_SOCKETS, (1, 0), "0-7,16-23"),
+        ("node", 1, 2, TWO_SOCKETS, (), "8-15,24-31"),
+        ("node", 1, 4, TWO_SOCKETS, (), "0-7,16-23"),
+        ("node", 2, 4, TWO_SOCKETS, (0, 1), "8-15,24-31"),  # fewer GPUs than workers: by slot
+        ("socket", 0, 1, FOUR_NODES, (2,), "8-15"),
+        ("socket", 0, 4, FOUR_NODES, (), "0-7"),
+        ("exclusive", 0, 2, TWO_SOCKETS, (0, 0), "0-3,16-19"),
+        ("exclusive", 1, 2, TWO_SOCKETS, (0, 0), "4-7,20-23"),
+        ("exclusive", 0, 3, TWO_SOCKETS, (0, 0, 0), "0-2,16-18"),
+        ("exclusive", 2, 3, TWO_SOCKETS, (0, 0, 0), "6-7,22-23"),
+        ("exclusive", 0, 1, TWO_SOCKETS, (0, 0), "0-3,16-19"),  # shared with GPUs that no worker has
+        ("core-complex", 0, 2, TWO_SOCKETS, (1, 1), "8-11,24-27"),
+        ("core-complex", 1, 2, TWO_SOCKETS, (1, 1), "12-15,28-31"),
+        ("core-complex", 2, 3, TWO_SOCKETS, (1, 1, 1), "8-11,24-27"),
+        ("core-complex", 0, 1, TWO_SOCKETS[1:], (0,), "4-7,20-23"),  # the fullest cache first
+    ],
+)
+def test_processors_of_slot(
+    binding: str,
+    slot: int,
+    slots: int,
+    processors: tuple[Processor, ...],
+    gpus: tuple[int, ...],
+    expected: str,
+) -> None:
+    assert processors_of_slot(binding, slot, slots, Topology(processors, gpus)) == cpu_list(expected)
+
+
+def test_exclusive_shares_nothing_and_leaves_nothing() -> None:
+    for slots in range(1, 9):
+        shares = [processors_of_slot("exclusive", s, slots, Topology(TWO_SOCKETS)) for s in range(slots)]
+        assert len(frozenset().union(*shares)) == sum(len(share) for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("binding", "topology", "words"),
+    [
+        ("exclusive", Topology(machine(1, 2), (0, 0, 0)), "2 cores for 3 devices"),
+        ("node", Topology(TWO_SOCKETS, (0, 5, 0)), "NUMA node 5"),
+        ("node", Topology(()), "does not say"),
+        ("numa", Topology(TWO_SOCKETS), "not node, socket"),
+    ],
+)
+def test_what_cannot_be_divided_is_one_clear_error(binding: str, topology: Topology, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        processors_of_slot(binding, 1, 3, topology)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def test_the_topology_is_read_from_sys(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    write(tmp_path / "devices/system/node/node3/cpulist", f"{cpu}")
+    processor = tmp_path / f"devices/system/cpu/cpu{cpu}"
+    write(processor / "topology/thread_siblings_list", f"{cpu},{cpu + 64}")
+    write(processor / "topology/physical_package_id", "1")
+    for index, (kind, level) in enumerate([("Data", 1), ("Instruction", 4), ("Unified", 3)]):
+        write(processor / f"cache/index{index}/type", kind)
+        write(processor / f"cache/index{index}/level", str(level))
+        write(processor / f"cache/index{index}/shared_cpu_list", f"{cpu}-{cpu + level}")
+    for address, vendor, kind, node in [
+        ("0000:0a:00.0", "0x10de", "0x030200", "3"),
+        ("0000:02:00.0", "0x10de", "0x030000", "-1"),
+        ("0000:0b:00.0", "0x10de", "0x040300", "3"),
+        ("0000:01:00.0", "0x8086", "0x030000", "0"),
+    ]:
+        for name, text in (("vendor", vendor), ("class", kind), ("numa_node", node)):
+            write(tmp_path / "bus/pci/devices" / address / name, text)
+    topology = read_topology({}, sys_dir=tmp_path)
+    assert topology == Topology((Processor(cpu, 3, 1, cpu, cpu),), (0, 3))
+    assert read_topology({"CUDA_VISIBLE_DEVICES": "1"}, sys_dir=tmp_path).gpu_numa_nodes == (3,)
+    with pytest.raises(UserError, match="GPU-abc"):
+        read_topology({"CUDA_VISIBLE_DEVICES": "GPU-abc"}, sys_dir=tmp_path)
+
+
+def test_a_machine_that_does_not_tell_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leave the flag out"):
+        read_topology({}, sys_dir=tmp_path)
+
+
+def test_a_spawned_worker_is_bound_and_the_agent_is_not(workers: Workers) -> None:
+    before = os.sched_getaffinity(0)
+    workers.script("import os\nprint(sorted(os.sched_getaffinity(0)))\n")
+    command = WorkerCommand(CommandKind.SCRIPT, "script.py")
+    for cpu in sorted(before)[:2]:
+        worker = spawn_worker(
+            command,
+            dict(os.environ),
+            worker_id="bound",
+            slot=0,
+            directory=workers.directory,
+            gated=False,
+            preimport=(),
+            cpus=frozenset({cpu}),
+        )
+        workers.started.append(worker)
+        assert workers.to_end(worker).stdout == f"[{cpu}]\n"
+    assert os.sched_getaffinity(0) == before

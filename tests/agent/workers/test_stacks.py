@@ -1,0 +1,221 @@
+"""Real processes: stacks are written whatever their threads do, and asking never takes longer than allowed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.workers import stacks
+from bagua_agent.workers.process_status import process_status, processes_of, signal_status
+from bagua_agent.workers.stacks import FILES_KEPT, NoAnswer, StackTarget, save_stacks, stacks_of
+from tests.agent.workers.worker_lab import wait_until
+
+STACK_DUMP = Path(__file__).parents[3] / "bagua_core" / "stack_dump.py"
+PRELUDE = f"""
+import os, signal, sys, threading, time, runpy
+number = runpy.run_path({str(STACK_DUMP)!r})["answer_stack_requests"]()
+assert number, "no signal"
+def ready(text="ready"):
+    print(text, flush=True)
+"""
+
+
+class Scripts:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, source: str, prelude: str = PRELUDE) -> tuple[subprocess.Popen[str], str]:
+        """The process, and the line it printed when it was where it should be."""
+        path = self._directory / f"script{len(self._started)}.py"
+        path.write_text(prelude + source)
+        process = subprocess.Popen(
+            [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    def clean_up(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=10)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[Scripts]:
+    made = Scripts(tmp_path)
+    yield made
+    made.clean_up()
+
+
+def saved(process: subprocess.Popen[str], directory: Path, **options: float) -> tuple[str, str]:
+    (result,) = save_stacks([StackTarget("w0", process.pid, directory)], "a test", native=False, **options)
+    assert result.path is not None
+    return result.path.read_text(), result.problem
+
+
+def test_tight_python_loop_and_a_second_thread(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start(
+        "def sleeper():\n    time.sleep(60)\nthreading.Thread(target=sleeper, daemon=True).start()\n"
+        "def spin():\n    ready()\n    while True:\n        pass\nspin()\n"
+    )
+    text, problem = saved(process, tmp_path)
+    assert problem == ""
+    assert "in spin" in text and "in sleeper" in text
+    assert "saved because: a test" in text and "2 threads" in text
+    assert list(tmp_path.glob("stacks-*Z.txt"))
+    assert process.poll() is None, "asking must not end it"
+
+
+def test_loop_in_c_that_keeps_the_gil(scripts: Scripts, tmp_path: Path) -> None:
+    # PyDLL keeps the GIL during the call
+    process, _ = scripts.start(
+        "import ctypes\nsleep = ctypes.PyDLL(None).usleep\n"
+        "def hold():\n    ready()\n    while True:\n        sleep(60_000_000)\nhold()\n"
+    )
+    text, problem = saved(process, tmp_path)
+    assert problem == "" and "in hold" in text
+
+
+def test_again_and_again_gives_one_answer_each(scripts: Scripts) -> None:
+    process, _ = scripts.start("def here():\n    ready()\n    time.sleep(60)\nhere()\n")
+    answers = [stacks_of(process.pid) for _ in range(5)]
+    assert [a.count("in here") for a in answers] == [1] * 5
+
+
+def test_forked_child_is_shown_apart(scripts: Scripts, tmp_path: Path) -> None:
+    process, child = scripts.start(
+        "def child():\n    ready(str(os.getpid()))\n    time.sleep(60)\n"
+        "def parent():\n    time.sleep(60)\n"
+        "child() if os.fork() == 0 else parent()\n"
+    )
+    text, problem = saved(process, tmp_path)
+    first, second = text.split(f"== process {child}")
+    assert problem == ""
+    assert "in parent" in first and "in child" not in first and "in child" in second
+
+
+def test_child_that_is_no_python_is_described_and_survives(scripts: Scripts, tmp_path: Path) -> None:
+    process, child = scripts.start(
+        "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nready(str(child.pid))\nchild.wait()\n"
+    )
+    text, problem = saved(process, tmp_path)
+    assert problem == ""
+    section = text.split(f"== process {child}")[1]
+    assert "sleep 60" in section and "no Python of ours" in section
+    assert process_status(int(child)) is not None
+
+
+def test_stopped_process_is_said_to_be_stopped_and_not_waited_for(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: (s := process_status(process.pid)) is not None and s.is_stopped, "stopped")
+    began_s = time.monotonic()
+    text, problem = saved(process, tmp_path)
+    assert time.monotonic() - began_s < 1.0
+    assert "is stopped (state T)" in problem and "is stopped (state T)" in text
+
+
+def test_blocked_signal_is_bounded_and_said(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start(
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n"
+    )
+    with pytest.raises(NoAnswer, match="did not take the signal, which it blocks"):
+        stacks_of(process.pid, 0.1)
+
+
+def test_a_process_that_would_die_of_the_signal_is_not_sent_it(scripts: Scripts) -> None:
+    process, _ = scripts.start("signal.signal(number, signal.SIG_DFL)\nready()\ntime.sleep(60)\n")
+    with pytest.raises(NoAnswer, match="would kill it"):
+        stacks_of(process.pid)
+    assert process.poll() is None
+
+
+def test_a_file_that_the_script_closed_is_not_written_to(scripts: Scripts) -> None:
+    process, _ = scripts.start("os.closerange(3, 1024)\nready()\ntime.sleep(60)\n")
+    with pytest.raises(NoAnswer, match="no place"):
+        stacks_of(process.pid)
+
+
+def test_ended_process_and_a_directory_that_is_gone(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start("ready()\n")
+    process.wait(timeout=10)
+    (result,) = save_stacks([StackTarget("w0", process.pid, tmp_path / "gone")], "a test", native=False)
+    assert result.path is None
+    assert "ended" in result.problem and "can't be written" in result.problem
+
+
+def test_several_workers_are_asked_side_by_side(scripts: Scripts, tmp_path: Path) -> None:
+    silent = "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n"
+    started = [scripts.start(silent)[0] for _ in range(3)]
+    targets = []
+    for number, process in enumerate(started):
+        (tmp_path / str(number)).mkdir()
+        targets.append(StackTarget(f"w{number}", process.pid, tmp_path / str(number)))
+    began_s = time.monotonic()
+    results = save_stacks(targets, "a test", within_s=0.5, native=False)
+    assert time.monotonic() - began_s < 1.4
+    assert [r.worker_id for r in results] == ["w0", "w1", "w2"]
+    assert all(r.path and "did not take" in r.problem for r in results)
+
+
+def test_only_so_many_files_are_kept(scripts: Scripts, tmp_path: Path) -> None:
+    for number in range(FILES_KEPT + 4):
+        path = tmp_path / f"stacks-{number:03}.txt"
+        path.write_text("")
+        os.utime(path, (number, number))
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    saved(process, tmp_path)
+    names = sorted(p.name for p in tmp_path.glob("stacks-*.txt"))
+    assert len(names) == FILES_KEPT and names[0] == "stacks-000.txt" and "stacks-001.txt" not in names
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo native frames of $4", "-- native stacks, by py-spy\nnative frames of "),
+        ("echo Permission denied >&2; exit 1", "-- no native stacks: py-spy: Permission denied"),
+    ],
+)
+def test_native_stacks_where_the_tool_is(
+    scripts: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
+) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    monkeypatch.setattr(stacks.shutil, "which", lambda name: str(tool))
+    (result,) = save_stacks([StackTarget("w0", process.pid, tmp_path)], "a test")
+    assert result.path is not None and expected in result.path.read_text()
+
+
+def test_low_descriptors_and_taken_signals_stay_the_scripts_own(scripts: Scripts) -> None:
+    prelude = PRELUDE.replace(
+        "number = ", "signal.signal(signal.SIGRTMAX - 3, lambda *_: None)\nnumber = ", 1
+    )
+    _, line = scripts.start(
+        "import stat\nfd = os.open('/dev/null', os.O_RDONLY)\nready(f'{fd} {number == signal.SIGRTMAX - 4}')\n",
+        prelude,
+    )
+    assert line == "3 True"
+
+
+def test_what_the_kernel_says_of_this_process() -> None:
+    status = process_status(os.getpid())
+    assert status is not None and status.parent_pid == os.getppid() and status.cpu_s > 0
+    assert not status.is_stopped
+    masks = signal_status(os.getpid(), signal.SIGINT)
+    assert masks is not None and masks.caught and not masks.pending
+    assert processes_of(os.getpid())[0] == os.getpid()
+    assert process_status(2**22 + 1) is None and signal_status(2**22 + 1, 10) is None

@@ -1,0 +1,333 @@
+"""A worker forked from the warm parent must not be told from a spawned one, nor depend on its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.warm_parent import WarmParent
+from bagua_agent.workers.worker_process import WorkerProcess
+from tests.agent.workers.test_run_script import FAILURES, IDENTITY
+from tests.agent.workers.worker_lab import DEADLINE_S, Workers, base_environment, is_running, wait_until
+
+COMMAND = WorkerCommand(CommandKind.SCRIPT, "script.py", ("a", "--b"))
+
+REPORT = """
+import faulthandler, gc, json, os, resource, signal, sys, threading
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+def stream(s):
+    return [s.name, s.mode, s.encoding, s.errors, s.newlines, s.line_buffering, s.write_through, s.isatty(),
+            type(s.buffer).__name__, s.fileno(), s.seekable(), s.readable(), s.buffer.name]
+def limit(number):
+    try:
+        return resource.getrlimit(number)
+    except ValueError:
+        return None
+frame, frames = sys._getframe(), []
+while frame is not None:
+    frames.append(frame.f_code.co_name)
+    frame = frame.f_back
+print(json.dumps({
+    "argv": [sys.argv, sys.orig_argv, sys.path, sys.executable, list(sys.flags), sys.warnoptions],
+    "main": sorted(n for n in sys.modules["__main__"].__dict__ if n.startswith("_")),
+    "frames": frames,
+    "environ": dict(os.environ),
+    "shown": [open("/proc/self/cmdline").read(), open("/proc/self/comm").read()],
+    "shown environ": sorted(v for v in open("/proc/self/environ", errors="surrogateescape").read().split("\\0")
+                            if "_GATE_FD" not in v),
+    "ids": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getppid(), os.getcwd(), os.getuid()],
+    "signals": {k: status[k] for k in ("SigBlk", "SigIgn", "SigCgt", "ShdPnd")},
+    "handlers": [str(signal.getsignal(n)) for n in (2, 13, 15)],
+    "limits": [limit(n) for n in range(16)], "nice": os.nice(0), "umask": status["Umask"],
+    "processors": sorted(os.sched_getaffinity(0)),
+    "streams": [stream(s) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "descriptors": sorted(os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in os.listdir("/proc/self/fd")
+                          if os.path.exists(f"/proc/self/fd/{n}")),
+    "stdin": sys.stdin.read(),
+    "runtime": [faulthandler.is_enabled(), gc.isenabled(), gc.get_threshold(), threading.active_count(),
+                threading.current_thread() is threading.main_thread(), sys.getrecursionlimit()],
+    "threads": __import__("torch").get_num_threads(),
+}))
+"""
+
+RANDOM = """
+import json, multiprocessing, random, tempfile, torch, numpy
+print(json.dumps([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed(),
+    multiprocessing.current_process().authkey.hex(), next(tempfile._get_candidate_names())]))
+"""
+
+WAITING = "import os, signal\nprint(os.getpid(), flush=True)\nwhile True: signal.pause()\n"
+
+
+@pytest.fixture(scope="module")
+def torch_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WarmParent, Path]]:
+    directory = tmp_path_factory.mktemp("warm")
+    (directory / "script.py").write_text("")
+    made = WarmParent(COMMAND, base_environment(), directory=directory, preimport=("torch",))
+    made.start()
+    yield made, directory
+    made.stop()
+
+
+@pytest.fixture
+def warm(workers: Workers, torch_parent: tuple[WarmParent, Path]) -> WarmParent:
+    parent, workers.directory = torch_parent
+    return parent
+
+
+def start(workers: Workers, source: str, warm: WarmParent | None, **options: object) -> WorkerProcess:
+    workers.script(source)
+    return workers.start("script.py", *COMMAND.args, warm=warm, **({"preimport": ("torch",)} | options))  # type: ignore[arg-type]
+
+
+def is_forked(worker: WorkerProcess) -> bool:
+    return type(worker._popen).__name__ == "AdoptedProcess"
+
+
+def test_both_ways_report_the_same(workers: Workers, warm: WarmParent) -> None:
+    env = {"RANK": "3", "BAGUA_X": "caf\udce9 \u20ac", "TORCHELASTIC_RUN_ID": "x=y"}
+    reports = []
+    for parent in (warm, None):
+        worker = start(workers, REPORT, parent, env=env, gated=True)
+        assert is_forked(worker) == (parent is not None)
+        assert worker.open_gate()
+        ended = workers.to_end(worker)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        reports.append(json.loads(ended.stdout))
+    forked, spawned = reports
+    for part in spawned:
+        assert forked[part] == spawned[part], part
+    assert forked["environ"]["RANK"] == "3" and forked["ids"][2] == os.getpid()
+
+
+def test_random_state_and_secrets_are_each_workers_own(workers: Workers, warm: WarmParent) -> None:
+    drawn = [json.loads(workers.to_end(start(workers, RANDOM, warm)).stdout) for _ in range(2)]
+    for mine, others in zip(*drawn, strict=True):
+        assert mine != others
+
+
+def test_ends_as_a_spawned_worker(workers: Workers) -> None:
+    workers.script("")
+    parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
+    parent.start()
+    try:
+        for name, source in {**FAILURES, "identity": IDENTITY}.items():
+            forked = start(workers, source, parent, preimport=())
+            assert is_forked(forked)
+            ended = workers.to_end(forked)
+            assert ended == workers.to_end(start(workers, source, None, preimport=())), name
+    finally:
+        parent.stop()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(workers: Workers, warm: WarmParent, method: str, guarded: bool) -> None:
+    if not guarded and method != "fork":
+        source = "import multiprocessing\nprint('no guard, no children')\n"
+        expected = "no guard, no children\n"
+    else:
+        source = f"""
+import multiprocessing
+class Job:
+    def __init__(self, n): self.n = n
+def work(job): return Job(job.n * 2)
+if {not guarded} or __name__ == "__main__":
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        print([j.n for j in pool.map(work, [Job(1), Job(2)])])
+"""
+        expected = "[2, 4]\n"
+    ended = workers.to_end(start(workers, source, warm))
+    assert (ended.returncode, ended.stdout) == (0, expected), ended.stderr
+
+
+def test_data_loader_and_blas_in_a_forked_worker(workers: Workers, warm: WarmParent) -> None:
+    source = """
+import torch
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    a = torch.rand(300, 300)
+    assert torch.allclose((a @ a).double(), a.double() @ a.double(), atol=1e-2)
+    print([int(b.sum()) for b in DataLoader(torch.arange(8), batch_size=4, num_workers=2)])
+"""
+    ended = workers.to_end(start(workers, source, warm))
+    assert (ended.returncode, ended.stdout) == (0, "[6, 22]\n"), ended.stderr
+
+
+def test_exit_codes_signals_and_the_whole_group(workers: Workers, warm: WarmParent) -> None:
+    assert workers.to_end(start(workers, "import sys\nsys.exit(7)\n", warm)).returncode == 7
+    assert workers.to_end(start(workers, "import os\nos.abort()\n", warm)).returncode == -signal.SIGABRT
+    grandchild_source = "import subprocess\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\np.wait()\n"
+    worker = start(workers, grandchild_source, warm)
+    grandchild = int(workers.read_line(worker))
+    assert worker.signal_group(signal.SIGKILL)
+    assert workers.to_end(worker).returncode == -signal.SIGKILL
+    wait_until(lambda: not is_running(grandchild), "group killed")
+
+
+def test_gate_refused_or_closed_ends_quietly(workers: Workers, warm: WarmParent) -> None:
+    worker = start(workers, "print('ran')\n", warm, gated=True)
+    assert is_forked(worker) and worker.reap() is None
+    assert worker.refuse_gate()
+    ended = workers.to_end(worker)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_processors(workers: Workers, warm: WarmParent) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    source = "import os\nprint(os.sched_getaffinity(0))\n"
+    worker = start(workers, source, warm, cpus=frozenset({cpu}))
+    assert is_forked(worker) == ("OMP_NUM_THREADS" in os.environ)
+    assert workers.to_end(worker).stdout == f"{{{cpu}}}\n"
+
+
+def test_twenty_in_a_row_are_fast_and_leak_nothing(workers: Workers, warm: WarmParent) -> None:
+    source = "import os, time, torch\nprint(time.monotonic())\nos._exit(0)\n"
+    workers.to_end(start(workers, source, warm))
+    assert warm.pid is not None
+    open_before = (len(os.listdir("/proc/self/fd")), psutil.Process(warm.pid).num_fds())
+    times = []
+    for _ in range(20):
+        begin = time.monotonic()
+        worker = start(workers, source, warm)
+        assert is_forked(worker)
+        times.append(float(workers.to_end(worker).stdout) - begin)
+        for fd in (worker.stdout_fd, worker.stderr_fd):
+            assert fd is not None
+            os.close(fd)
+        worker.close()
+        workers.started.remove(worker)
+    assert (len(os.listdir("/proc/self/fd")), psutil.Process(warm.pid).num_fds()) == open_before
+    zombies = [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
+    assert not zombies and not psutil.Process(warm.pid).children()
+    print(f"request to the script's first line: median {statistics.median(times) * 1000:.0f} ms")
+    assert min(times) < 0.1, times  # the median too, unless the machine is busy
+
+
+def test_memory_is_shared(workers: Workers, warm: WarmParent) -> None:
+    used_bytes = []
+    workers.script("import torch\n" + WAITING)
+    for parent in (warm, None):
+        # written once: a worker may be reading it already while the next one is started
+        started = [workers.start("script.py", preimport=("torch",), warm=parent) for _ in range(2)]
+        for worker in started:
+            workers.read_line(worker)
+        used_bytes.append(sum(psutil.Process(worker.pid).memory_full_info().pss for worker in started))
+    print(f"PSS of two: {used_bytes[0] >> 20} MiB forked, {used_bytes[1] >> 20} MiB spawned")
+    assert used_bytes[0] < used_bytes[1] * 0.7  # a third of what is shared counts for the parent
+
+
+def test_what_imports_print_comes_from_every_worker(workers: Workers) -> None:
+    workers.script("import sys\nprint('loud')\nprint('louder', file=sys.stderr)\n", "loud_module.py")
+    workers.script("print('ran')\n")
+    parent = WarmParent(
+        COMMAND, base_environment(), directory=workers.directory, preimport=("loud_module", "missing")
+    )
+    parent.start()
+    try:
+        for _ in range(2):
+            worker = start(workers, "print('ran')\n", parent, preimport=("loud_module",))
+            assert is_forked(worker)
+            ended = workers.to_end(worker)
+            assert (ended.stdout, ended.stderr) == ("loud\nran\n", "louder\n")
+    finally:
+        parent.stop()
+
+
+def test_killed_under_running_workers_it_is_replaced(workers: Workers) -> None:
+    workers.script(WAITING)
+    parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
+    parent.start()
+    try:
+        forked = start(workers, WAITING, parent, preimport=())
+        workers.read_line(forked)
+        first = parent.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: parent.pid is None, "death seen")
+        assert is_running(forked.pid) and forked.reap() is None
+        meanwhile = start(workers, WAITING, parent, preimport=())
+        assert not is_forked(meanwhile)
+        workers.read_line(meanwhile)
+        wait_until(lambda: parent.pid not in (None, first), "another one")
+        later = start(workers, WAITING, parent, preimport=())
+        assert is_forked(later)
+        workers.read_line(later)
+        for worker in (forked, meanwhile, later):
+            assert worker.signal_group(signal.SIGTERM)
+            assert workers.to_end(worker).returncode == -signal.SIGTERM
+    finally:
+        parent.stop()
+    assert parent.pid is None
+
+
+def test_a_stopped_parent_that_does_not_answer_is_given_up(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bagua_agent.workers.warm_parent.FORK_TIMEOUT_S", 0.3)
+    workers.script("print('ran')\n")
+    parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
+    parent.start()
+    try:
+        assert parent.wait_ready(DEADLINE_S) and parent.pid is not None
+        os.kill(parent.pid, signal.SIGSTOP)
+        worker = start(workers, "print('ran')\n", parent, preimport=())
+        assert not is_forked(worker)
+        assert workers.to_end(worker).stdout == "ran\n"
+    finally:
+        parent.stop()
+
+
+AGENT = """
+import os, signal, sys
+from pathlib import Path
+from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.warm_parent import WarmParent
+command = WorkerCommand(CommandKind.SCRIPT, "script.py")
+directory = Path(sys.argv[1])
+warm = WarmParent(command, dict(os.environ), directory=directory, preimport=())
+warm.start()
+worker = spawn_worker(command, dict(os.environ), worker_id="w", slot=0, directory=directory, gated=False,
+                      preimport=(), warm=warm)
+os.set_blocking(worker.stdout_fd, True)
+assert int(os.read(worker.stdout_fd, 100)) == worker.pid
+print(warm.pid, worker.pid, type(worker._popen).__name__, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_agent_leaves_nothing(workers: Workers, number: signal.Signals) -> None:
+    workers.script(WAITING)
+    line = [sys.executable, "-c", AGENT, str(workers.directory)]
+    agent = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    try:
+        *words, kind = agent.stdout.readline().split()
+        pids = [int(word) for word in words]
+        assert kind == "AdoptedProcess" and len(pids) == 2 and all(is_running(pid) for pid in pids)
+    finally:
+        agent.send_signal(number)
+        agent.wait(10)
+        agent.stdout.close()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "warm parent and worker gone")
+
+
+def test_what_cannot_be_run_is_said_at_the_start(tmp_path: Path) -> None:
+    parent = WarmParent(COMMAND, base_environment(), directory=tmp_path)
+    with pytest.raises(UserError, match=r"script.py"):
+        parent.start()
+    parent.stop()
