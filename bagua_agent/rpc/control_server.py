@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,8 @@ from bagua_contract import control_pb2, control_pb2_grpc
 
 STOP_GRACE_S = 0.5
 MOST_INDIRECT_TIMEOUT_S = 5.0
+MOST_INDIRECT = 32
+_THREADS_FOR_ITSELF = 4
 
 
 class ControlServer(control_pb2_grpc.AgentControlServicer):
@@ -21,8 +24,10 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         self._job_id = job_id
         self._agent_id = agent_id
         self._workers_alive = workers_alive
+        # Probes for others wait for whoever is silent; they must never keep this agent from saying that it lives.
+        self._indirect = threading.BoundedSemaphore(MOST_INDIRECT)
         self._server = grpc.server(
-            ThreadPoolExecutor(4, thread_name_prefix="bagua-control"),
+            ThreadPoolExecutor(MOST_INDIRECT + _THREADS_FOR_ITSELF, thread_name_prefix="bagua-control"),
             options=[("grpc.so_reuseport", 0)],  # a taken port must fail, not share
         )
         control_pb2_grpc.add_AgentControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -41,8 +46,17 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
     def ProbeFor(
         self, request: control_pb2.ProbeForRequest, context: grpc.ServicerContext
     ) -> control_pb2.ProbeReply:
-        timeout_s = min(request.timeout_s, MOST_INDIRECT_TIMEOUT_S)
-        return probe(request.control_address, request.request.job_id, request.request.agent_id, timeout_s)
+        unanswered = control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+        # Only agents of this job are looked for: nobody else is to see through this one which ports are open.
+        if request.request.job_id != self._job_id or not request.timeout_s > 0:
+            return unanswered
+        if not self._indirect.acquire(blocking=False):
+            return unanswered
+        try:
+            timeout_s = min(request.timeout_s, MOST_INDIRECT_TIMEOUT_S)
+            return probe(request.control_address, request.request.job_id, request.request.agent_id, timeout_s)
+        finally:
+            self._indirect.release()
 
     def stop(self) -> None:
         self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)

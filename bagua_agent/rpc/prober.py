@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import time
 
@@ -11,26 +12,28 @@ import grpc
 from bagua_contract import control_pb2, control_pb2_grpc
 
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET}
+_UNANSWERED = control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+_VERDICTS = {control_pb2.ProbeReply.ALIVE, control_pb2.ProbeReply.REFUSED, control_pb2.ProbeReply.UNANSWERED}
 
 
 def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
     """REFUSED only on proof: the host answered that nobody listens, or another agent does. Never raises for
     anything the network does."""
     deadline_s = time.monotonic() + timeout_s
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    endpoint = _endpoint(address)
+    if endpoint is None:
         # It stands in a key that another agent wrote; what is no address proves nothing.
-        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+        return _UNANSWERED
     try:
         # A plain connect first: gRPC hides the difference between refused and silent.
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+        with socket.create_connection(endpoint, timeout=timeout_s):
             pass
     except OSError as error:
         if error.errno in _GONE:
             return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
-        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
-    except ValueError:  # a host that can't even be asked for
-        return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+        return _UNANSWERED
+    except ValueError:  # a time that no connection can be given
+        return _UNANSWERED
     request = control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id)
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
@@ -39,8 +42,8 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
                 request, timeout=max(0.01, deadline_s - time.monotonic())
             )
         except grpc.RpcError:
-            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
-    return reply
+            return _UNANSWERED
+    return _known(reply)
 
 
 def probe_through(
@@ -57,5 +60,23 @@ def probe_through(
         try:
             reply: control_pb2.ProbeReply = stub.ProbeFor(request, timeout=timeout_s + 0.2)
         except grpc.RpcError:
-            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
-    return reply
+            return _UNANSWERED
+    return _known(reply)
+
+
+def _endpoint(address: str) -> tuple[str, int] | None:
+    """Host and port. Numbers only, as agents write them: a name would be looked up without a time limit."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
+        return None
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return host, int(port)
+
+
+def _known(reply: control_pb2.ProbeReply) -> control_pb2.ProbeReply:
+    """A verdict that no agent of this version gives proves nothing."""
+    return reply if reply.verdict in _VERDICTS else _UNANSWERED

@@ -19,6 +19,12 @@ from bagua_contract.records import PROTOCOL_VERSION, Generation
 
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1.0
+LARGEST_MESSAGE_BYTES = (
+    1 << 20
+)  # what is passed on to etcd has to fit into a request there, of 1.5 MB at most
+# Streams that have not said who they are hold a thread each; they must not keep a worker waiting. Threads are made
+# only when needed.
+_THREADS_FOR_STRANGERS = 256
 
 _Outbox = queue.SimpleQueue[session_pb2.AgentMessage | None]
 
@@ -41,7 +47,10 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         self._outboxes: dict[str, _Outbox] = {}
         self._welcome: session_pb2.AgentMessage | None = None
         # A stream keeps one thread for what comes in; respawned workers overlap with the ones that end.
-        self._server = grpc.server(ThreadPoolExecutor(2 * slots + 2, thread_name_prefix="bagua-session"))
+        self._server = grpc.server(
+            ThreadPoolExecutor(2 * slots + 2 + _THREADS_FOR_STRANGERS, thread_name_prefix="bagua-session"),
+            options=[("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES)],
+        )
         session_pb2_grpc.add_WorkerSessionServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{socket_path}")
         self._server.start()
@@ -98,7 +107,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
     def Attach(
         self, request_iterator: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
     ) -> Iterator[session_pb2.AgentMessage]:
-        first = next(request_iterator, None)
+        first = _first_of(request_iterator, context)
         if first is None or not first.HasField("hello"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
         assert first is not None
@@ -119,7 +128,9 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                 if self._welcome is not None:
                     outbox.put(self._welcome)
         if not known:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"no worker {worker_id!r} is expected here")
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, f"no worker {worker_id[:100]!r} is expected here"
+            )
         context.add_callback(lambda: outbox.put(None))
         self._on_message(worker_id, first)
         threading.Thread(
@@ -153,3 +164,17 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         for outbox in outboxes:
             outbox.put(None)
         self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)
+
+
+def _first_of(
+    messages: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
+) -> session_pb2.WorkerMessage | None:
+    """None if the stream ends without one. One that says nothing for FIRST_MESSAGE_TIMEOUT_S is cancelled, which
+    gRPC raises here."""
+    limit = threading.Timer(FIRST_MESSAGE_TIMEOUT_S, context.cancel)
+    limit.daemon = True
+    limit.start()
+    try:
+        return next(messages, None)
+    finally:
+        limit.cancel()

@@ -1,0 +1,167 @@
+"""The store in which members meet, against strangers on its port; its client against a server that is none."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bagua_core.communication.meeting_store import MeetingServer, MeetingStore, MeetingStoreError
+
+HOST = "127.0.0.1"
+DEADLINE_S = 10.0
+UNMENDED = pytest.mark.xfail(
+    reason="meeting_store.py bounds neither answers nor a client's wait", strict=False
+)
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def server() -> Iterator[MeetingServer]:
+    made = MeetingServer(HOST)
+    yield made
+    made.close()
+    assert not made._thread.is_alive()
+
+
+def check_served(server: MeetingServer) -> None:
+    store = MeetingStore(HOST, server.port, DEADLINE_S)
+    store.set("job/1/all/0", b"x")
+    other = MeetingStore(HOST, server.port, DEADLINE_S)
+    assert other.get("job/1/all/0") == b"x"
+    store.close()
+    other.close()
+
+
+def stranger(server: MeetingServer) -> socket.socket:
+    return socket.create_connection((HOST, server.port), timeout=DEADLINE_S)
+
+
+@given(junk=st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=3))
+@FUZZ
+def test_any_bytes(server: MeetingServer, junk: list[bytes]) -> None:
+    with stranger(server) as one:
+        try:
+            for piece in junk:
+                one.sendall(piece)
+        except OSError:
+            pass  # it has hung up
+    check_served(server)
+
+
+@given(
+    frames=st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from([b"", b"k", b"job/1/all/9", b"/", b"\xff"]),
+            st.binary(max_size=9),
+        ),
+        max_size=6,
+    )
+)
+@FUZZ
+def test_whole_frames_of_any_kind(server: MeetingServer, frames: list[tuple[int, bytes, bytes]]) -> None:
+    """Asked twice for the same key, set while others wait, hung up on in between."""
+    with stranger(server) as waiting, stranger(server) as one:
+        waiting.sendall(struct.pack("!IBH", 1, 2, 1) + b"k")
+        try:
+            for operation, key, value in frames:
+                one.sendall(struct.pack("!IBH", len(key) + len(value), operation, len(key)) + key + value)
+        except OSError:
+            pass  # it has hung up
+    check_served(server)
+
+
+def test_hundreds_of_connections(server: MeetingServer) -> None:
+    silent = [stranger(server) for _ in range(300)]
+    for one in silent[:100]:
+        one.sendall(b"\x00\x00\x00\x05")  # half of a header
+    check_served(server)
+    for one in silent:
+        one.close()
+    check_served(server)
+
+
+@UNMENDED
+def test_a_client_that_does_not_read_is_hung_up_on(server: MeetingServer) -> None:
+    """Each question costs it a few bytes and the server a megabyte; a hundred are too many."""
+    big = b"x" * (1 << 20)
+    size = len(b"g/k") + len(big) - 3
+    with stranger(server) as one:
+        one.sendall(struct.pack("!IBH", size, 1, 3) + b"g/k" + big[: size - 3])
+        question = struct.pack("!IBH", 3, 2, 3) + b"g/k"
+        one.settimeout(2.0)
+        with pytest.raises(OSError):
+            for _ in range(10):
+                one.sendall(question * 10)
+                threading.Event().wait(0.02)  # the server takes them one by one
+    check_served(server)
+
+
+# -- the client
+
+
+@pytest.fixture
+def impostor() -> Iterator[socket.socket]:
+    with socket.create_server((HOST, 0)) as listener:
+        yield listener
+
+
+def answering(listener: socket.socket, answer: bytes, *, again_s: float = 0.0) -> threading.Thread:
+    """Answers the first caller; with again_s over and over, until it hangs up."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                connection.sendall(answer)
+                while again_s:
+                    time.sleep(again_s)  # the impostor's own pace
+                    connection.sendall(answer)
+            except OSError:
+                return
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+@UNMENDED
+@given(answer=st.binary(max_size=60))
+@FUZZ
+def test_an_answer_of_any_bytes_is_one_error(impostor: socket.socket, answer: bytes) -> None:
+    thread = answering(impostor, answer)
+    store = MeetingStore(HOST, impostor.getsockname()[1], DEADLINE_S)
+    with pytest.raises(MeetingStoreError):
+        store.get("job/1/all/0")
+    store.close()
+    thread.join(DEADLINE_S)
+
+
+@UNMENDED
+def test_a_server_that_keeps_talking_does_not_hold_its_client(impostor: socket.socket) -> None:
+    other = struct.pack("!IBH", 2, 3, 1) + b"kv"
+    thread = answering(impostor, other, again_s=0.02)
+    store = MeetingStore(HOST, impostor.getsockname()[1], 0.3)
+    outcome: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            store.get("job/1/all/0")
+        except MeetingStoreError as error:
+            outcome.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(3.0)
+    store.interrupt()
+    asking.join(DEADLINE_S)
+    store.close()
+    thread.join(DEADLINE_S)
+    assert "job/1/all/0" in str(outcome[0]) and "closed" not in str(outcome[0]), "within its own time"
