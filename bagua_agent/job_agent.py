@@ -10,20 +10,29 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 from bagua_agent.errors import BaguaError
 from bagua_agent.job_config import JobConfig
+from bagua_agent.job_replaced import JobReplaced
 from bagua_agent.local_address import local_address
 from bagua_agent.node_workers import NodeWorkers
 from bagua_agent.process_messages import SignalCame, WorkerExited
+from bagua_agent.runtime_directory import make_runtime_directory
+from bagua_agent.script_mode import Mode, guess_mode
 from bagua_agent.signals import SignalsToInbox
+
+MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
 
 
 def run_job(config: JobConfig) -> int:
     """Run this node's part of the job; returns the exit code. Errors are printed, one line each."""
     try:
+        for _ in range(MOST_RETURNS):
+            try:
+                return _run(config)
+            except JobReplaced as replaced:
+                print(f"bagua-launch: {replaced}; joining again", file=sys.stderr, flush=True)
         return _run(config)
     except BaguaError as error:
         print(f"bagua-launch: {error}", file=sys.stderr, flush=True)
@@ -35,23 +44,24 @@ def _run(config: JobConfig) -> int:
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    directory = Path(tempfile.mkdtemp(prefix="bagua-"))  # 0700: nobody else reaches the session's socket
+    directory = make_runtime_directory()
     workers = NodeWorkers(
         config,
         agent_id,
         node_name,
         address,
-        str(directory / "session.sock"),
+        directory,
         lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
     )
     try:
         tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
         with tell as signals:
-            workers.start()
+            mode = guess_mode(config.command, Path.cwd()).mode
+            workers.start(at_once=mode is Mode.LIVE)
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job_loop import JobLoop
 
-            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals)
+            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)
             try:
                 return loop.run()
             finally:

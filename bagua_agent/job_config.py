@@ -77,7 +77,9 @@ class JobConfig:
 
     max_restarts: int = _POLICY.max_restarts
     role: str = "default"
-    start_method: str = "spawn"
+    start_method: str = (
+        "warm"  # fork from a process that has torch imported; "spawn": start an interpreter each
+    )
     monitor_interval_s: float = 0.1
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
     shutdown_timeout_s: float = 30.0
@@ -98,6 +100,8 @@ class JobConfig:
 
     ledger_dir: str | None = None
     digest_every_steps: int = 100
+    checkpoint_dir: str | None = None
+    checkpoint_every: str = "60s"
     failpoints: str = ""
 
     join_timeout_s: float | None = 600.0
@@ -105,7 +109,7 @@ class JobConfig:
     last_call_s: float = _POLICY.last_call_s
     # How long a node's ready workers wait for its slower ones: late ones join a moment later anyway.
     node_window_s: float = _POLICY.node_window_s
-    lease_ttl_s: float = 3.0
+    lease_ttl_s: float = _POLICY.lease_ttl_s
     probe_window_s: float = _POLICY.probe_window_s
     below_minimum_timeout_s: float | None = _POLICY.below_minimum_timeout_s
     holder_timeout_s: float | None = _POLICY.holder_timeout_s

@@ -7,18 +7,25 @@ import time
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent import job_history
 from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.job_config import JobConfig
+from bagua_agent.script_mode import Mode
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 
+REMOVED_AT_ONCE = 100
 OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
 
 
-def ensure_job(store: Store, keys: JobKeys, config: JobConfig) -> pb.JobSpec:
+def ensure_job(
+    store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
+) -> pb.JobSpec:
     """The job's spec, written by whoever comes first. A job of this id that has ended makes room.
+
+    mode: what a job that is written here begins as.
 
     Raises UserError (another protocol, an unreadable spec, a job whose agents do not go), InfrastructureLost.
     """
@@ -46,7 +53,9 @@ def ensure_job(store: Store, keys: JobKeys, config: JobConfig) -> pb.JobSpec:
             nonce=secrets.token_hex(8),
             max_restarts=config.max_restarts,
             script=config.command.target,
+            mode=mode.value,
         )
+        event = job_history.created(str(config.command))
         desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
         try:
             store.transact(
@@ -54,11 +63,28 @@ def ensure_job(store: Store, keys: JobKeys, config: JobConfig) -> pb.JobSpec:
                 [
                     Put(keys.spec, spec.SerializeToString()),
                     Put(keys.desired, desired.SerializeToString()),
+                    Put(keys.event(event.name), event.encode(node_name, time.time())),
                 ],
             )
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
+    """A worker has opened a session, so the job's workers follow in process. Done twice it does no harm.
+
+    Raises InfrastructureLost.
+    """
+    found = store.get(keys.spec)
+    if found is None:
+        return  # whoever puts it again does it
+    spec = pb.JobSpec.FromString(found.value)
+    if spec.nonce == nonce and spec.mode == pb.JobSpec.RESTART:
+        spec.mode = pb.JobSpec.LIVE
+        store.transact(
+            [mod_revision_is(keys.spec, found.mod_revision)], [Put(keys.spec, spec.SerializeToString())]
+        )
 
 
 def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
@@ -76,8 +102,17 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
             )
     # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
     once = [mod_revision_is(keys.result, ended.mod_revision)]
-    old = [keys.result, keys.spec, keys.desired, keys.generation, keys.closing, keys.leader]
-    for folder in (keys.failures, keys.finished_workers, keys.refusals, keys.members, keys.suspicions):
-        for kv in store.get_prefix(folder)[0]:
-            store.transact(once, deletes=[kv.key])
+    old = [keys.result, keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.leader]
+    folders = (
+        keys.failures,
+        keys.finished_workers,
+        keys.refusals,
+        keys.members,
+        keys.suspicions,
+        keys.events,
+    )
+    for folder in folders:
+        left = [kv.key for kv in store.get_prefix(folder)[0]]
+        for start in range(0, len(left), REMOVED_AT_ONCE):
+            store.transact(once, deletes=left[start : start + REMOVED_AT_ONCE])
     store.transact(once, deletes=old)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import shutil
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.job_config import JobConfig
@@ -33,21 +35,26 @@ class JobStore:
         self.store.close()
         if self.server is not None:
             self.server.stop()
+            shutil.rmtree(self.server.directory, ignore_errors=True)  # its data mean nothing without the job
 
 
-def open_store(config: JobConfig, address: str, interrupted: Callable[[], bool]) -> JobStore | None:
-    """Connected; None if `interrupted` became true first. Raises UserError (a taken port, no etcd to run),
-    StoreUnavailable within join_timeout_s."""
+def open_store(
+    config: JobConfig, address: str, directory: Path, interrupted: Callable[[], bool]
+) -> JobStore | None:
+    """Connected; None if `interrupted` became true first. directory: for the data of an etcd hosted here.
+
+    Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
+    """
     if config.endpoints is None:
         listen = "unix" if config.max_nodes == 1 else f"{address}:{_free_port(address)}"
-        return _hosted(config, listen)
+        return _hosted(config, listen, directory)
     store = Store(store_config(config.endpoints, config.store_credentials))
     if config.hosts_store:
         try:
             store.connect(_IS_ANYONE_THERE_S)
         except StoreUnavailable:
             store.close()
-            return _hosted(config, parse_endpoint(config.endpoints[0]).target)
+            return _hosted(config, parse_endpoint(config.endpoints[0]).target, directory)
         return JobStore(store, ",".join(config.endpoints))
     limit_s = _UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s
     deadline_s = time.monotonic() + limit_s
@@ -89,8 +96,8 @@ def _is_this_machine(endpoint: Endpoint) -> bool:
         return host == "localhost"
 
 
-def _hosted(config: JobConfig, listen: str) -> JobStore:
-    server = EmbeddedEtcd.start(listen)
+def _hosted(config: JobConfig, listen: str, directory: Path) -> JobStore:
+    server = EmbeddedEtcd.start(listen, directory=directory)
     store = Store(store_config((server.endpoint,), config.store_credentials))
     try:
         store.connect(_IS_ANYONE_THERE_S)

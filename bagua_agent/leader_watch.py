@@ -1,14 +1,17 @@
 """Is the leader itself what is missing? An agent whose worker is in trouble asks it, and removes a dead one's key.
 
 Without this, losing the leader would cost a lease; with it, no more than losing anyone. A mistake is harmless: the
-leader's writes are fenced by its key.
+leader's writes are fenced by its key. What answers mean is membership/detection.py, for the leader as for anybody.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.membership.actions import Question
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.detection import judge_probe
+from bagua_agent.membership.view import Probe, Verdict
 from bagua_agent.store_events import LeaderKey
 
 _RELAY = "relay"
@@ -22,15 +25,14 @@ class LeaderWatch:
         self._leader: LeaderKey | None = None
         self._sequence = 0
         self._asked_at_s = float("-inf")
-        self._expected = 0
-        self._silent: int = 0
+        self._probe: Probe | None = None  # the question that is not settled yet
 
     def leader_is(self, leader: LeaderKey | None) -> None:
         """leader: another agent, or None while there is none or it is this one."""
         if leader != self._leader:
             self._leader = leader
             self._asked_at_s = float("-inf")
-            self._expected = 0
+            self._probe = None
 
     def suspect(self, relay_address: str, now_s: float) -> None:
         """A worker here can't go on: make sure that the leader lives. relay_address: of a third agent, or empty."""
@@ -40,23 +42,23 @@ class LeaderWatch:
         self._asked_at_s = now_s
         # Negative, so that no answer is mistaken for one that the membership machine waits for.
         self._sequence -= 1
-        self._silent = 0
-        self._expected = 2 if relay_address else 1
+        relay = _RELAY if relay_address else ""
+        self._probe = Probe(leader.agent_id, leader.create_revision, self._sequence, now_s, relay)
         self._leadership.ask(
-            Question(leader.agent_id, leader.control_address, _RELAY if relay_address else "", relay_address),
-            self._sequence,
+            Question(leader.agent_id, leader.control_address, relay, relay_address), self._sequence
         )
 
     def took(self, result: ProbeResult) -> bool:
         """Whether `result` answers a question of ours; a confirmed death removes the leader's key."""
         if result.sequence >= 0:
             return False
-        leader = self._leader
-        if leader is None or result.sequence != self._sequence or result.agent_id != leader.agent_id:
+        probe = self._probe
+        if probe is None or result.sequence != probe.sequence or result.agent_id != probe.agent_id:
             return True
-        self._silent += result.verdict is Verdict.UNANSWERED
-        gone = result.verdict is Verdict.REFUSED or (self._expected > 0 and self._silent >= self._expected)
-        if gone:
-            self._expected = 0
-            self._leadership.remove_dead_leader(leader.create_revision)
+        heard = result.verdict
+        probe = replace(probe, relayed=heard) if result.relayed else replace(probe, direct=heard)
+        judged = judge_probe(probe)
+        self._probe = probe if judged is None else None
+        if judged is not None and judged[0] is not Verdict.ALIVE:
+            self._leadership.remove_dead_leader(probe.join_revision)
         return True

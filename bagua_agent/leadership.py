@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bagua_agent.errors import InfrastructureLost
+from bagua_agent.failpoints import Failpoints
 from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.view import Verdict
 from bagua_agent.rpc.prober import probe, probe_through
@@ -102,6 +103,7 @@ class Leadership:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bagua-leader")
         self._probers = ThreadPoolExecutor(16, thread_name_prefix="bagua-probe")
         self._fence = 0
+        self._failpoints = Failpoints.from_environment()
 
     # -- election
 
@@ -111,7 +113,10 @@ class Leadership:
 
         def elect() -> None:
             try:
+                self._failpoints.reach("election.before")
                 revision = self._leased.put_if_absent(self._keys.leader, value)
+                if revision is not None:
+                    self._failpoints.reach("election.after")
             except InfrastructureLost as error:
                 self._report(WriteFailed("election", str(error)))
                 return
@@ -132,6 +137,7 @@ class Leadership:
 
         def remove() -> None:
             self._transact(
+                "leader-removal",
                 "removing a dead leader's key",
                 [create_revision_is(self._keys.leader, create_revision)],
                 deletes=[self._keys.leader],
@@ -148,6 +154,7 @@ class Leadership:
 
         def write() -> None:
             refused = self._transact(
+                "generation",
                 f"writing generation {generation.number}",
                 [
                     create_revision_is(self._keys.leader, fence),
@@ -156,6 +163,7 @@ class Leadership:
                 ],
                 puts=[Put(self._keys.generation, generation.encode())],
                 quiet=True,
+                generation=generation.number,
             )
             if refused:
                 self._report(GenerationRefused(generation.number, refused))
@@ -165,6 +173,7 @@ class Leadership:
     def write_result(self, outcome: Outcome, exit_code: int, reason: str, failure: pb.Failure | None) -> None:
         result = pb.Result(outcome=outcome.value, exit_code=exit_code, reason=reason, failure=failure)
         self._fenced(
+            "result",
             "writing the result",
             [absent(self._keys.result)],
             puts=[Put(self._keys.result, result.SerializeToString())],
@@ -173,7 +182,9 @@ class Leadership:
     def refuse(self, worker_id: str, difference: str) -> None:
         refusal = pb.Refusal(worker_id=worker_id, difference=difference)
         self._fenced(
-            f"refusing {worker_id}", puts=[Put(self._keys.refused(worker_id), refusal.SerializeToString())]
+            "refusal",
+            f"refusing {worker_id}",
+            puts=[Put(self._keys.refused(worker_id), refusal.SerializeToString())],
         )
 
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
@@ -182,6 +193,7 @@ class Leadership:
         for worker_id in worker_ids:
             deletes += [self._keys.member(worker_id), self._keys.suspicion(worker_id)]
         self._fenced(
+            "agent-removal",
             f"removing the dead agent {agent_id}",
             [create_revision_is(self._keys.agent(agent_id), join_revision)],
             deletes=deletes,
@@ -189,6 +201,7 @@ class Leadership:
 
     def _fenced(
         self,
+        point: str,
         what: str,
         compares: Sequence[Compare] = (),
         puts: Sequence[Put] = (),
@@ -197,22 +210,27 @@ class Leadership:
         fence = self._fence
         self._submit(
             lambda: self._transact(
-                what, [create_revision_is(self._keys.leader, fence), *compares], puts, deletes
+                point, what, [create_revision_is(self._keys.leader, fence), *compares], puts, deletes
             )
         )
 
     def _transact(
         self,
+        point: str,
         what: str,
         compares: Sequence[Compare],
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
         quiet: bool = False,
         timeout_s: float | None = None,
+        generation: int = 0,
     ) -> str:
-        """Empty if done, else why not."""
+        """Empty if done, else why not. point: of failpoints.py; generation: the number being written."""
         try:
-            if self._store.transact(compares, puts, deletes, timeout_s).succeeded:
+            self._failpoints.reach(f"{point}.before", generation)
+            succeeded = self._store.transact(compares, puts, deletes, timeout_s).succeeded
+            self._failpoints.reach(f"{point}.after", generation)
+            if succeeded:
                 return ""
             reason = "a comparison failed"
         except InfrastructureLost as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bagua_agent.job_config import JobConfig
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, Placement
 
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
@@ -26,8 +26,7 @@ def describe_change(before: Generation | None, after: Generation) -> str:
     """Which nodes came and went from `before` to `after`, as "+host-3 -host-1"; workers where nodes stay."""
     if before is None:
         return names(m.node_name for m in after.members)
-    was = {m.worker_id: m for m in before.members}
-    now = {m.worker_id: m for m in after.members}
+    was, now = _by_identity(before), _by_identity(after)
     parts = []
     for sign, ids, other, records in (
         ("+", now.keys() - was.keys(), was, now),
@@ -39,6 +38,13 @@ def describe_change(before: Generation | None, after: Generation) -> str:
         if whole or single:
             parts.append(sign + names(whole | single))
     return " ".join(parts) or "same workers"
+
+
+def _by_identity(generation: Generation) -> dict[str, Placement]:
+    """In restart mode every worker is new, and its slot is what stays."""
+    if generation.kind is GenerationKind.RESTART:
+        return {f"{m.agent_id} {m.slot}": m for m in generation.members}
+    return {m.worker_id: m for m in generation.members}
 
 
 def generation_written(before: Generation | None, after: Generation) -> str:
@@ -69,6 +75,20 @@ def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str
         "other nodes join with:\n"
         f"    bagua-launch --nnodes {nodes} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
     )
+
+
+def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
+    """exposed: etcd is reached beyond this machine without TLS."""
+    yield joining(config, endpoint)
+    if hosts_for_others:
+        yield joining_command(
+            endpoint, config.job_id, f"{config.min_nodes}:{config.max_nodes}", str(config.command)
+        )
+    if exposed or hosts_for_others:
+        yield (
+            "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
+            "so keep it on a private network"
+        )
 
 
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:

@@ -8,30 +8,46 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bagua_agent.job_config import JobConfig
-from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import respawn_delay_s
+from bagua_agent.runtime_directory import session_socket
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
 from bagua_agent.workers.guardian import Guardian
 from bagua_agent.workers.log_layout import LogLayout, WorkerFiles, open_log_dir
+from bagua_agent.workers.numa_binding import processors_of_slot
+from bagua_agent.workers.numa_topology import read_topology
 from bagua_agent.workers.output import OutputRouter
 from bagua_agent.workers.output_options import OutputOptions
 from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.stacks import StackTarget
+from bagua_agent.workers.store_host import StoreHost
 from bagua_agent.workers.termination import end_groups
+from bagua_agent.workers.warm_fit import can_be_warm
+from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.worker_process import WorkerProcess
-from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.environment import PREFIX, WorkerEnvironment
 
 CLOSING_GRACE_S = 0.0
+CLOSING_TIMEOUT_S = 5.0
 
 # DataLoader processes are forked from a worker whose session is open. They never use gRPC, and its own fork handlers
 # are what can hang or crash such a fork (grpc issue 32992); a script that needs them sets the variable itself.
 NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class StartedFor:
+    """A worker of a RESTART generation: its id there, and the place that torchrun's variables tell."""
+
+    worker_id: str
+    place: TorchrunPlace
 
 
 @dataclass(slots=True)
@@ -49,7 +65,8 @@ class NodeWorker:
 
 
 class NodeWorkers:
-    """on_exit(worker_id, returncode): from a thread of its own, once per worker."""
+    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_spawning(worker_id), an attribute:
+    called before the worker can do anything."""
 
     def __init__(
         self,
@@ -57,13 +74,13 @@ class NodeWorkers:
         agent_id: str,
         node_name: str,
         bind_host: str,
-        session_socket: str,
+        runtime_directory: Path,
         on_exit: Callable[[str, int], None],
     ) -> None:
         self._config = config
         self._agent_id = agent_id
         self._bind_host = bind_host
-        self._session_socket = session_socket
+        self._runtime_directory = runtime_directory
         self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name)
         self._made_log_dir = config.log_dir is None
         options = OutputOptions.parse(
@@ -79,23 +96,68 @@ class NodeWorkers:
         self._guardian = Guardian()
         self._exit_watch = ExitWatch(lambda worker, code: on_exit(worker.worker_id, code))
         self._workers: dict[str, NodeWorker] = {}
+        self.on_spawning: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
         self._early_crashes: dict[int, int] = {}
+        self._killed_for: dict[str, str] = {}
         self._restarts = 0
-        self._policy = Policy()
+        self._topology = read_topology(os.environ) if config.numa_binding else None
+        self._warm: WarmParent | None = None
+        self._warming: threading.Thread | None = None
+        self._store_host: StoreHost | None = None
+        self._meeting_port = 0
 
-    def start(self) -> None:
-        """Every slot's first worker, held at the gate until `open_gates`. Raises UserError."""
+    def start(self, at_once: bool = True) -> None:
+        """Whatever takes long before workers can be started begins now. Raises UserError.
+
+        at_once: without a warm parent every slot's first worker is started here, held at the gate until `begin`.
+        """
         self._guardian.start()
+        self._guardian.remove_directory(self._runtime_directory)
+        if self._made_log_dir:
+            self._guardian.prune_directory(self._layout.log_dir)
         self._exit_watch.start()
         self.output.start()
-        for slot in range(self._config.slots):
-            self.spawn(slot)
+        if can_be_warm(self._config.command, self._config.start_method):
+            self._warm = WarmParent(self._config.command, self._helper_environment())
+            self._warm.start()
+        elif at_once:
+            for slot in range(self._config.slots):
+                self.spawn(slot)
 
-    def open_gates(self) -> None:
+    def when_startable(self, then: Callable[[], object]) -> None:
+        """Call `then`, perhaps from another thread, once workers start without having to import anything first."""
+        warm = self._warm
+        if warm is None:
+            then()
+            return
+
+        def wait() -> None:
+            warm.wait_ready()  # if it died workers are started without it
+            then()
+
+        self._warming = threading.Thread(target=wait, name="bagua-warming", daemon=True)
+        self._warming.start()
+
+    def guard_group(self, pgid: int) -> None:
+        """This process group does not outlive the agent either."""
+        self._guardian.register(pgid)
+
+    def begin(self) -> None:
+        """Let every slot's worker run its script; starts those that are not there."""
         self._gate_open = True
+        taken = {w.slot for w in self._workers.values()}
         for worker in self._workers.values():
             worker.process.open_gate()
+        for slot in range(self._config.slots):
+            if slot not in taken:
+                self.spawn(slot)
+
+    def dismiss(self) -> None:
+        """Workers that wait at the gate are not needed and end."""
+        self._gate_open = True
+        for worker in self._workers.values():
+            worker.process.refuse_gate()
 
     @property
     def worker_ids(self) -> list[str]:
@@ -104,16 +166,27 @@ class NodeWorkers:
     def get(self, worker_id: str) -> NodeWorker | None:
         return self._workers.get(worker_id)
 
-    def spawn(self, slot: int) -> str:
+    def spawn(self, slot: int, started_for: StartedFor | None = None) -> str:
         """The id of the slot's new worker."""
-        worker_id = f"{self._agent_id}.{slot}.{secrets.token_hex(3)}"
+        if started_for is None:
+            worker_id, place = f"{self._agent_id}.{slot}.{secrets.token_hex(3)}", None
+        else:
+            worker_id, place = started_for.worker_id, started_for.place
+            self._gate_open = True
+        self.on_spawning(worker_id)
         files = self._layout.make_worker_directory(slot, worker_id)
+        config = self._config
+        cpus = None
+        if config.numa_binding and self._topology is not None:
+            cpus = processors_of_slot(config.numa_binding, slot, config.slots, self._topology)
         process = spawn_worker(
             self._config.command,
-            self._environment(worker_id, slot, files),
+            self._environment(worker_id, slot, files, place),
             worker_id=worker_id,
             slot=slot,
             inherit_stdin=self._config.slots == 1 and self._config.max_nodes == 1,
+            cpus=cpus,
+            warm=self._warm,
         )
         self._guardian.register(process.pid)
         self.output.attach(process)
@@ -123,11 +196,13 @@ class NodeWorkers:
             process.open_gate()
         return worker_id
 
-    def _environment(self, worker_id: str, slot: int, files: WorkerFiles) -> Mapping[str, str]:
+    def _environment(
+        self, worker_id: str, slot: int, files: WorkerFiles, place: TorchrunPlace | None = None
+    ) -> Mapping[str, str]:
         config = self._config
         # What torchrun's variables can say before a generation is formed: this node alone. The core
         # knows the ranks in force; see bagua_core.get_rank().
-        place = TorchrunPlace(
+        place = place or TorchrunPlace(
             local_rank=slot,
             global_rank=slot,
             node_rank=config.node_rank or 0,
@@ -139,24 +214,31 @@ class NodeWorkers:
             run_id=config.job_id,
             restart_count=self._restarts,
             max_restarts=config.max_restarts,
-            role=config.role,
-            error_file=str(files.error),
         )
+        place = replace(place, role=config.role, error_file=str(files.error))
         own = WorkerEnvironment(
             job_id=config.job_id,
             worker_id=worker_id,
             agent_id=self._agent_id,
-            session_socket=self._session_socket,
+            session_socket=str(session_socket(self._runtime_directory)),
             bind_host=self._bind_host,
             slot=slot,
             slots=config.slots,
             ledger_dir=str(Path(config.ledger_dir).absolute()) if config.ledger_dir else "",
             failpoints=config.failpoints,
             digest_every_steps=config.digest_every_steps,
+            checkpoint_dir=str(Path(config.checkpoint_dir).absolute()) if config.checkpoint_dir else "",
+            checkpoint_every=config.checkpoint_every,
             error_file=str(files.error),
         )
         torchrun = torchrun_variables(place, os.environ, virtual_local_rank=config.virtual_local_rank)
         return {**NO_GRPC_FORK_HANDLERS, **os.environ, **torchrun, **own.encode()}
+
+    def _helper_environment(self) -> Mapping[str, str]:
+        """A worker's, without what makes it one."""
+        env = dict(self._environment("", 0, self._layout.worker_files(0, "")))
+        del env[PREFIX + "WORKER_ID"]
+        return env
 
     def ended(self, worker_id: str, returncode: int) -> tuple[NodeWorker, ExitCause]:
         """Take an exited worker off the books; what it left in its pipes is written first."""
@@ -173,14 +255,47 @@ class NodeWorkers:
         else:
             self._early_crashes[worker.slot] = self._early_crashes.get(worker.slot, 0) + 1
         self._restarts += 1
-        return worker, exit_cause(returncode, error_text, stderr_tail)
+        killed_for = self._killed_for.pop(worker_id, "")
+        return worker, exit_cause(returncode, error_text, stderr_tail, killed_for=killed_for)
 
     def an_exit_is_on_its_way(self) -> bool:
         """Whether a worker is over whose exit has not been taken off the books yet."""
         return any(w.process.has_ended() for w in self._workers.values())
 
-    def respawn_delay_s(self, slot: int) -> float:
-        return respawn_delay_s(self._early_crashes.get(slot, 0), self._policy)
+    def early_crashes(self, slot: int) -> int:
+        """Workers of this slot in a row that ended before their first step boundary."""
+        return self._early_crashes.get(slot, 0)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every worker's whole group; returns at once."""
+        for worker in self._workers.values():
+            worker.process.refuse_gate()
+            worker.process.signal_group(number)
+
+    def kill(self, worker_id: str, why: str) -> None:
+        """SIGKILL to one worker's group; its exit cause will say why."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._killed_for[worker_id] = why
+            worker.process.signal_group(signal.SIGKILL)
+
+    def stack_targets(self) -> list[StackTarget]:
+        return [StackTarget(w.worker_id, w.process.pid, w.files.directory) for w in self._workers.values()]
+
+    def open_meeting(self) -> str:
+        """host:port of a new store for one RESTART generation; the one before is closed. Bounded.
+
+        From threads that live as long as the agent. Raises InfrastructureLost.
+        """
+        if self._store_host is None:
+            self._store_host = StoreHost(self._helper_environment(), warm=self._warm)
+        if self._meeting_port:
+            self._store_host.drop(self._meeting_port)
+        self._meeting_port = self._store_host.open(self._bind_host, self._config.master_port or 0)
+        if self._store_host.pid is not None:
+            self._guardian.register(self._store_host.pid)
+        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
+        return f"{host}:{self._meeting_port}"
 
     def end_all(self, grace_s: float) -> bool:
         """SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded."""
@@ -196,6 +311,12 @@ class NodeWorkers:
             self.output.finish(worker.worker_id)
             worker.process.close()
         self._workers.clear()
+        if self._store_host is not None:
+            self._store_host.stop()
+        if self._warm is not None:
+            self._warm.stop()
+        if self._warming is not None:
+            self._warming.join(CLOSING_TIMEOUT_S)
         self.output.stop()
         self._guardian.stop()
         if self._made_log_dir:

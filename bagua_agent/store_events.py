@@ -13,10 +13,11 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from bagua_agent.membership import events as ev
+from bagua_agent.membership.view import Run
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
+from bagua_contract.records import LARGEST_NUMBER, Generation
 
 M = TypeVar("M", bound=Message)
 
@@ -79,10 +80,15 @@ class StoreEvents:
                 leaving=a.leaving,
                 control_address=a.control_address,
                 join_revision=change.create_revision,
+                ready=a.ready,
+                run_generation=a.run_generation,
+                run=Run(a.run),
             )
         if worker_id := keys.id_in(keys.members, key):
             m = pb.Member.FromString(value)
             _check_owner(worker_id, m.worker_id)
+            if m.committed_generation > LARGEST_NUMBER:
+                raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
             return ev.MemberReady(
                 now_s=now_s,
                 worker_id=m.worker_id,
@@ -103,6 +109,7 @@ class StoreEvents:
                 broken=s.kind == pb.Suspicion.BROKEN,
                 hosts=tuple(s.hosts),
                 sequence=s.sequence,
+                detail=s.detail,
             )
         if worker_id := keys.id_in(keys.failures, key):
             f = pb.Failure.FromString(value)
@@ -116,11 +123,19 @@ class StoreEvents:
                 script_failure=f.script_failure,
                 summary=f.cause,
                 order=change.create_revision,
+                was_member=f.in_step or f.global_rank >= 0,
+                generation=f.generation,
+                exit_code=f.exit_code,
+                global_rank=f.global_rank,
+                log_path=f.log_path,
+                traceback_tail=f.traceback_tail,
             )
         if worker_id := keys.id_in(keys.finished_workers, key):
             return ev.WorkerFinished(now_s=now_s, worker_id=worker_id)
         if worker_id := keys.id_in(keys.refusals, key):
             return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
+        if key == keys.spec:
+            return ev.ModeSeen(now_s=now_s, restarts=pb.JobSpec.FromString(value).mode == pb.JobSpec.RESTART)
         if key == keys.generation:
             return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
         if key == keys.desired:
@@ -129,9 +144,13 @@ class StoreEvents:
                 raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
             return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
         if key == keys.closing:
-            return ev.ClosingSeen(now_s=now_s, generation=pb.Closing.FromString(value).generation)
+            closing = pb.Closing.FromString(value)
+            if not closing.generation:
+                raise ValueError("it closes no generation")
+            return ev.ClosingSeen(now_s=now_s, generation=closing.generation)
         if key == keys.result:
-            pb.Result.FromString(value)  # one that can't be read ends nothing
+            if pb.Result.FromString(value).outcome == pb.Result.OUTCOME_UNSPECIFIED:
+                raise ValueError("it tells no outcome")  # and ends nothing
             return ev.ResultSeen(now_s=now_s)
         return None
 

@@ -9,7 +9,10 @@ Due = Callable[[float], object]
 
 
 class Timers:
-    def __init__(self) -> None:
+    """wake(): makes the loop look again; for timers that other threads set."""
+
+    def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
+        self._wake = wake
         self._lock = threading.Lock()
         self._timers: dict[str, tuple[float, Due]] = {}
 
@@ -27,7 +30,10 @@ class Timers:
         with self._lock:
             self._timers.pop(name, None)
 
-    set_from_thread = set  # the loop looks at least once a second, so nobody needs to be woken
+    def set_from_thread(self, name: str, at_s: float, due: Due) -> None:
+        """As `set`, from another thread than the loop's."""
+        self.set(name, at_s, due)
+        self._wake()
 
     def next_in_s(self, now_s: float) -> float:
         with self._lock:

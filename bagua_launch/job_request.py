@@ -180,7 +180,7 @@ def _is_on(values: Values, key: str) -> bool:
 _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "max_restarts": ("max_restarts", scalar_values.count),
     "role": ("role", scalar_values.text),
-    "start_method": ("start_method", scalar_values.choice("spawn", "fork", "forkserver")),
+    "start_method": ("start_method", scalar_values.choice("warm", "spawn", "fork", "forkserver")),
     "monitor_interval": ("monitor_interval_s", scalar_values.seconds),
     "signals_to_handle": ("signals_to_handle", scalar_values.signals),
     "shutdown_timeout": ("shutdown_timeout_s", scalar_values.seconds),
@@ -198,6 +198,8 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "node_rank": ("node_rank", scalar_values.count),
     "ledger": ("ledger_dir", scalar_values.text),
     "digest_every": ("digest_every_steps", scalar_values.count),
+    "checkpoint_dir": ("checkpoint_dir", scalar_values.text),
+    "checkpoint_every": ("checkpoint_every", scalar_values.checkpoint_every),
     "failpoints": ("failpoints", scalar_values.text),
 }
 

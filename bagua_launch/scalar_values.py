@@ -51,6 +51,16 @@ def seconds(said: Said) -> float:
     return value
 
 
+def checkpoint_every(said: Said) -> str:
+    # not at the top: the contract's package is not needed for most command lines
+    from bagua_contract.checkpoint_every import CheckpointEvery
+
+    try:
+        return CheckpointEvery.decode(said.text).encode()
+    except ValueError:
+        raise refuse(said, "neither steps nor seconds", "steps such as 500, or seconds such as 30s") from None
+
+
 def choice(*words: str) -> Callable[[Said], str]:
     def parse(said: Said) -> str:
         if said.text not in words:

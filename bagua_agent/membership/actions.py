@@ -94,10 +94,13 @@ class Decision:
     """What should be done about the picture now, and why.
 
     action: None means to wait. wake_at_s: look again then, if nothing happens before. waiting: a wait that
-    ends the job when it lasts too long, so somebody must remember since when.
+    ends the job when it lasts too long, so somebody must remember since when. leaves_out: agents that the written
+    generation does without, though they live, and that come back only after a quarantine; and why.
     """
 
     action: WriteGeneration | WriteResult | AskWhetherAlive | None
     reason: str
     wake_at_s: float | None = None
     waiting: Waiting | None = None
+    leaves_out: tuple[str, ...] = ()
+    leaves_out_why: str = ""

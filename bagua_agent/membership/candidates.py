@@ -76,4 +76,6 @@ def readiness(view: JobView, present: Mapping[str, MemberView]) -> str:
     ]
     # a line of the log is read by a person: a thousand names help nobody
     shown = lacking[:8] + ([f"and {len(lacking) - 8} more"] if len(lacking) > 8 else [])
+    # its agent is there, and has given up all its slots
+    shown += [f"{a.node_name} starts no more workers" for a in view.agents.values() if a.slots == 0][:8]
     return f" ({', '.join(shown)})" if shown else ""

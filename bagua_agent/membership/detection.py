@@ -39,7 +39,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
         return Inquiry()
     broken = [s for s in standing.suspicions if s.broken]
     everyone = _agents_in_question(view, standing)
-    named = sorted({a for s in standing.suspicions for a in accused(view, s, everyone)})
+    first = sorted({a for s in standing.suspicions for a in accused(view, s, everyone)})
     if broken:
         # From the first report on: the others report the same break a moment later.
         since_s = min(s.seen_since_s for s in broken)
@@ -48,7 +48,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
         since_s = max(s.seen_since_s for s in standing.suspicions) - policy.probe_window_s
     # Those named first, since that is few even in a large job. A transport may name the peer that merely gave
     # up first, so before a generation is made anew with the same members everybody is asked.
-    for circle in (named, everyone) if broken else (named,):
+    for circle in (first, everyone) if broken else (first,):
         ask, awaited, again = [], [], []
         for agent_id in circle:
             if agent_id == evidence.observer_agent_id or evidence.is_dead(view.agents[agent_id]):
@@ -69,14 +69,18 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
 
 def accused(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
     """Agents that a suspicion names; all of the generation if it names none that we know."""
+    return named(view, suspicion, everyone) or list(everyone)
+
+
+def named(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
+    """Those of `everyone` that a suspicion names."""
     hosts = {_host(h) for h in suspicion.hosts}
     stores = {m.agent_id for m in view.members.values() if _host(m.store_address) in hosts}
-    found = [
+    return [
         a
         for a in everyone
         if a in stores or view.agents[a].node_name in hosts or _host(view.agents[a].control_address) in hosts
     ]
-    return found or list(everyone)
 
 
 def relay_for(view: JobView, evidence: Evidence, target: str, asked: Iterable[str]) -> str:

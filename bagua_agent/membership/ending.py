@@ -18,7 +18,7 @@ def decide_end(
     """The result, or a wait for it; None while the job goes on."""
     if view.closing:
         return _closing(view, standing, evidence, now_s, policy)
-    verdict = judge(view.failures.values(), policy.max_restarts)
+    verdict = judge(view.failures.values(), policy.max_restarts, trained=view.has_trained)
     if verdict.fail:
         return _failed(verdict.reason, verdict.first_failure)
     if _all_ended_well(view, standing):

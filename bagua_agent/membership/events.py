@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import Run, Verdict
 from bagua_contract.records import Generation
 
 
@@ -31,6 +31,9 @@ class AgentSeen(Event):
     leaving: bool
     control_address: str
     join_revision: int
+    ready: bool = False
+    run_generation: int = 0
+    run: Run = Run.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ class SuspicionRaised(Event):
     broken: bool
     hosts: tuple[str, ...]
     sequence: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ class ProbeAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecorded(Event):
-    """failures/<worker> was put. order: create revision of the key."""
+    """failures/<worker> was put. order: create revision of the key. was_member: it was in a generation."""
 
     worker_id: str
     node_name: str
@@ -118,6 +122,12 @@ class FailureRecorded(Event):
     script_failure: bool
     summary: str
     order: int
+    was_member: bool = True
+    generation: int = 0
+    exit_code: int = 0
+    global_rank: int = -1
+    log_path: str = ""
+    traceback_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +141,13 @@ class WorkerFinished(Event):
 class DesiredChanged(Event):
     min_nodes: int
     max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeSeen(Event):
+    """The spec was put. restarts: its workers are started again for each generation."""
+
+    restarts: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ Looks at the whole picture each time (level-triggered) and remembers nothing, so
 picture came about. The result is an action or a wait, always with a reason a person can act on.
 
 Invariants: after a first commit no generation without a holder (I6), except an empty one, in which nobody
-steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless a newcomer of that
-one died; nodes that stay are never more than the most.
+steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless that one can't come into
+force any more, for a newcomer of it died or somebody could not build it; nodes that stay are never more than the most.
 
 **Nothing planned before a commit.** Also a LOSS or first generation is followed by a planned one only once a
 commit in it is known. The store keeps the newest record alone: a commit proves that every member has taken
@@ -19,18 +19,27 @@ the survivors cannot step anyhow; unless one of them wants to leave and waits fo
 
 **The last holders leave.** As long as a newcomer could take over the state, they stay until it has committed.
 Until then they do not count towards the most: the state matters more than one node too many for some steps.
+
+**Everybody lives and it does not work.** A generation that breaks, or a pending one that can't be built, is written
+again, each time later, and after some attempts without somebody (left_out.py). Who is left out is in quarantine: its
+workers are offered again after a while, or at once where the minimum can't be met without them.
+
+**Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a LOSS record with base 0. Its
+members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
-from bagua_agent.membership import targets
+from bagua_agent.membership import targets, trouble
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
+from bagua_agent.membership.backoff import delay_s
 from bagua_agent.membership.candidates import Offer, offers, readiness
 from bagua_agent.membership.detection import inquire
 from bagua_agent.membership.ending import decide_end, fail
+from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.standing import Standing, stand
@@ -49,11 +58,36 @@ class _Case:
     now_s: float
     policy: Policy
 
-    def offers(self, inside: Iterable[str]) -> tuple[list[Offer], float | None]:
-        """The complete nodes that wait, and when the next is complete."""
+    def offers(self, inside: Iterable[str], without: Collection[str] = ()) -> _Waiters:
         found = offers(self.view, self.standing.present, frozenset(inside), self.policy)
-        ready = [o for o in found if o.complete_at_s <= self.now_s]
-        return ready, min((o.complete_at_s for o in found if o.complete_at_s > self.now_s), default=None)
+        complete = [o for o in found if o.agent.agent_id not in without and o.complete_at_s <= self.now_s]
+        held = {
+            o.agent.agent_id for o in complete if self.evidence.is_quarantined(o.agent.agent_id, self.now_s)
+        }
+        return _Waiters(
+            ready=[o for o in complete if o.agent.agent_id not in held],
+            reserve=[o for o in complete if o.agent.agent_id in held],
+            next_at_s=min(
+                (o.complete_at_s for o in found if o.complete_at_s > self.now_s),
+                default=None,
+            ),
+            released_at_s=min((self.evidence.quarantines[a].until_s for a in held), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiters:
+    """ready: complete nodes that wait to come in. reserve: those in quarantine. next_at_s: when another is complete.
+    released_at_s: when the next quarantine ends."""
+
+    ready: list[Offer]
+    reserve: list[Offer]
+    next_at_s: float | None
+    released_at_s: float | None
+
+    @property
+    def soon_s(self) -> float | None:
+        return _earlier(self.next_at_s, self.released_at_s)
 
 
 def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
@@ -80,7 +114,7 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         )
     if inquiry.broken:
         broken = _some([s.worker_id for s in standing.suspicions if s.broken])
-        return _at_once(case, f"the communicator of {broken} is broken and everybody lives", broken=True)
+        return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
     if record is None:
         # etcd lost its keys: the members of one generation put theirs again within moments
         again_s = max(m.ready_since_s for m in standing.present.values()) + policy.last_call_s
@@ -89,6 +123,8 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         return _at_once(case, "the record was lost", broken=False)
     if not record.members:
         return _at_once(case, "after all stepped aside", broken=False)
+    if standing.unbuilt and not standing.newcomers_gone and not standing.missing:
+        return _built_again(case, record)
     if view.committed_generation < record.number and not standing.newcomers_gone:
         # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
         wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
@@ -110,7 +146,10 @@ def _nobody_ever_trained(view: JobView, record: Generation) -> bool:
 def _first(case: _Case) -> Decision:
     """Rule 1."""
     most = case.desired.max_nodes
-    complete, soon_s = case.offers(())
+    waiters = case.offers(())
+    complete, soon_s = waiters.ready, waiters.soon_s
+    if len(complete) < case.desired.min_nodes:
+        complete = complete + waiters.reserve
     if len(complete) < case.desired.min_nodes:
         return _too_few(case, len(complete), soon_s)
     # counted anew from each arrival: nodes of one start come in a stream
@@ -129,10 +168,11 @@ def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
     broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
     """
     view, standing, record = case.view, case.standing, case.view.generation
-    ready, soon_s = case.offers(s.worker_id for s in standing.survivors)
-    target = targets.survivors(view, case.desired, standing, ready)
-    if target.has_holder and target.nodes >= targets.least_nodes(view, case.desired, standing):
-        return _write(case, GenerationKind.LOSS, target.workers, _base(case), why)
+    waiters = case.offers(s.worker_id for s in standing.survivors)
+    for ready in (waiters.ready, waiters.ready + waiters.reserve):
+        target = targets.survivors(view, case.desired, standing, ready)
+        if _may_be_written(case, target):
+            return _write(case, GenerationKind.LOSS, target.workers, _base(case), why)
     leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
     # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
     planned = record is not None and record.kind is GenerationKind.PLANNED
@@ -142,13 +182,89 @@ def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
         return _empty(case, GenerationKind.LOSS, why)
     if not target.has_holder:
         return _no_holder(case, why)
-    return _too_few(case, target.nodes, soon_s, f"; {why}")
+    return _too_few(case, target.nodes, waiters.soon_s, f"; {why}")
+
+
+def _may_be_written(case: _Case, target: targets.Target) -> bool:
+    return target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing)
+
+
+def _made_again(case: _Case, why: str) -> Decision:
+    """A communicator is broken and everybody lives: the same once more, but not in a tight loop and not forever."""
+    view, policy, attempts = case.view, case.policy, case.view.attempts
+    # what was tried before this pending record was about its newcomers, and these go now
+    failed = 0 if case.standing.pending else attempts.count
+    wait_s = delay_s(failed, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
+    again_s = attempts.newest_since_s + wait_s
+    tried = f"{why} (attempt {failed + 1})" if failed else why
+    leaves_out = failed >= policy.rebuilds_before_leaving_out
+    if leaves_out:
+        # the others report the same break a moment later, and whom they can't reach
+        first_s = min(s.broken_since_s for s in case.standing.suspicions if s.broken)
+        again_s = max(again_s, first_s + policy.probe_window_s)
+    if case.now_s < again_s:
+        return Decision(None, f"waiting before generation {view.generation_number + 1}: {tried}", again_s)
+    survivors = case.standing.survivors
+    for way in trouble.of_survivors(view, case.standing, case.evidence) if leaves_out else ():
+        waiters = case.offers((s.worker_id for s in survivors), without=way.agent_ids)
+        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+            target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
+            if _may_be_written(case, target):
+                reason = f"{tried}; {_left_out(case, way)}"
+                decision = _write(case, GenerationKind.LOSS, target.workers, _base(case), reason)
+                return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
+    if leaves_out:
+        tried = f"{tried}; no node can be left out"
+    return _at_once(case, tried, broken=True)
+
+
+def _built_again(case: _Case, record: Generation) -> Decision:
+    """The pending record can't come into force, and the generation before it goes on: the same target once more, in the
+    end without a newcomer."""
+    view, policy, attempts = case.view, case.policy, case.view.attempts
+    wait_s = delay_s(attempts.count + 1, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
+    again_s = attempts.newest_since_s + wait_s
+    where = _some(
+        dict.fromkeys(
+            view.agents[view.members[s.worker_id].agent_id].node_name for s in case.standing.unbuilt
+        )
+    )
+    tried = f"it could not be built on {where} (attempt {attempts.count + 1})"
+    if case.now_s < again_s:
+        return Decision(None, f"waiting before generation {record.number} is written again: {tried}", again_s)
+    inside = {m.worker_id for m in record.members}
+    leaves_out = attempts.count + 1 >= policy.rebuilds_before_leaving_out
+    ways = trouble.of_newcomers(view, case.standing, case.evidence) if leaves_out else []
+    for way in (*ways, None):
+        without = frozenset() if way is None else way.agent_ids
+        waiters = case.offers(inside, without)
+        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+            target = targets.planned(view, record, case.desired, case.standing, ready, without)
+            if not _may_be_written(case, target):
+                continue
+            why = targets.changes(record, target)
+            reason = f"{tried}{'; ' + why if why else ''}{'; ' + _left_out(case, way) if way else ''}"
+            decision = _write(case, GenerationKind.PLANNED, target.workers, _base(case), reason)
+            return replace(
+                decision,
+                leaves_out=tuple(sorted(without)),
+                leaves_out_why="" if way is None else f"{way.why}; {tried}",
+            )
+    return _planned(case, record)
+
+
+def _left_out(case: _Case, way: WayOut) -> str:
+    names = _some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
+    return f"{way.why}, so {names} is left out for a while"
 
 
 def _planned(case: _Case, record: Generation) -> Decision:
     inside = {m.worker_id for m in record.members}
-    ready, soon_s = case.offers(inside)
+    waiters = case.offers(inside)
+    ready, soon_s = waiters.ready, waiters.soon_s
     target = targets.planned(case.view, record, case.desired, case.standing, ready)
+    if not _may_be_written(case, target) and waiters.reserve:
+        target = targets.planned(case.view, record, case.desired, case.standing, ready + waiters.reserve)
     ids = {w.worker_id for w in target.workers}
     if ids == inside:
         held, spare = _some(target.held_back), _some(o.agent.node_name for o in ready)
@@ -157,19 +273,28 @@ def _planned(case: _Case, record: Generation) -> Decision:
             f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
             + f" on {_count(record.node_count)}"
             + (f"; {held} leaves once another node has the state" if held else "")
-            + (f"; spare: {spare}" if spare else ""),
+            + (f"; spare: {spare}" if spare else "")
+            + _in_quarantine(case, waiters.reserve),
             soon_s,
         )
     why = targets.changes(record, target)
-    if target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing):
+    if _may_be_written(case, target):
         return _write(case, GenerationKind.PLANNED, target.workers, _base(case), why)
-    if soon_s is not None:
+    if waiters.next_at_s is not None:
         # a node that is nearly complete may save the job a stop
-        return Decision(None, f"waiting for a node to be complete before stopping: {why}", soon_s)
+        return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
     # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
     kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
     remain = f"{target.nodes} of at least {_count(case.desired.min_nodes)} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
+
+
+def _in_quarantine(case: _Case, reserve: Iterable[Offer]) -> str:
+    parts = [
+        f"; {o.agent.node_name} is left out ({case.evidence.quarantines[o.agent.agent_id].why})"
+        for o in reserve
+    ]
+    return "".join(parts[:8])
 
 
 def _base(case: _Case) -> int:
@@ -191,7 +316,7 @@ def _write(
     case: _Case, kind: GenerationKind, workers: tuple[Chosen, ...], base: int, reason: str
 ) -> Decision:
     generation = targets.record_of(case.view, kind, workers, base, reason)
-    previous = 0 if case.view.generation is None else case.view.generation.number
+    previous = case.view.generation_number
     return Decision(
         WriteGeneration(generation, previous),
         f"generation {generation.number} ({kind.name}, {_count(len(workers), 'worker')}): {reason}",
@@ -202,12 +327,41 @@ def _no_holder(case: _Case, why: str) -> Decision:
     """Rule 2."""
     view, limit_s = case.view, case.policy.holder_timeout_s
     held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
+    since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
     if held and held <= view.failures.keys():
-        return fail(f"every worker that held the state has ended ({why})")
-    until_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s) + limit_s
-    if case.now_s >= until_s:
-        return fail(f"no worker that holds the state came back within {limit_s:g} s ({why})")
-    return Decision(None, f"waiting: nobody that holds the state is there ({why})", until_s, Waiting.HOLDER)
+        why = f"every worker that held the state has ended ({why})"
+    elif case.now_s >= since_s + limit_s:
+        since_s += limit_s
+        why = f"no worker that holds the state came back within {limit_s:g} s ({why})"
+    else:
+        reason = f"waiting: nobody that holds the state is there ({why})"
+        return Decision(None, reason, since_s + limit_s, Waiting.HOLDER)
+    return _from_checkpoint(case, why, since_s) if view.has_checkpoints else fail(why)
+
+
+def _from_checkpoint(case: _Case, why: str, since_s: float) -> Decision:
+    """All that are there begin again together: like a first generation, but taken at once and with a number that goes
+    on, so that every member knows that whatever it kept is void. since_s: when that became the only way on."""
+    waiters = case.offers(())
+    complete = waiters.ready
+    if len(complete) < case.desired.min_nodes:
+        complete = complete + waiters.reserve
+    if len(complete) < case.desired.min_nodes:
+        lacking = readiness(case.view, case.standing.present)
+        count = f"{len(complete)} of {_count(case.desired.min_nodes)}{lacking}; {why}"
+        limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
+        if limit_s is not None and case.now_s >= since_s + limit_s:
+            return fail(f"too few nodes for {limit_s:g} s to begin again from a checkpoint: {count}")
+        if limit_s is not None:
+            wake_s = _earlier(wake_s, since_s + limit_s)
+        # still the same wait: forgotten, it would begin anew
+        return Decision(None, f"waiting to begin again from a checkpoint: {count}", wake_s, Waiting.HOLDER)
+    last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
+    if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
+        reason = f"waiting to begin again from a checkpoint: last call; {why}"
+        return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
+    chosen = targets.first(case.view, complete[: case.desired.max_nodes])
+    return _write(case, GenerationKind.LOSS, chosen, 0, f"from the newest checkpoint, since {why}")
 
 
 def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> Decision:
@@ -219,6 +373,10 @@ def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> De
             return fail(f"too few nodes for {limit_s:g} s: {count}")
         wake_s = until_s if soon_s is None else min(soon_s, until_s)
     return Decision(None, f"waiting: {count}", wake_s, Waiting.MINIMUM)
+
+
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return min((t for t in (one_s, other_s) if t is not None), default=None)
 
 
 def _count(number: int, what: str = "node") -> str:

@@ -28,8 +28,10 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.admission import misfits
 from bagua_agent.membership.detection import relay_for
 from bagua_agent.membership.formation import decide
+from bagua_agent.membership.left_out import quarantined
 from bagua_agent.membership.picture import IllegalEvent, absorb
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.restarting import decide_restart
 from bagua_agent.membership.view import Evidence, JobView, Probe
 
 _REMEMBERED_EVENTS = 16
@@ -50,8 +52,8 @@ class State:
     """Make it with `new_state`.
 
     writing: number of the generation whose write is under way. writing_result: a result is. ended: there is
-    a result. refusal: the last write was refused, so the next one waits. removals: dead agents whose removal
-    was asked for, with the time. wake_at_s: last WakeAt.
+    a result. refusal: the last write was refused, so the next one waits. refusing: workers whose refusal was asked
+    for, with the time. removals: dead agents, likewise. wake_at_s: last WakeAt.
     """
 
     view: JobView
@@ -61,7 +63,7 @@ class State:
     writing_result: bool = False
     refusal: ev.GenerationWriteRefused | ev.ResultWriteRefused | None = None
     ended: bool = False
-    refusing: frozenset[str] = frozenset()
+    refusing: Mapping[str, float] = field(default_factory=dict)
     removals: Mapping[tuple[str, int], float] = field(default_factory=dict)
     wake_at_s: float | None = None
     next_sequence: int = 1
@@ -78,8 +80,11 @@ class Step:
     reason: str
 
 
-def new_state(agent_id: str, nonce: str = "") -> State:
-    return State(JobView(nonce=nonce), Evidence(observer_agent_id=agent_id))
+def new_state(
+    agent_id: str, nonce: str = "", *, has_checkpoints: bool = False, restarts: bool = False
+) -> State:
+    view = JobView(nonce=nonce, has_checkpoints=has_checkpoints, restarts=restarts)
+    return State(view, Evidence(observer_agent_id=agent_id))
 
 
 def step(state: State, event: ev.Event, policy: Policy) -> Step:
@@ -118,7 +123,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
                 raise IllegalTransition("lost a leadership that we did not have", event, before)
             # Answers to what is under way may still come; they will be stale.
             idle = replace(state, leading=False, writing=None, writing_result=False, refusal=None)
-            return replace(idle, wake_at_s=None, refusing=frozenset(), removals={}), ""
+            return replace(idle, wake_at_s=None, refusing={}, removals={}), ""
         case ev.GenerationWriteRefused():
             if state.writing != event.number:
                 if state.leading and state.writing is None and not _is_answered(state, event.number):
@@ -141,29 +146,27 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
         # whoever wrote it: the refusal is explained
         state = replace(state, refusal=None)
     state = replace(state, view=view, evidence=evidence)
-    record = view.generation
-    if state.writing is not None and record is not None and record.number >= state.writing:
+    if state.writing is not None and view.generation_number >= state.writing:
         state = replace(state, writing=None)
     return state, note
 
 
 def _is_answered(state: State, number: int) -> bool:
     """Whether a write of that number may have been asked for: by us, in this or an earlier leadership."""
-    record = state.view.generation
-    return number <= (0 if record is None else record.number) + 1
+    return number <= state.view.generation_number + 1
 
 
 def _act(state: State, note: str, policy: Policy) -> Step:
     actions: list[Action] = []
-    for worker_id, what in sorted(misfits(state.view).items()):
-        if worker_id not in state.refusing:
-            actions.append(RefuseMember(worker_id, what))
-            state = replace(state, refusing=state.refusing | {worker_id})
-    state, retry_at_s = _remove_dead(state, actions, policy)
+    state, refuse_again_s = _refuse_misfits(state, actions, policy)
+    state, remove_again_s = _remove_dead(state, actions, policy)
+    retries_s = [t for t in (refuse_again_s, remove_again_s) if t is not None]
     if state.writing is not None or state.writing_result:
         what = "the result" if state.writing_result else f"generation {state.writing}"
+        state = _wake(state, min(retries_s, default=None), actions)
         return Step(state, tuple(actions), f"waiting: {what} is being written")
-    decision = decide(state.view, state.evidence, state.now_s, policy)
+    decide_now = decide_restart if state.view.restarts else decide
+    decision = decide_now(state.view, state.evidence, state.now_s, policy)
     if state.refusal is not None and isinstance(decision.action, WriteGeneration | WriteResult):
         # At once again would be a busy loop while the store is away.
         again_s = state.refusal.now_s + policy.write_retry_s
@@ -178,29 +181,57 @@ def _act(state: State, note: str, policy: Policy) -> Step:
     if decision.waiting is not evidence.waiting:
         evidence = replace(evidence, waiting=decision.waiting, waiting_since_s=state.now_s)
         state = replace(state, evidence=evidence)
-    wake_at_s = min((t for t in (decision.wake_at_s, retry_at_s) if t is not None), default=None)
+    if decision.wake_at_s is not None:
+        retries_s.append(decision.wake_at_s)
     match decision.action:
         case WriteGeneration() as write:
             actions.append(write)
+            evidence = replace(
+                state.evidence,
+                quarantines=quarantined(
+                    state.evidence.quarantines,
+                    decision.leaves_out,
+                    decision.leaves_out_why,
+                    state.now_s,
+                    policy,
+                ),
+            )
+            state = replace(state, evidence=evidence)
             state = replace(state, refusal=None, writing=write.generation.number)
         case WriteResult() as write:
             actions.append(write)
             state = replace(state, refusal=None, writing_result=True)
         case AskWhetherAlive(agent_ids):
             state = _ask(state, agent_ids, actions)
-            again_s = state.now_s + 2 * policy.probe_window_s
-            wake_at_s = again_s if wake_at_s is None else min(wake_at_s, again_s)
+            retries_s.append(state.now_s + 2 * policy.probe_window_s)
         case None:
             pass
+    state = _wake(state, min(retries_s, default=None), actions)
+    return Step(state, tuple(actions), _reason(note, decision))
+
+
+def _wake(state: State, wake_at_s: float | None, actions: list[Action]) -> State:
     # one that is due has rung, or will in a moment: it is no promise any more
     if wake_at_s is not None and (wake_at_s != state.wake_at_s or state.wake_at_s <= state.now_s):
         actions.append(WakeAt(wake_at_s))
-    state = replace(state, wake_at_s=wake_at_s)
-    return Step(state, tuple(actions), _reason(note, decision))
+    return replace(state, wake_at_s=wake_at_s)
 
 
 def _reason(note: str, decision: Decision) -> str:
     return f"{note}; {decision.reason}" if note else decision.reason
+
+
+def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:
+    """Ask for the refusal of whoever does not fit until it stands in the store; also when to ask again."""
+    refusing: dict[str, float] = {}
+    for worker_id, what in sorted(misfits(state.view).items()):
+        asked_at_s = state.refusing.get(worker_id)
+        if asked_at_s is None or state.now_s >= asked_at_s + policy.refusal_retry_s:
+            actions.append(RefuseMember(worker_id, what))
+            asked_at_s = state.now_s
+        refusing[worker_id] = asked_at_s
+    again_s = min(refusing.values()) + policy.refusal_retry_s if refusing else None
+    return replace(state, refusing=refusing), again_s
 
 
 def _remove_dead(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:

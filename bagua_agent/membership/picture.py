@@ -14,6 +14,7 @@ from bagua_agent.membership.detection import judge_probe
 from bagua_agent.membership.standing import in_force
 from bagua_agent.membership.view import (
     AgentView,
+    Attempts,
     DeadAgent,
     Desired,
     Evidence,
@@ -23,9 +24,11 @@ from bagua_agent.membership.view import (
     SuspicionView,
     Verdict,
 )
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind
 
 V = TypeVar("V")
+
+_RECORDS_KEPT = 64
 
 
 class IllegalEvent(ValueError):
@@ -41,8 +44,11 @@ def absorb(
     """
     match event:
         case ev.GenerationSeen():
-            view, note = _generation(view, event.generation)
-            return view, evidence, note
+            seen, note = _generation(view, event.generation)
+            if not note:
+                attempts = _attempts(view, evidence, event.generation, event.now_s)
+                seen = replace(seen, attempts=attempts)
+            return seen, evidence, note
         case ev.AgentGone():
             # what was learned of it was about the key that is gone
             evidence = replace(
@@ -62,21 +68,12 @@ def absorb(
 def _key(view: JobView, event: ev.Event) -> JobView:
     match event:
         case ev.AgentSeen():
-            agent = AgentView(
-                agent_id=event.agent_id,
-                node_name=event.node_name,
-                slots=event.slots,
-                topology=event.topology,
-                leaving=event.leaving,
-                control_address=event.control_address,
-                join_revision=event.join_revision,
-            )
-            return replace(view, agents=_with(view.agents, agent.agent_id, agent))
+            return replace(view, agents=_with(view.agents, event.agent_id, _agent(view, event)))
         case ev.MemberReady():
             members = _with(view.members, event.worker_id, _member(view, event))
             if event.committed_generation <= view.committed_generation:
                 return replace(view, members=members)
-            return _forget(replace(view, members=members, committed_generation=event.committed_generation))
+            return _committed(replace(view, members=members), event.committed_generation)
         case ev.MemberGone():
             return replace(view, members=_without(view.members, event.worker_id))
         case ev.MemberRefused():
@@ -94,16 +91,54 @@ def _key(view: JobView, event: ev.Event) -> JobView:
                 script_failure=event.script_failure,
                 summary=event.summary,
                 order=event.order,
+                was_member=event.was_member,
+                generation=event.generation,
+                exit_code=event.exit_code,
+                global_rank=event.global_rank,
+                log_path=event.log_path,
+                traceback_tail=event.traceback_tail,
             )
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
             return replace(view, finished=view.finished | {event.worker_id})
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
+        case ev.ModeSeen():
+            return _in_mode(view, event.restarts)
         case ev.ClosingSeen():
             return replace(view, closing_generation=event.generation)
         case _:
             raise IllegalEvent(f"no picture changes by {type(event).__name__}")
+
+
+def _agent(view: JobView, event: ev.AgentSeen) -> AgentView:
+    known = view.agents.get(event.agent_id)
+    same = known is not None and known.join_revision == event.join_revision
+    was_ready = known is not None and same and known.ready
+    now_runs = (event.run_generation, event.run)
+    same_run = known is not None and same and (known.run_generation, known.run) == now_runs
+    return AgentView(
+        agent_id=event.agent_id,
+        node_name=event.node_name,
+        slots=event.slots,
+        topology=event.topology,
+        leaving=event.leaving,
+        control_address=event.control_address,
+        join_revision=event.join_revision,
+        ready=event.ready,
+        ready_since_s=known.ready_since_s if known is not None and was_ready else event.now_s,
+        run_generation=event.run_generation,
+        run=event.run,
+        run_since_s=known.run_since_s if known is not None and same_run else event.now_s,
+    )
+
+
+def _in_mode(view: JobView, restarts: bool) -> JobView:
+    """A record of restart mode means nothing to a live job but that its number is used."""
+    record = view.generation
+    if restarts or record is None or record.kind is not GenerationKind.RESTART:
+        return replace(view, restarts=restarts)
+    return replace(view, restarts=False, generation=None, earlier=(), replaced_number=record.number)
 
 
 def _member(view: JobView, event: ev.MemberReady) -> MemberView:
@@ -124,6 +159,7 @@ def _member(view: JobView, event: ev.MemberReady) -> MemberView:
 def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
     known = view.suspicions.get(event.worker_id)
     same = known is not None and known.generation == event.generation and known.sequence == event.sequence
+    was_broken = known is not None and known.generation == event.generation and known.broken
     return SuspicionView(
         worker_id=event.worker_id,
         generation=event.generation,
@@ -131,16 +167,56 @@ def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
         hosts=event.hosts,
         sequence=event.sequence,
         seen_since_s=known.seen_since_s if known is not None and same else event.now_s,
+        detail=event.detail,
+        broken_since_s=known.broken_since_s if known is not None and was_broken else event.now_s,
+    )
+
+
+def _committed(view: JobView, number: int) -> JobView:
+    """Somebody committed in `number`, the newest so far: no attempt at that generation has failed."""
+    works = view.generation is not None and number >= view.generation.number
+    attempts = replace(view.attempts, count=0) if works else view.attempts
+    return _forget(replace(view, committed_generation=number, attempts=attempts))
+
+
+def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) -> Attempts:
+    """Whether `new` tries again what the record before did not bring about. view: before `new`."""
+    known, count = view.generation, view.attempts.count
+    again = known is not None and known.members and new.members and _all_live(view, evidence, known)
+    if known is not None and again:
+        was_pending = known.kind is GenerationKind.PLANNED and known.base > 0
+        if new.kind is GenerationKind.LOSS:
+            count = 1 if was_pending else count + 1
+        elif was_pending and view.committed_generation < known.number:
+            count += 1
+    return Attempts(count, now_s)
+
+
+def _all_live(view: JobView, evidence: Evidence, record: Generation) -> bool:
+    """Whether no member of `record` is known to be gone."""
+    return all(
+        m.worker_id in view.members
+        and m.worker_id not in view.failures
+        and m.worker_id not in view.finished
+        and m.worker_id not in evidence.dead_workers
+        and m.agent_id in view.agents
+        and not evidence.is_dead(view.agents[m.agent_id])
+        for m in record.members
     )
 
 
 def _generation(view: JobView, generation: Generation) -> tuple[JobView, str]:
     known = view.generation
+    if generation.nonce != view.nonce:
+        return view, f"ignored: generation {generation.number} is of another job"
+    if generation.kind is GenerationKind.RESTART and not view.restarts:
+        return replace(view, replaced_number=generation.number), "ignored: the job has become live"
     if known is not None and generation.number < known.number:
         return view, f"ignored: generation {generation.number} is older than {known.number}"
     if known is not None and generation.number == known.number:
         if generation != known:
-            raise IllegalEvent(f"two different generations of number {generation.number}")
+            # No leader writes a number twice: a stranger did, and the members follow the one they know.
+            return view, f"ignored: another record of generation {generation.number} than the one in force"
         return view, f"ignored: generation {generation.number} is known"
     earlier = view.earlier if known is None else (*view.earlier, known)
     return _forget(replace(view, generation=generation, earlier=earlier)), ""
@@ -152,7 +228,11 @@ def _forget(view: JobView) -> JobView:
     if record is None or not view.earlier:
         return view
     needed = in_force(view, record) if record.members else record.base
-    return replace(view, earlier=tuple(g for g in view.earlier if g.number >= needed))
+    kept = tuple(g for g in view.earlier if g.number >= needed)
+    if len(kept) > _RECORDS_KEPT:
+        # the first may be in force; a generation that was tried in vain for hours must not fill the memory
+        kept = (kept[0], *kept[1 - _RECORDS_KEPT :])
+    return replace(view, earlier=kept)
 
 
 def _answer(

@@ -26,21 +26,47 @@ class Policy:
     # A live agent answers in milliseconds. Half a second outlasts a garbage collection or a burst on the
     # network, and keeps the whole recovery from a silent host within a second.
     probe_window_s: float = 0.5
-    # After an election members whose keys are missing may only be putting them again (etcd was away).
-    # About one lease; a suspicion cuts it short, so a real loss that hurts anybody does not wait for it.
-    election_grace_s: float = 2.0
+    # How long the keys of whoever no longer renews them stand: two renewals may be lost on the way.
+    lease_ttl_s: float = 3.0
     # A confirmed death whose keys still stand: the removal failed, so ask again, about once a second.
     removal_retry_s: float = 1.0
     # A refused write is mostly explained by a newer record a moment later; without one, try again.
     write_retry_s: float = 0.2
+    # A refusal that is not in the store yet: its write failed, so ask again, about once a second.
+    refusal_retry_s: float = 1.0
+    # A generation that did not work though everybody lives is made again at once the first time (a connection was
+    # reset), then ever later: a cut between two hosts would otherwise fill the store with generations.
+    rebuild_first_delay_s: float = 0.2
+    rebuild_longest_delay_s: float = 5.0
+    # So many in a row that nobody committed in are no accident: from then on somebody is left out. With the delays
+    # above that is after about two seconds of trying.
+    rebuilds_before_leaving_out: int = 4
+    # Whoever was left out for that comes back after a while, since cables are plugged in again; each time it costs
+    # the others some steps, so it waits twice as long.
+    quarantine_first_s: float = 10.0
+    quarantine_longest_s: float = 300.0
+    # In restart mode, from a generation's first failure: its other workers fail within moments, and the first by the
+    # clock may be one that only noticed first.
+    blame_window_s: float = 0.3
     # First crash before a worker's first step: again at once (a port in use). Then doubling from this.
     respawn_first_delay_s: float = 0.5
     # A crash loop costs little at two starts a minute, and mends soon once its cause is gone.
     respawn_longest_delay_s: float = 30.0
+    # With the delays above a slot was given seven seconds to mend by then; a broken GPU does not.
+    crashes_before_quarantine: int = 5
+
+    @property
+    def election_grace_s(self) -> float:
+        """After an election members whose keys are missing may only be putting them again, for etcd was away. Whoever
+        lives has done so within one lease; a suspicion cuts the wait short, so a loss that hurts anybody is not
+        delayed by it."""
+        return self.lease_ttl_s
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ValueError(f"max_restarts must not be negative, not {self.max_restarts}")
+        if self.rebuilds_before_leaving_out < 1 or self.crashes_before_quarantine < 1:
+            raise ValueError("one failure must be allowed before anybody is left out")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_s") and value is not None and value < 0:

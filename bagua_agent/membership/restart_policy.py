@@ -1,6 +1,7 @@
 """When does a worker's failure end the job, and when is its successor started?
 
-Only script failures draw on the job's budget: signals, lost hosts and changes of membership do not.
+Only script failures draw on the job's budget: signals, lost hosts and changes of membership do not. Once the job
+has trained, neither does a worker that fails before it was ever a member: the same script works elsewhere.
 Knows nothing of generations: a poison sample is found by the step that two workers failed in.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bagua_agent.membership import backoff
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView
 
@@ -22,9 +24,11 @@ class Verdict:
     first_failure: FailureView | None = None
 
 
-def judge(failures: Iterable[FailureView], max_restarts: int) -> Verdict:
-    """Whether these failures end the job."""
-    script = sorted((f for f in failures if f.script_failure), key=lambda f: f.order)
+def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool = False) -> Verdict:
+    """Whether these failures end the job. trained: a step of it is known to have been committed."""
+    script = sorted(
+        (f for f in failures if f.script_failure and (f.was_member or not trained)), key=lambda f: f.order
+    )
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
         if not failure.in_step:
@@ -54,8 +58,40 @@ def respawn_delay_s(early_crashes: int, policy: Policy) -> float:
 
     early_crashes: workers of this slot in a row that ended before their first ready step.
     """
-    if early_crashes <= 1:
-        return 0.0
-    # bounded exponent: 2 ** 10000 is no float
-    doubled = policy.respawn_first_delay_s * 2.0 ** min(early_crashes - 2, 64)
-    return min(doubled, policy.respawn_longest_delay_s)
+    return backoff.delay_s(early_crashes - 1, policy.respawn_first_delay_s, policy.respawn_longest_delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What follows a worker's end in its slot: another one after delay_s, or none (None). reason: why none.
+    fails_job: because the whole job ends with it."""
+
+    delay_s: float | None
+    reason: str = ""
+    fails_job: bool = False
+
+
+def succession(
+    earlier: Iterable[FailureView],
+    failure: FailureView,
+    early_crashes: int,
+    max_restarts: int,
+    policy: Policy,
+    *,
+    trained: bool,
+) -> Succession:
+    """earlier: the job's failures before `failure`. early_crashes: of the slot, in a row, this one included.
+
+    A slot whose workers never come to their first step is given up: it is the node that does not work, and starting
+    processes forever mends nothing. The job goes on without it.
+    """
+    verdict = judge([*earlier, failure], max_restarts, trained=trained)
+    if verdict.fail:
+        return Succession(None, verdict.reason, fails_job=True)
+    if early_crashes >= policy.crashes_before_quarantine:
+        return Succession(
+            None,
+            f"{early_crashes} workers in a row ended before their first step, the last with: {failure.summary}; "
+            "no more are started here, and the job goes on without",
+        )
+    return Succession(respawn_delay_s(early_crashes, policy))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, MemberView, SuspicionView
@@ -51,6 +52,7 @@ class Standing:
     present: workers that are there, by id. survivors: see above. lost: members that break what may be in
     force. newcomers_gone: members of the pending record that died before it was in force.
     missing: members whose keys are gone, but that are given until missing_until_s to put them again.
+    unbuilt: those of the suspicions that say that the pending record can't come into force.
     """
 
     in_force: int
@@ -62,6 +64,7 @@ class Standing:
     missing: tuple[str, ...]
     missing_until_s: float
     suspicions: tuple[SuspicionView, ...]
+    unbuilt: tuple[SuspicionView, ...] = ()
 
     @property
     def has_holder(self) -> bool:
@@ -81,12 +84,13 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
     record = view.generation
     bound = in_force(view, record)
     present = _present(view, evidence)
-    suspicions = tuple(
-        _weighed(s, record)
+    weighed = tuple(
+        _weigh(s, record, bound)
         for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
         # Rule 4: of what is older than the generation in force nobody needs to know any more.
         if record is not None and bound <= s.generation <= record.number and s.worker_id in present
     )
+    suspicions = tuple(s for s, weight in weighed if weight is not _Weight.NOTHING)
     pending = record is not None and bound < record.number
     grace_until_s = evidence.elected_at_s + policy.election_grace_s
     lost: list[str] = []
@@ -114,15 +118,35 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
         missing=tuple(missing),
         missing_until_s=grace_until_s,
         suspicions=suspicions,
+        unbuilt=tuple(s for s, weight in weighed if weight is _Weight.UNBUILT),
     )
 
 
-def _weighed(suspicion: SuspicionView, record: Generation | None) -> SuspicionView:
-    """A stall in a generation that a newer planned record superseded is a break: its members switched to it all the
-    same, wait there for a newcomer that the newer record gave up, and will never bring the newer one."""
-    if record is not None and record.base < suspicion.generation < record.number:
-        return replace(suspicion, broken=True)
-    return suspicion
+class _Weight(Enum):
+    AS_TOLD = auto()
+    UNBUILT = auto()  # the pending record can't come into force; the generation before it goes on
+    NOTHING = auto()  # about a record that was given up
+
+
+def _weigh(suspicion: SuspicionView, record: Generation | None, bound: int) -> tuple[SuspicionView, _Weight]:
+    """What a suspicion of a generation from `bound` up to `record` means.
+
+    That the pending record can't be built somewhere breaks nothing. Nor does a newcomer that could not enter it: if the
+    others did, they say so themselves. But a stall in a generation that a newer planned record superseded is a break:
+    its members switched to it all the same, wait there for a newcomer that the newer record gave up, and will never
+    bring the newer one.
+    """
+    if record is None or suspicion.generation <= bound:
+        return suspicion, _Weight.AS_TOLD
+    placement = record.placement_of(suspicion.worker_id)
+    newcomer = placement is None or placement.since_generation > bound
+    if suspicion.cannot_build or (suspicion.broken and newcomer):
+        if suspicion.generation < record.number:
+            return suspicion, _Weight.NOTHING
+        return replace(suspicion, broken=False), _Weight.UNBUILT
+    if record.base < suspicion.generation < record.number:
+        return replace(suspicion, broken=True), _Weight.AS_TOLD
+    return suspicion, _Weight.AS_TOLD
 
 
 def _present(view: JobView, evidence: Evidence) -> dict[str, MemberView]:

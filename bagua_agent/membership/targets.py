@@ -8,7 +8,7 @@ has the state does not count towards the most.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from bagua_agent.membership.admission import job_fingerprint
@@ -37,7 +37,7 @@ class Target:
 
 def next_number(view: JobView) -> int:
     # above what members remember too: the record may be lost
-    return max(view.committed_generation, 0 if view.generation is None else view.generation.number) + 1
+    return max(view.committed_generation, view.generation_number) + 1
 
 
 def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
@@ -56,9 +56,15 @@ def first(view: JobView, complete: Iterable[Offer]) -> tuple[Chosen, ...]:
     return tuple(_newcomer(view, m, number) for o in complete for m in o.workers)
 
 
-def survivors(view: JobView, desired: Desired, standing: Standing, ready: Iterable[Offer]) -> Target:
-    """Survivors that stay; newcomers only if these are too few."""
-    inside = [_carried(view, standing, s) for s in standing.survivors]
+def survivors(
+    view: JobView,
+    desired: Desired,
+    standing: Standing,
+    ready: Iterable[Offer],
+    without: Collection[str] = (),
+) -> Target:
+    """Survivors that stay; newcomers only if these are too few. without: agents that are left out."""
+    inside = [_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without]
     kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
     if len({c.agent_id for c in kept}) < least_nodes(view, desired, standing):
         kept = _joined(view, desired, kept, dropped, ready)
@@ -66,15 +72,20 @@ def survivors(view: JobView, desired: Desired, standing: Standing, ready: Iterab
 
 
 def planned(
-    view: JobView, record: Generation, desired: Desired, standing: Standing, ready: Iterable[Offer]
+    view: JobView,
+    record: Generation,
+    desired: Desired,
+    standing: Standing,
+    ready: Iterable[Offer],
+    without: Collection[str] = (),
 ) -> Target:
-    """All that are in and stay, and whoever may come in."""
+    """All that are in and stay, and whoever may come in. without: agents whose newcomers are left out."""
     carried = {s.worker_id for s in standing.survivors}
     inside = [_carried(view, standing, s) for s in standing.survivors] + [
         # came with the pending record: in it without a break, but without state
         _newcomer(view, standing.present[p.worker_id], p.since_generation)
         for p in record.members
-        if p.worker_id in standing.present and p.worker_id not in carried
+        if p.worker_id in standing.present and p.worker_id not in carried and p.agent_id not in without
     ]
     kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
     return _with_holder(view, _joined(view, desired, kept, dropped, ready), inside)

@@ -10,12 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
+
+
+class Run(Enum):
+    """How far a node is with its workers of a RESTART generation."""
+
+    NONE = pb.Agent.NONE
+    RUNNING = pb.Agent.RUNNING
+    ENDING = pb.Agent.ENDING
+    FINISHED = pb.Agent.FINISHED
+    FAILED = pb.Agent.FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came."""
+    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came.
+
+    The rest is for restart mode. ready: workers can be started at once. run: what it does for run_generation.
+    ready_since_s, run_since_s: when this agent first saw that.
+    """
 
     agent_id: str
     node_name: str
@@ -24,6 +39,11 @@ class AgentView:
     leaving: bool
     control_address: str
     join_revision: int
+    ready: bool = False
+    ready_since_s: float = 0.0
+    run_generation: int = 0
+    run: Run = Run.NONE
+    run_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +62,11 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class SuspicionView:
-    """suspicions/<worker>. broken: its communicator can't be used again; else a collective stalls.
+    """suspicions/<worker>. broken: its communicator can't be used again; else a collective stalls, or
+    a pending generation can't be built there (detail says so).
 
-    seen_since_s: when this agent first saw this sequence.
+    seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
+    broken there, however often that is said again.
     """
 
     worker_id: str
@@ -53,11 +75,21 @@ class SuspicionView:
     hosts: tuple[str, ...]
     sequence: int
     seen_since_s: float
+    detail: str = ""
+    broken_since_s: float = float("-inf")
+
+    @property
+    def cannot_build(self) -> bool:
+        return not self.broken and "can't be built" in self.detail
 
 
 @dataclass(frozen=True, slots=True)
 class FailureView:
-    """failures/<worker>. order: create revision of the key; the least is the first of the job."""
+    """failures/<worker>. order: create revision of the key; the least is the first of the job.
+
+    was_member: it was in a generation, or nobody can say that it was not. generation: the one it was started for in
+    restart mode, else 0. global_rank: -1 if it had none.
+    """
 
     worker_id: str
     node_name: str
@@ -66,6 +98,21 @@ class FailureView:
     script_failure: bool
     summary: str
     order: int
+    was_member: bool = True
+    generation: int = 0
+    exit_code: int = 0
+    global_rank: int = -1
+    log_path: str = ""
+    traceback_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """count: generations in a row that replaced one that did not work though everybody lived, and in which nobody is
+    known to have committed. newest_since_s: when this agent first saw the newest record."""
+
+    count: int = 0
+    newest_since_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +137,9 @@ class JobView:
     committed_generation: the newest that any member, still there or not, reported a commit in.
     closing_generation: the generation that confirmed the end; None while training goes on.
     finished: workers that ended with 0. refused: workers that may not join.
+    restarts: workers follow a new generation by being started again (restarting.py), else in process (formation.py).
+    replaced_number: of the newest record of restart mode, in a job that has become live.
+    has_checkpoints: if nobody holds the state any more, the job can begin again from its newest checkpoint.
     """
 
     nonce: str = ""
@@ -104,10 +154,24 @@ class JobView:
     closing_generation: int | None = None
     finished: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    attempts: Attempts = Attempts()
+    has_checkpoints: bool = False
+    restarts: bool = False
+    replaced_number: int = 0
 
     @property
     def closing(self) -> bool:
         return self.closing_generation is not None
+
+    @property
+    def generation_number(self) -> int:
+        """Of the record in the store; 0: there is none."""
+        return self.replaced_number if self.generation is None else self.generation.number
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a step is known to have been committed."""
+        return self.committed_generation > 0 or (self.generation is not None and self.generation.base > 0)
 
     def record(self, number: int) -> Generation | None:
         """The record of that number, if this agent still has it."""
@@ -147,6 +211,15 @@ class DeadAgent:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A node that the job does without for a while. times: how often in a row it was left out."""
+
+    until_s: float
+    times: int
+    why: str
+
+
 class Waiting(Enum):
     """Waits that may end the job when they last too long."""
 
@@ -160,7 +233,8 @@ class Evidence:
     """What this leader knows beside the store; the next leader starts without it.
 
     alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
-    lives and said that they do not, while it could not say so in the store.
+    lives and said that they do not, while it could not say so in the store. quarantines: nodes that this leader
+    left out, by agent.
     """
 
     observer_agent_id: str
@@ -169,12 +243,16 @@ class Evidence:
     alive_agents: Mapping[str, float] = field(default_factory=dict)
     dead_workers: frozenset[str] = frozenset()
     probes: Mapping[str, Probe] = field(default_factory=dict)
+    quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
     waiting: Waiting | None = None
     waiting_since_s: float = 0.0
 
     def is_dead(self, agent: AgentView) -> bool:
         dead = self.dead_agents.get(agent.agent_id)
         return dead is not None and dead.join_revision == agent.join_revision
+
+    def is_quarantined(self, agent_id: str, now_s: float) -> bool:
+        return agent_id in self.quarantines and now_s < self.quarantines[agent_id].until_s
 
     def waited_since_s(self, waiting: Waiting, now_s: float) -> float:
         return self.waiting_since_s if self.waiting is waiting else now_s

@@ -86,6 +86,10 @@ class JobKeys:
     def refusals(self) -> str:
         return self.prefix + "refused/"
 
+    @property
+    def events(self) -> str:
+        return self.prefix + "events/"
+
     def agent(self, agent_id: str) -> str:
         return self.agents + check_id("agent", agent_id)
 
@@ -104,10 +108,13 @@ class JobKeys:
     def refused(self, worker_id: str) -> str:
         return self.refusals + check_id("worker", worker_id)
 
+    def event(self, name: str) -> str:
+        return self.events + check_id("event", name)
+
     @staticmethod
     def id_in(folder: str, key: str) -> str | None:
         """The id in `key` if it lies directly in `folder` (`keys.members`, ...), else None."""
         if not key.startswith(folder):
             return None
         tail = key[len(folder) :]
-        return tail if _ID.fullmatch(tail) else None
+        return tail if _ID.fullmatch(tail) and tail not in (".", "..") else None

@@ -281,3 +281,51 @@ class Refusal(_message.Message):
     worker_id: str
     difference: str
     def __init__(self, worker_id: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("kind", "time_unix_s", "node_name", "text", "generation", "generation_kind", "world_size", "worker_id")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Event.Kind]
+        JOB_CREATED: _ClassVar[Event.Kind]
+        GENERATION_FORMED: _ClassVar[Event.Kind]
+        WORKER_LOST: _ClassVar[Event.Kind]
+        WORKER_FAILED: _ClassVar[Event.Kind]
+        SCALED: _ClassVar[Event.Kind]
+        NODE_JOINED: _ClassVar[Event.Kind]
+        NODE_LEAVING: _ClassVar[Event.Kind]
+        NODE_LOST: _ClassVar[Event.Kind]
+        STORE_AWAY: _ClassVar[Event.Kind]
+        STORE_BACK: _ClassVar[Event.Kind]
+        KEYS_LOST: _ClassVar[Event.Kind]
+        JOB_ENDED: _ClassVar[Event.Kind]
+    KIND_UNSPECIFIED: Event.Kind
+    JOB_CREATED: Event.Kind
+    GENERATION_FORMED: Event.Kind
+    WORKER_LOST: Event.Kind
+    WORKER_FAILED: Event.Kind
+    SCALED: Event.Kind
+    NODE_JOINED: Event.Kind
+    NODE_LEAVING: Event.Kind
+    NODE_LOST: Event.Kind
+    STORE_AWAY: Event.Kind
+    STORE_BACK: Event.Kind
+    KEYS_LOST: Event.Kind
+    JOB_ENDED: Event.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_KIND_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    kind: Event.Kind
+    time_unix_s: float
+    node_name: str
+    text: str
+    generation: int
+    generation_kind: Generation.Kind
+    world_size: int
+    worker_id: str
+    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., time_unix_s: _Optional[float] = ..., node_name: _Optional[str] = ..., text: _Optional[str] = ..., generation: _Optional[int] = ..., generation_kind: _Optional[_Union[Generation.Kind, str]] = ..., world_size: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...

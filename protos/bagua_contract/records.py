@@ -13,6 +13,8 @@ from enum import Enum
 from bagua_contract import membership_pb2 as pb
 
 PROTOCOL_VERSION = 1
+# A record of a greater number was written by nobody: after it there would soon be no number left.
+LARGEST_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -121,6 +123,8 @@ class Generation:
     @staticmethod
     def from_proto(message: pb.Generation) -> Generation:
         """Raises ValueError for a record that no leader of this protocol would write."""
+        if message.number > LARGEST_NUMBER:
+            raise ValueError(f"generation {message.number} is beyond any that can follow another")
         return Generation(
             number=message.number,
             base=message.base,

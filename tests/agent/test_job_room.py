@@ -23,6 +23,7 @@ from bagua_contract.records import PROTOCOL_VERSION
 
 KEYS = JobKeys("job")
 DEADLINE_S = 10.0
+NEW_JOB = {"spec", "control/desired", "events/created"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def test_the_first_agent_writes_the_job(make_agent: Callable[..., Comer], store:
     spec = make_agent(max_restarts=3).ensure()
     assert (spec.protocol, spec.max_restarts, spec.script) == (PROTOCOL_VERSION, 3, "train.py")
     assert len(spec.nonce) == 16
-    assert keys_of(store) == {"spec", "control/desired"}
+    assert keys_of(store) == NEW_JOB
     desired = store.get(KEYS.desired)
     assert desired is not None and pb.Desired.FromString(desired.value) == pb.Desired(
         min_nodes=1, max_nodes=2
@@ -123,7 +124,7 @@ def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., Comer], store
     end_job(store, before.nonce)
     after = make_agent().ensure()
     assert after.nonce != before.nonce
-    assert keys_of(store) == {"spec", "control/desired"}, "nothing of the old job counts for the new one"
+    assert keys_of(store) == NEW_JOB, "nothing of the old job counts for the new one"
 
 
 def test_agents_that_come_together_after_a_job_agree_on_the_next(
@@ -143,7 +144,7 @@ def test_agents_that_come_together_after_a_job_agree_on_the_next(
     assert nonce != before.nonce
     spec = store.get(KEYS.spec)
     assert spec is not None and pb.JobSpec.FromString(spec.value).nonce == nonce
-    assert keys_of(store) == {"spec", "control/desired"}
+    assert keys_of(store) == NEW_JOB
 
 
 def test_it_waits_until_the_old_job_s_agents_are_gone(make_agent: Callable[..., Comer], store: Store) -> None:

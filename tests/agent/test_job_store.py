@@ -41,11 +41,13 @@ def free_endpoint() -> str:
 
 
 @pytest.fixture
-def opened() -> Iterator[Open]:
+def opened(tmp_path: Path) -> Iterator[Open]:
     stores: list[JobStore] = []
 
     def open_it(**settings: object) -> JobStore:
-        stores.append(_connected(open_store(config(**settings), "127.0.0.1", never)))
+        stores.append(
+            _connected(open_store(config(**settings), "127.0.0.1", tmp_path / str(len(stores)), never))
+        )
         return stores[-1]
 
     yield open_it
@@ -118,26 +120,35 @@ def test_the_endpoints_that_were_given_are_used(opened: Open, scheme: str) -> No
 # -- errors
 
 
-def test_a_port_that_something_else_has_is_named() -> None:
+def test_a_port_that_something_else_has_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, match=f"etcd cannot listen on {endpoint}: the port is taken"):
-            open_store(config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1", never)
+            open_store(
+                config(max_nodes=2, endpoints=(endpoint,), hosts_store=True), "127.0.0.1", tmp_path, never
+            )
 
 
-def test_an_address_of_another_host_cannot_be_hosted_at() -> None:
+def test_an_address_of_another_host_cannot_be_hosted_at(tmp_path: Path) -> None:
     # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
     with pytest.raises(BaguaError, match=r"192\.0\.2\.7"):
-        open_store(config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True), "127.0.0.1", never)
+        open_store(
+            config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True),
+            "127.0.0.1",
+            tmp_path,
+            never,
+        )
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
-def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> None:
+def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = free_endpoint() if how == "nobody listens" else f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
-            open_store(config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1", never)
+            open_store(
+                config(max_nodes=2, endpoints=(endpoint,), join_timeout_s=0.6), "127.0.0.1", tmp_path, never
+            )
         took_s = time.monotonic() - began_s
     assert endpoint in str(caught.value)
     assert 0.5 <= took_s < 5.0
@@ -156,9 +167,11 @@ def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str) -> No
         ),
     ],
 )
-def test_what_cannot_be_read_is_named_at_once(settings: dict[str, object], words: str) -> None:
+def test_what_cannot_be_read_is_named_at_once(
+    settings: dict[str, object], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=words):
-        open_store(config(max_nodes=2, **settings), "127.0.0.1", never)
+        open_store(config(max_nodes=2, **settings), "127.0.0.1", tmp_path, never)
 
 
 # -- the warning
@@ -192,10 +205,12 @@ def test_with_certificates_plain_endpoints_use_tls() -> None:
     )
 
 
-def test_a_signal_ends_the_wait_for_an_etcd_that_never_answers() -> None:
+def test_a_signal_ends_the_wait_for_an_etcd_that_never_answers(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         interrupted = lambda: time.monotonic() > began_s + 0.2  # noqa: E731
-        assert open_store(config(max_nodes=2, endpoints=(endpoint,)), "127.0.0.1", interrupted) is None
+        assert (
+            open_store(config(max_nodes=2, endpoints=(endpoint,)), "127.0.0.1", tmp_path, interrupted) is None
+        )
         assert time.monotonic() - began_s < 10.0

@@ -38,12 +38,13 @@ class Watched:
         self.watch.leader_is(leader)
 
     def answers(
-        self, *verdicts: Verdict, agent_id: str = "leader", sequence: int | None = None, relayed: bool = False
+        self, *verdicts: Verdict | None, agent_id: str = "leader", sequence: int | None = None
     ) -> None:
-        """To the last question."""
+        """To the last question: directly, then through the relay. None: that answer has not come."""
         last = self.leadership.asked[-1][1] if sequence is None else sequence
-        for verdict in verdicts:
-            assert self.watch.took(ProbeResult(agent_id, last, relayed, verdict))
+        for verdict, relayed in zip(verdicts, (False, True), strict=False):
+            if verdict is not None:
+                assert self.watch.took(ProbeResult(agent_id, last, relayed, verdict))
 
 
 def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
@@ -66,7 +67,10 @@ def test_with_nobody_to_relay_it_asks_directly() -> None:
     [
         (RELAY, (ALIVE, ALIVE), False),
         (RELAY, (REFUSED,), True),
-        (RELAY, (ALIVE, REFUSED), True),  # another agent has its port by now
+        (RELAY, (ALIVE, REFUSED), False),  # it answered us, whatever others meet
+        (RELAY, (UNANSWERED, REFUSED), True),
+        (RELAY, (None, REFUSED), False),  # its own answer may be under way
+        (RELAY, (None, UNANSWERED), False),
         (RELAY, (UNANSWERED,), False),  # the cut may be between the two of us
         (RELAY, (UNANSWERED, ALIVE), False),
         (RELAY, (ALIVE, UNANSWERED), False),
@@ -99,10 +103,10 @@ def test_silence_does_not_add_up_over_questions() -> None:
     first = watched.leadership.asked[0][1]
     watched.answers(UNANSWERED)
     watched.watch.suspect(RELAY, 102.0)
-    watched.answers(UNANSWERED, sequence=first)  # the relay's answer to the first, late
+    watched.answers(None, UNANSWERED, sequence=first)  # the relay's answer to the first, late
     watched.answers(UNANSWERED)
     assert watched.leadership.removed == []
-    watched.answers(UNANSWERED)
+    watched.answers(None, UNANSWERED)
     assert watched.leadership.removed == [40]
 
 

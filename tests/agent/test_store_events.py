@@ -69,7 +69,7 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             worker_id="w", generation=3, kind=pb.Suspicion.BROKEN, hosts=["h", "i"], detail="d", sequence=6
         ).SerializeToString(),
         ev.SuspicionRaised(
-            now_s=NOW_S, worker_id="w", generation=3, broken=True, hosts=("h", "i"), sequence=6
+            now_s=NOW_S, worker_id="w", generation=3, broken=True, hosts=("h", "i"), sequence=6, detail="d"
         ),
     ),
     (
@@ -80,7 +80,17 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
     (
         KEYS.failure("w"),
         pb.Failure(
-            worker_id="w", node_name="n", step=9, in_step=True, script_failure=True, cause="ValueError: x"
+            worker_id="w",
+            node_name="n",
+            step=9,
+            in_step=True,
+            script_failure=True,
+            cause="ValueError: x",
+            global_rank=-1,
+            generation=4,
+            exit_code=1,
+            log_path="/logs/w",
+            traceback_tail="tail",
         ).SerializeToString(),
         ev.FailureRecorded(
             now_s=NOW_S,
@@ -91,6 +101,12 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             script_failure=True,
             summary="ValueError: x",
             order=5,
+            was_member=True,
+            generation=4,
+            exit_code=1,
+            global_rank=-1,
+            log_path="/logs/w",
+            traceback_tail="tail",
         ),
     ),
     (KEYS.finished("w"), b"\x01", ev.WorkerFinished(now_s=NOW_S, worker_id="w")),
@@ -111,8 +127,13 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
         ev.ClosingSeen(now_s=NOW_S, generation=3),
     ),
     (KEYS.result, pb.Result(outcome=pb.Result.FAILED).SerializeToString(), ev.ResultSeen(now_s=NOW_S)),
+    (KEYS.spec, pb.JobSpec(nonce="n").SerializeToString(), ev.ModeSeen(now_s=NOW_S, restarts=False)),
+    (
+        KEYS.spec,
+        pb.JobSpec(nonce="n", mode=pb.JobSpec.RESTART).SerializeToString(),
+        ev.ModeSeen(now_s=NOW_S, restarts=True),
+    ),
     # known, but nothing that membership decides on
-    (KEYS.spec, pb.JobSpec(nonce="n").SerializeToString(), None),
     (KEYS.leader, pb.Leader(agent_id="a").SerializeToString(), None),
     (KEYS.prefix + "something/new", b"\xff", None),
     (KEYS.members + "nested/key", b"\xff", None),

@@ -11,14 +11,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
 from bagua_core.elastic import ledger
+from tests.lab.etcd import EtcdCluster
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
@@ -96,9 +103,25 @@ class Node:
         """SIGKILL of the agent alone."""
         self.process.kill()
 
+    def freeze_agent(self) -> None:
+        """SIGSTOP of the agent alone; returns when it has stopped."""
+        self.send(signal.SIGSTOP)
+        self.await_stopped()
+
+    def await_stopped(self, deadline_s: float = DEADLINE_S) -> None:
+        """Until the agent has been stopped, by this test or by a failpoint."""
+        eventually(self._is_stopped, deadline_s, lambda: f"{self.process} stopped\n{self.log}")
+
+    def _is_stopped(self) -> bool:
+        return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+
+    def thaw_agent(self) -> None:
+        self.send(signal.SIGCONT)
+
 
 class Job:
-    """A job and its records. `options` go to bagua-launch on every node, `script` to train.py."""
+    """A job and its records. `options` go to bagua-launch on every node, `script` to train.py; or `program` is run
+    instead of that."""
 
     def __init__(
         self,
@@ -110,6 +133,7 @@ class Job:
         samples: int = 6000,
         epochs: int = 2,
         script: Sequence[str] = (),
+        program: Sequence[str] | None = None,
     ) -> None:
         self.directory = directory
         self.endpoints = endpoints
@@ -123,18 +147,28 @@ class Job:
         self._options = ["--nnodes", nodes, "--rdzv-id", self.job_id, "--ledger", str(self.records), *options]
         if endpoints:
             self._options += ["--rdzv-endpoint", endpoints]
+        self._program = program
         self._script = ["--out", str(self.out), "--samples", str(samples), "--epochs", str(epochs), *script]
 
     # -- running
 
     def start(
-        self, host: Host | None = None, *, slots: int = 1, failpoints: str = "", options: Sequence[str] = ()
+        self,
+        host: Host | None = None,
+        *,
+        slots: int = 1,
+        failpoints: str = "",
+        agent_failpoints: str = "",
+        options: Sequence[str] = (),
     ) -> Node:
         words = [sys.executable, "-m", "bagua_launch", *self._options, *options]
         words += ["--nproc-per-node", str(slots)]
         if failpoints:
             words += ["--failpoints", failpoints]
-        process = _run(host, [*words, str(SCRIPT), *self._script], self._log_file())
+        more = {"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {}
+        process = _run(
+            host, [*words, *(self._program or [str(SCRIPT), *self._script])], self._log_file(), more
+        )
         node = Node(process, host)
         self.nodes.append(node)
         return node
@@ -183,6 +217,19 @@ class Job:
 
         return eventually(found, deadline_s, lambda: f"a step by {size} workers after {after_step}", 0.05)
 
+    def await_stall(self, for_s: float, deadline_s: float = DEADLINE_S) -> int:
+        """Until no step was committed for so long: the fault is there. The newest step."""
+        newest, since_s = self.step, time.monotonic()
+
+        def stalled() -> bool:
+            nonlocal newest, since_s
+            if (step := self.step) != newest:
+                newest, since_s = step, time.monotonic()
+            return time.monotonic() - since_s >= for_s
+
+        eventually(stalled, deadline_s, lambda: f"no step for {for_s:g} s", 0.05)
+        return newest
+
     def _check_going_on(self) -> None:
         """Nobody waits for a job that has ended."""
         if any(node.process.is_running for node in self.nodes):
@@ -192,6 +239,30 @@ class Job:
     def last_world(self, size: int) -> int:
         """The newest step so far by `size` workers."""
         return max(line.step for line in self.ledger.lines if line.world_size == size)
+
+    def largest_gap_s(self, after_step: int, before_step: int) -> float:
+        """The longest time between the lines of two steps in a row, both within these bounds.
+
+        By the clocks of the hosts that wrote them.
+        """
+        times: dict[int, float] = {}
+        for line in self.ledger.lines:
+            if after_step <= line.step <= before_step:
+                times[line.step] = min(line.time, times.get(line.step, line.time))
+        steps = sorted(times)
+        assert steps == list(range(after_step, before_step + 1)), "every step has its line"
+        return max(times[b] - times[a] for a, b in pairwise(steps))
+
+    def measured(self, what: str, value_s: float, bound_s: float) -> None:
+        """Print a duration for whoever keeps numbers, and assert its bound."""
+        print(f"measured: {what}: {value_s:.2f} s (bound {bound_s:g} s)")
+        assert value_s <= bound_s, f"{what} took {value_s:.2f} s, more than {bound_s:g} s"
+
+    def generations(self, cluster: EtcdCluster) -> list[Generation]:
+        """Every record of a generation that anybody wrote, in order, from etcd's own history."""
+        changes = cluster.history(JobKeys(self.job_id).generation)
+        values = [change.value for change in changes if change.value is not None]
+        return [Generation.from_proto(pb.Generation.FromString(value)) for value in values]
 
     # -- the end
 
@@ -251,10 +322,12 @@ class Job:
             print(f"---- {path.name}\n{path.read_text(errors='replace')}")
 
 
-def _run(host: Host | None, words: Sequence[str], output: Path) -> LabProcess:
+def _run(
+    host: Host | None, words: Sequence[str], output: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> LabProcess:
     paths = [str(ROOT), str(ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
-    env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **more}
     if host is None:
         return LabProcess([], words, env=env, output=output, host_name="here")
     return host.run(words, env=env, output=output)

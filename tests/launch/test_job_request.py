@@ -251,6 +251,7 @@ def test_plain_values_reach_the_config() -> None:
         tee="0:1,3:2", local_ranks_filter="0,3", duplicate_stdout_filters="a,,b", local_addr="10.0.0.3",
         signals_to_handle="SIGTERM, SIGUSR1", shutdown_timeout="5", virtual_local_rank="1", ledger="books",
         digest_every="0", failpoints="heal=exit", node_rank="2", monitor_interval="0.5",
+        checkpoint_dir="saved", checkpoint_every="500",
     )  # fmt: skip
     assert made == JobConfig(
         made.job_id, made.command, slots=4, max_restarts=3, role="trainer", start_method="fork",
@@ -258,7 +259,8 @@ def test_plain_values_reach_the_config() -> None:
         redirects="3", tee="0:1,3:2", local_ranks_filter="0,3", duplicate_stdout_filters="a,,b",
         local_addr="10.0.0.3", signals_to_handle=("SIGTERM", "SIGUSR1"), shutdown_timeout_s=5.0,
         virtual_local_rank=True, ledger_dir="books", digest_every_steps=0, failpoints="heal=exit",
-        node_rank=2, monitor_interval_s=0.5,
+        node_rank=2, monitor_interval_s=0.5, checkpoint_dir="saved",
+        checkpoint_every="500",
     )  # fmt: skip
 
 
@@ -271,7 +273,8 @@ def test_plain_values_reach_the_config() -> None:
         ("redirects", "4"), ("redirects", "0:1,"), ("tee", "a:1"), ("tee", "1:3"), ("redirects", "0:1,7:1"),
         ("local_ranks_filter", "0,1"), ("local_ranks_filter", "x"), ("master_port", "70000"),
         ("node_rank", "a"),
-        ("digest_every", "x"), ("virtual_local_rank", "perhaps"), ("log_dir", ""),
+        ("digest_every", "x"), ("checkpoint_every", "5m"), ("checkpoint_every", "0"), ("checkpoint_dir", " "),
+        ("virtual_local_rank", "perhaps"), ("log_dir", ""),
     ],
 )  # fmt: skip
 def test_plain_values_refused(key: str, text: str) -> None:

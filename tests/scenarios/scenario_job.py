@@ -5,13 +5,15 @@
       because adds host-b
 
 Lines: desired MIN MAX | agent A [slots=N] [leaving] | agent-gone A | ready A0 [committed=N] | gone A0 |
-stored (the write under way succeeded) | refused | broken A0 GENERATION [host] | stalled A0 GENERATION |
-answers A alive|refused|unanswered [relayed] | failed A0 step=N [signal] | finished A0 | closing GENERATION |
-time | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
+stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | stalled A0 GENERATION |
+unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
+failed A0 step=N [signal] [early: before it was a member] | finished A0 | closing GENERATION | time |
+checkpoints (the job has some) | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bagua_agent.membership import events as ev
@@ -55,6 +57,10 @@ class ScenarioJob:
         return lines
 
     def _step(self, now_s: float, command: str, words: list[str], options: dict[str, str]) -> Step:
+        if command == "checkpoints":
+            view = replace(self.state.view, has_checkpoints=True)
+            self.state = replace(self.state, view=view)
+            return step(self.state, ev.TimePassed(now_s=now_s), self.policy)
         if command == "elected-fresh":
             fresh = new_state("z")
             picture = [kind(now_s=now_s, **values) for kind, values in self.keys.values()]
@@ -84,7 +90,7 @@ class ScenarioJob:
                 return ev.GenerationWriteRefused(
                     now_s=now_s, number=self.writing.number, why="we lead no longer"
                 )
-            case "broken" | "stalled", [name, generation, *hosts]:
+            case "broken" | "stalled" | "unbuilt", [name, generation, *hosts]:
                 return self._put(
                     now_s,
                     f"suspicions/{name}",
@@ -94,6 +100,7 @@ class ScenarioJob:
                     broken=command == "broken",
                     hosts=tuple(hosts),
                     sequence=self.revision,
+                    detail=f"generation {generation} can't be built here" if command == "unbuilt" else "",
                 )
             case "answers", [name, verdict, *how]:
                 return ev.ProbeAnswered(
@@ -112,7 +119,8 @@ class ScenarioJob:
                     worker_id=name,
                     node_name=f"host-{name[0]}",
                     step=int(options.get("step", 0)),
-                    in_step=not signal,
+                    in_step=not signal and "early" not in how,
+                    was_member="early" not in how,
                     script_failure=not signal,
                     summary="killed by SIGKILL" if signal else "ValueError: bad sample",
                     order=self.revision,

@@ -143,7 +143,8 @@ class SimulatedJob(SimulatedWorkers):
             case WriteGeneration(generation, previous):
                 if generation.kind is GenerationKind.PLANNED:
                     seen = stand(node.state.view, node.state.evidence, self.now_s, POLICY)
-                    assert not seen.pending or seen.newcomers_gone, "two planned ones at a time"
+                    given_up = seen.newcomers_gone or seen.unbuilt
+                    assert not seen.pending or given_up, "two planned ones at a time"
                 number = 0 if self.generation is None else self.generation.number
                 if leads and previous == number and self.result is None:
                     self.accept(generation)
@@ -289,9 +290,69 @@ class SimulatedJob(SimulatedWorkers):
             worker_id=worker.worker_id,
             generation=record.number,
             broken=broken,
-            hosts=(),
+            hosts=self.whom_it_blames(worker, record),
             sequence=worker.suspected,
         )
+
+    def whom_it_blames(self, worker: Worker, record: Generation) -> tuple[str, ...]:
+        """Whom it can't reach or hear; the others blame whoever of these two gave up first."""
+        cut = self.cut_in(record)
+        own = [b if a == worker.agent_id else a for a, b in cut if worker.agent_id in (a, b)]
+        blamed = own or [a for a, _ in cut[:1]]
+        return tuple(f"{agent_id}:2" for agent_id in blamed)
+
+    def report_unbuilt(self, worker: Worker) -> None:
+        """Its pending record can't be built, for it or a peer can't be reached."""
+        record = worker.pending
+        if record is None or not worker.alive or worker.unbuilt >= record.number or not self.cut_in(record):
+            return
+        if not self.nodes[worker.agent_id].reaches_store or worker.revision == 0:
+            return
+        worker.unbuilt = record.number
+        worker.suspected += 1
+        self.put(
+            f"suspicions/{worker.worker_id}",
+            ev.SuspicionRaised,
+            worker_id=worker.worker_id,
+            generation=record.number,
+            broken=False,
+            hosts=(),
+            sequence=worker.suspected,
+            detail=f"generation {record.number} can't be built here: timed out",
+        )
+
+    # -- everything works as long as nothing hinders it
+
+    def settle(self, passed_s: float = 0.5) -> None:
+        """Some time passes in which everybody does what it should."""
+        self.now_s += passed_s
+        for node in list(self.nodes.values()):
+            if not node.alive and node.revision:
+                self.expire(node)
+            self.put_again(node)
+            if node.alive:
+                for _ in range(node.slots):
+                    self.spawn(node)
+        able = [n for n in self.nodes.values() if n.reaches_store]
+        if self.leader is None or not self.nodes[self.leader[0]].reaches_store:
+            self.leader = None
+            if able:
+                self.elect(able[0], fresh=False)
+        for worker in list(self.workers.values()):
+            self.look(worker)
+        for record in list(self.records.values()):
+            self.commit(record)
+        for worker in list(self.workers.values()):
+            self.report(worker)
+            self.report_unbuilt(worker)
+            self.suspect(worker, broken=True)
+        for node in able:
+            self.deliver(node)
+        while self.probes:
+            self.answer(0)
+        for node in able:
+            self.deliver(node)
+            self.feed(node, ev.TimePassed(now_s=self.now_s))
 
     @property
     def failed(self) -> bool:

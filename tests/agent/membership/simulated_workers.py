@@ -28,6 +28,7 @@ class Worker:
     revision: int = 0
     suspected: int = 0
     broken_in: int = 0
+    unbuilt: int = 0  # newest pending record that it said it can't build
 
     def valid_steps(self, record: Generation) -> int:
         placement = record.placement_of(self.worker_id)
@@ -56,7 +57,8 @@ class Node:
 
 
 class SimulatedWorkers(ABC):
-    """committed: steps of the job, all histories together, of which there may be only one."""
+    """committed: steps of the job, all histories together, of which there may be only one. cuts: (a, b) for
+    workers of agent a that can't reach those of agent b, though all agents answer."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -64,6 +66,7 @@ class SimulatedWorkers(ABC):
         self.generation: Generation | None = None
         self.records: dict[int, Generation] = {}
         self.committed = 0
+        self.cuts: set[tuple[str, str]] = set()
 
     @abstractmethod
     def end(self, worker: Worker, *, well: bool) -> None: ...
@@ -104,13 +107,21 @@ class SimulatedWorkers(ABC):
     def members(self, record: Generation) -> list[Worker]:
         return [self.workers[m.worker_id] for m in record.members]
 
+    def cut_in(self, record: Generation) -> list[tuple[str, str]]:
+        agents = {m.agent_id for m in record.members}
+        return sorted((a, b) for a, b in self.cuts if a in agents and b in agents)
+
     def works(self, record: Generation) -> bool:
-        return bool(record.members) and all(
-            w.alive
-            and w.current is record
-            and w.broken_in != record.number
-            and not self.nodes[w.agent_id].silent
-            for w in self.members(record)
+        return (
+            bool(record.members)
+            and not self.cut_in(record)
+            and all(
+                w.alive
+                and w.current is record
+                and w.broken_in != record.number
+                and not self.nodes[w.agent_id].silent
+                for w in self.members(record)
+            )
         )
 
     def commit(self, record: Generation) -> None:
@@ -126,6 +137,7 @@ class SimulatedWorkers(ABC):
         if len(pendings) == 1 and (number := pendings.pop()) > record.number:
             pending = self.records[number]
             joining = [w for w in self.members(pending) if w not in members]
-            if all(w.alive and w.pending is pending and w.current is None for w in joining):
+            joins = all(w.alive and w.pending is pending and w.current is None for w in joining)
+            if joins and not self.cut_in(pending):
                 for worker in members + joining:
                     self._enter(worker, pending)

@@ -270,8 +270,8 @@ def test_after_an_election_a_missing_key_is_given_time_unless_somebody_suspects(
     del view.members["b0"]  # type: ignore[attr-defined]
     elected = replace(LEADER, elected_at_s=9.0)
     decision = decided(view, evidence=elected)
-    assert decision.action is None and decision.wake_at_s == 11.0
-    assert workers(written(decided(view, evidence=elected, now_s=11.0))) == "a0"
+    assert decision.action is None and decision.wake_at_s == 9.0 + POLICY.lease_ttl_s
+    assert workers(written(decided(view, evidence=elected, now_s=12.0))) == "a0"
     suspected = replace(view, suspicions={"a0": suspicion("a0", 2)})
     assert workers(written(decided(suspected, evidence=elected))) == "a0"
 

@@ -40,7 +40,7 @@ class Histories(RuleBasedStateMachine):
             self.job.add_node(count)
         self.job.elect(self.job.nodes["a0"], fresh=False)
         for _ in range(4 if running else 0):
-            self.settle()
+            self.job.settle()
 
     def node(self, data: st.DataObject) -> Node:
         return self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
@@ -66,6 +66,7 @@ class Histories(RuleBasedStateMachine):
         for worker in list(job.workers.values()):
             if reports:
                 job.report(worker)
+            job.report_unbuilt(worker)
             job.suspect(worker, broken=True)
         for node in list(job.nodes.values()):
             job.deliver(node)
@@ -146,6 +147,15 @@ class Histories(RuleBasedStateMachine):
         node.silent, node.storeless = silent, storeless
         self.job.put_again(node)
 
+    @rule(data=st.data(), mended=st.booleans())
+    def cut_data_path(self, data: st.DataObject, mended: bool) -> None:
+        """Between two nodes' workers, one way; their agents still answer and reach the store."""
+        pair = (self.node(data).agent_id, self.node(data).agent_id)
+        if mended:
+            self.job.cuts.clear()
+        elif pair[0] != pair[1]:
+            self.job.cuts.add(pair)
+
     @rule(data=st.data())
     def lease_ends(self, data: st.DataObject) -> None:
         node = self.node(data)
@@ -183,8 +193,12 @@ class Histories(RuleBasedStateMachine):
         job = self.job
         for node in job.nodes.values():
             node.silent = node.storeless = False
-        for _ in range(60):
-            self.settle()
+        job.cuts.clear()
+        for _ in range(40):
+            self.job.settle()
+        job.now_s += POLICY.quarantine_longest_s  # whoever was left out may come back
+        for _ in range(40):
+            self.job.settle()
         enough = [n for n in job.nodes.values() if n.alive and not n.leaving]
         if job.result is not None:
             self.check_result(enough)
@@ -192,7 +206,7 @@ class Histories(RuleBasedStateMachine):
         if len(enough) < job.min_nodes:
             return
         before = job.committed
-        self.settle()
+        self.job.settle()
         if job.committed == before:
             # nobody who has the state is left: the leader waits for one, and says so
             assert not self.holder_lives(), self.story()
@@ -225,36 +239,6 @@ class Histories(RuleBasedStateMachine):
         later = [g for g in self.job.records.values() if g.number > worker.name and g.members]
         places = [g.placement_of(worker.worker_id) for g in later]
         return any(p is None or p.since_generation > worker.name for p in places)
-
-    def settle(self) -> None:
-        job = self.job
-        job.now_s += 0.5
-        for node in list(job.nodes.values()):
-            if not node.alive and node.revision:
-                job.expire(node)
-            job.put_again(node)
-            if node.alive:
-                for _ in range(node.slots):
-                    job.spawn(node)
-        able = [n for n in job.nodes.values() if n.reaches_store]
-        if job.leader is None or not job.nodes[job.leader[0]].reaches_store:
-            job.leader = None
-            if able:
-                job.elect(able[0], fresh=False)
-        for worker in list(job.workers.values()):
-            job.look(worker)
-        for record in list(job.records.values()):
-            job.commit(record)
-        for worker in list(job.workers.values()):
-            job.report(worker)
-            job.suspect(worker, broken=True)
-        for node in able:
-            job.deliver(node)
-        while job.probes:
-            job.answer(0)
-        for node in able:
-            job.deliver(node)
-            job.feed(node, ev.TimePassed(now_s=job.now_s))
 
     def story(self) -> str:
         job = self.job

@@ -136,10 +136,22 @@ def test_an_agent_that_lives_can_tell_of_a_dead_worker() -> None:
     assert [m.worker_id for m in write.generation.members] == ["a0", "c0"]
 
 
-def test_a_worker_that_does_not_fit_is_refused_once_with_the_difference() -> None:
+def test_a_worker_that_does_not_fit_is_refused_with_the_difference_until_it_stands_in_the_store() -> None:
+    refuse = RefuseMember("d0", "model: the job has 'm', this worker 'n'")
     other = step_all(in_force(), (agent("d", now_s=5.0), ready("d", now_s=5.0, model="n")), POLICY)
-    assert other.actions == (RefuseMember("d0", "model: the job has 'm', this worker 'n'"),)
-    assert step(other.state, ev.TimePassed(now_s=6.0), POLICY).actions == ()
+    assert other.actions == (refuse, WakeAt(6.0))
+    assert step(other.state, ev.TimePassed(now_s=5.9), POLICY).actions == ()
+    again = step(other.state, ev.TimePassed(now_s=6.0), POLICY)  # the first write was lost
+    assert again.actions == (refuse, WakeAt(7.0))
+    stands = step(again.state, ev.MemberRefused(now_s=6.1, worker_id="d0"), POLICY)
+    assert stands.actions == () and step(stands.state, ev.TimePassed(now_s=9.0), POLICY).actions == ()
+
+
+def test_a_refusal_is_retried_while_a_generation_is_being_written() -> None:
+    late = step_all(led().state, (agent("d", now_s=1.0), ready("d", now_s=1.0, model="n")), POLICY)
+    assert [type(a) for a in late.actions] == [RefuseMember, WakeAt]
+    again = step(late.state, ev.TimePassed(now_s=2.0), POLICY)
+    assert [type(a) for a in again.actions] == [RefuseMember, WakeAt]
 
 
 def test_the_result_is_written_once() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pictures import failure
 
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import judge, respawn_delay_s
+from bagua_agent.membership.restart_policy import judge, respawn_delay_s, succession
+from bagua_agent.membership.view import FailureView
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,47 @@ def test_the_first_failure_is_shown() -> None:
 )
 def test_respawn_delay_doubles_up_to_its_bound(crashes: int, delay_s: float) -> None:
     assert respawn_delay_s(crashes, Policy()) == delay_s
+
+
+def early(worker: str) -> FailureView:
+    """It failed before it was ever a member."""
+    return replace(failure(worker, in_step=False), was_member=False)
+
+
+def test_a_failure_before_the_first_generation_is_the_scripts_and_later_the_nodes() -> None:
+    nine = [early(f"c{i}") for i in range(9)]
+    assert judge(nine, 0, trained=False).fail
+    assert not judge(nine, 0, trained=True).fail
+    assert judge([*nine, failure("a0")], 0, trained=True).fail, "a member's failure still counts"
+
+
+@pytest.mark.parametrize(
+    ("crashes", "trained", "max_restarts", "delay_s"),
+    [
+        (1, True, 0, 0.0),
+        (4, True, 0, 2.0),
+        (5, True, 0, None),  # given up: the node does not work, and the job goes on
+        (1, False, 0, None),  # nobody trains yet: the script does not work, and the job fails
+        (1, False, 1, 0.0),
+        (5, False, 9, None),
+    ],
+)
+def test_a_slot_whose_workers_never_start_well_is_given_up(
+    crashes: int, trained: bool, max_restarts: int, delay_s: float | None
+) -> None:
+    follows = succession([], early("c0"), crashes, max_restarts, Policy(), trained=trained)
+    assert follows.delay_s == delay_s
+    assert (follows.reason == "") == (delay_s is not None)
+
+
+def test_a_slot_given_up_says_why() -> None:
+    reason = succession([], early("c0"), 5, 0, Policy(), trained=True).reason
+    assert reason.startswith(
+        "5 workers in a row ended before their first step, the last with: ValueError: bad"
+    )
+
+
+def test_signals_before_the_first_step_give_the_slot_up_too_and_draw_on_nothing() -> None:
+    killed = replace(early("c0"), script_failure=False)
+    assert succession([], killed, 4, 0, Policy(), trained=False).delay_s == 2.0
+    assert succession([], killed, 5, 0, Policy(), trained=False).delay_s is None

@@ -1,0 +1,97 @@
+"""How do events for people reach the store? One thread, a short queue, and no promise: history never holds up a job.
+
+Tried again while the store is away; of what does not fit into the queue the oldest is dropped. Every request is
+bounded, and so is `stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.store.client import Put, Store, absent
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 1.0
+RETRY_S = 0.5
+MOST_WAITING = 256
+REMOVED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    keys: tuple[str, ...]
+
+
+class HistoryWriter:
+    """Thread-safe; the thread runs from construction to `stop`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._waiting: deque[_Write | _Removal] = deque(maxlen=MOST_WAITING)
+        self._busy = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="bagua-history", daemon=True)
+        self._thread.start()
+
+    def write(self, key: str, value: bytes) -> None:
+        """Once: an event that stands is not written over."""
+        self._enqueue(_Write(key, value))
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), REMOVED_AT_ONCE):
+            self._enqueue(_Removal(tuple(keys[start : start + REMOVED_AT_ONCE])))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Whether nothing waits any more; waits at most timeout_s for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
+
+    def stop(self) -> None:
+        """What still waits is given up."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(REQUEST_S + RETRY_S)
+
+    def _enqueue(self, work: _Write | _Removal) -> None:
+        with self._changed:
+            self._waiting.append(work)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if self._stopping:
+                    return
+                work, self._busy = self._waiting.popleft(), True
+            try:
+                self._do(work)
+            except InfrastructureLost:
+                with self._changed:
+                    if len(self._waiting) < MOST_WAITING:
+                        self._waiting.appendleft(work)
+                    self._changed.wait_for(lambda: self._stopping, RETRY_S)
+            except UserError as error:  # a right that was taken away: events are not worth more than a line
+                log.warning("an event of the job could not be written: %s", error)
+
+    def _do(self, work: _Write | _Removal) -> None:
+        if isinstance(work, _Write):
+            self._store.transact([absent(work.key)], [Put(work.key, work.value)], timeout_s=REQUEST_S)
+        else:
+            self._store.transact(deletes=work.keys, timeout_s=REQUEST_S)

@@ -1,0 +1,170 @@
+"""What has happened in a job? Short events for people, under their keys, and the reader that puts them in order; pure.
+
+A key is made from what happened, where that is possible, so that an event is there once even if two leaders write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.store.client import KeyValue
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+KEPT = 1000
+LONGEST_TEXT = 500
+
+
+class EventKind(Enum):
+    JOB_CREATED = pb.Event.JOB_CREATED
+    GENERATION_FORMED = pb.Event.GENERATION_FORMED
+    WORKER_LOST = pb.Event.WORKER_LOST
+    WORKER_FAILED = pb.Event.WORKER_FAILED
+    SCALED = pb.Event.SCALED
+    NODE_JOINED = pb.Event.NODE_JOINED
+    NODE_LEAVING = pb.Event.NODE_LEAVING
+    NODE_LOST = pb.Event.NODE_LOST
+    STORE_AWAY = pb.Event.STORE_AWAY
+    STORE_BACK = pb.Event.STORE_BACK
+    KEYS_LOST = pb.Event.KEYS_LOST
+    JOB_ENDED = pb.Event.JOB_ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """name: of its key, unique in the job. time_unix_s: of the writer's clock, for people only; 0: not written yet.
+    generation, world_size: 0 if it is about none. text: one line."""
+
+    name: str
+    kind: EventKind
+    text: str
+    node_name: str = ""
+    time_unix_s: float = 0.0
+    generation: int = 0
+    generation_kind: str = ""
+    world_size: int = 0
+    worker_id: str = ""
+
+    def encode(self, node_name: str, time_unix_s: float) -> bytes:
+        """node_name: the writer's, unless the event happened on another node."""
+        return pb.Event(
+            kind=self.kind.value,
+            time_unix_s=time_unix_s,
+            node_name=self.node_name or node_name,
+            text=" ".join(self.text.split())[:LONGEST_TEXT],
+            generation=self.generation,
+            generation_kind=self.generation_kind or None,
+            world_size=self.world_size,
+            worker_id=self.worker_id,
+        ).SerializeToString()
+
+
+def created(script: str) -> JobEvent:
+    return JobEvent("created", EventKind.JOB_CREATED, f"job created: {script}")
+
+
+def formed(generation: Generation, what_changed: str) -> JobEvent:
+    return JobEvent(
+        f"generation-{generation.number}",
+        EventKind.GENERATION_FORMED,
+        what_changed,
+        generation=generation.number,
+        generation_kind=generation.kind.name,
+        world_size=generation.world_size,
+    )
+
+
+def worker_ended(failure: pb.Failure) -> JobEvent:
+    kind = EventKind.WORKER_FAILED if failure.script_failure else EventKind.WORKER_LOST
+    where = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else "in no generation"
+    return JobEvent(
+        f"ended-{failure.worker_id}",
+        kind,
+        f"worker in slot {failure.slot}, {where}: {failure.cause}; files in {failure.log_path}",
+        worker_id=failure.worker_id,
+    )
+
+
+def scaled(revision: int, text: str) -> JobEvent:
+    return JobEvent(f"scaled-{revision}", EventKind.SCALED, text)
+
+
+def node_joined(agent_id: str, slots: int) -> JobEvent:
+    return JobEvent(f"joined-{agent_id}", EventKind.NODE_JOINED, f"joined with {slots} slots")
+
+
+def node_leaving(agent_id: str) -> JobEvent:
+    return JobEvent(f"leaving-{agent_id}", EventKind.NODE_LEAVING, "leaves at the next step boundary")
+
+
+def node_lost(agent_id: str, node_name: str, generation: int) -> JobEvent:
+    return JobEvent(
+        f"lost-{agent_id}-{generation}",
+        EventKind.NODE_LOST,
+        f"lost; generation {generation} goes on without it",
+        node_name=node_name,
+    )
+
+
+def store_away(agent_id: str, outage: int) -> JobEvent:
+    return JobEvent(f"away-{agent_id}-{outage}", EventKind.STORE_AWAY, "etcd does not answer")
+
+
+def store_back(agent_id: str, outage: int, after_s: float) -> JobEvent:
+    return JobEvent(
+        f"back-{agent_id}-{outage}", EventKind.STORE_BACK, f"etcd answers again after {after_s:.1f} s"
+    )
+
+
+def keys_lost(agent_id: str, loss: int) -> JobEvent:
+    return JobEvent(
+        f"keys-lost-{agent_id}-{loss}",
+        EventKind.KEYS_LOST,
+        "etcd has lost the job's keys; they were put again from memory",
+    )
+
+
+def ended(outcome: str, reason: str) -> JobEvent:
+    return JobEvent("ended", EventKind.JOB_ENDED, f"job {outcome}: {reason}")
+
+
+def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:
+    """The events among `values`, in the order in which the store got them. What can't be read is passed over."""
+    found = []
+    for kv in values:
+        name = keys.id_in(keys.events, kv.key)
+        event = _read(name, kv.value) if name is not None else None
+        if event is not None:
+            found.append((kv.create_revision, kv.key, event))
+    return [event for _, _, event in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _read(name: str, value: bytes) -> JobEvent | None:
+    try:
+        event = pb.Event.FromString(value)
+        kind = EventKind(event.kind)
+        about = pb.Generation.Kind.Name(event.generation_kind) if event.generation_kind else ""
+    except (DecodeError, ValueError):
+        return None  # another version's, or somebody's by hand
+    return JobEvent(
+        name,
+        kind,
+        event.text,
+        event.node_name,
+        event.time_unix_s,
+        event.generation,
+        about,
+        event.world_size,
+        event.worker_id,
+    )
+
+
+def superfluous(revisions: dict[str, int], kept: int = KEPT) -> list[str]:
+    """Keys of the oldest events beyond `kept`. revisions: create revision by key."""
+    oldest = sorted(revisions, key=lambda key: (revisions[key], key))
+    return oldest[: max(0, len(oldest) - kept)]

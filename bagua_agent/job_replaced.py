@@ -1,0 +1,9 @@
+"""When is a node's part in a job void, though nothing here failed? Apart from lost_keys.py, which needs gRPC."""
+
+from __future__ import annotations
+
+from bagua_agent.errors import InfrastructureLost
+
+
+class JobReplaced(InfrastructureLost):
+    """The store lost its keys and the others went on without this node; it can come again as a newcomer."""

@@ -1,0 +1,55 @@
+"""What has this node seen of the job so far? The newest records, and whether this node itself is leaving.
+
+Changed in the loop's thread alone: by store_news.py for what the store says, by job_membership.py for the picture,
+by job_loop.py for the rest. Everybody else reads. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bagua_agent.membership.view import JobView
+from bagua_agent.store_events import LeaderKey
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+
+@dataclass(slots=True)
+class JobSeen:
+    """view: the whole picture. generation: the newest record. generation_revision: of what stands in the store, 0 if
+    nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
+    closing: nobody joins any more. leaving_since_s: of the first signal; minus infinity after the second, or if
+    there is nothing to wait for."""
+
+    spec: pb.JobSpec
+    view: JobView
+    generation: Generation | None = None
+    generation_revision: int = 0
+    leader: LeaderKey | None = None
+    closing: bool = False
+    result: pb.Result | None = None
+    leaving_since_s: float | None = None
+    leaving_signal: int = 0
+    remembered: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def restarts(self) -> bool:
+        """Workers are started again for each generation."""
+        return bool(self.spec.mode == pb.JobSpec.RESTART)
+
+    @property
+    def stopping(self) -> bool:
+        """Ends of workers are expected."""
+        return self.result is not None or self.leaving_since_s is not None
+
+    @property
+    def failures_allowed(self) -> int:
+        """The budget is the job's, not this node's: everybody judges by the same number."""
+        return int(self.spec.max_restarts)
+
+    def relay_address(self, own_agent_id: str) -> str:
+        """Of an agent that is neither this one nor the leader; empty if there is none."""
+        if self.leader is None:
+            return ""
+        taken = (own_agent_id, self.leader.agent_id)
+        return next((a.control_address for a in self.view.agents.values() if a.agent_id not in taken), "")

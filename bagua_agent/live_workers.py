@@ -1,0 +1,224 @@
+"""What passes between this node's workers and the job when workers stay while generations change?
+
+Turns what workers say over their sessions into their keys in the store, and what the job says into words to them.
+One way of running workers (worker_way.py). Decides nothing of membership; ends of workers are worker_exits.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bagua_agent import narrator
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.policy import Policy
+from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.store.client import Put, absent
+from bagua_agent.worker_exits import LastSeen, WorkerExits
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
+
+EXIT_BEFORE_SUSPICION_S = 0.02
+
+
+class LiveWorkers:
+    """on_suspicion(now_s): a worker here can't go on, whoever is to blame. on_slot_given_up(): this node runs one
+    worker less from now on."""
+
+    def __init__(
+        self,
+        job: JoinedJob,
+        workers: NodeWorkers,
+        sessions: SessionServer,
+        policy: Policy,
+        on_suspicion: Callable[[float], None],
+        on_slot_given_up: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._workers = workers
+        self._sessions = sessions
+        self._on_suspicion = on_suspicion
+        self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
+        self._members: dict[str, pb.Member] = {}
+        self._suspicion_sequence = 0
+        self._suspected: dict[str, int] = {}  # worker -> generation of its standing suspicion
+        self._steps: dict[str, tuple[int, int]] = {}  # worker -> generation, committed steps
+        self._training_done: set[str] = set()
+
+    # -- what the job says
+
+    def begin(self) -> None:
+        self._sessions.admit(self._job.seen.spec.nonce)
+        timers = self._job.timers
+        self._workers.when_startable(
+            lambda: timers.set_from_thread("begin", time.monotonic(), lambda _: self._start())
+        )
+
+    def _start(self) -> None:
+        if self._job.seen.stopping:
+            self._workers.dismiss()
+            return
+        self._workers.begin()
+
+    def follow(self, generation: Generation) -> None:
+        if generation.kind is GenerationKind.RESTART:
+            return  # written before the job became live
+        self._sessions.tell_generation(generation)
+        # While a planned one is pending, what breaks the generation before it is still the leader's concern.
+        over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
+        for worker_id, suspected in list(self._suspected.items()):
+            if suspected < over_below:
+                del self._suspected[worker_id]
+                self._job.leased.remove(self._job.keys.suspicion(worker_id))
+
+    def close_joins(self) -> None:
+        self._sessions.tell_close()
+
+    def refuse(self, worker_id: str, difference: str) -> None:
+        if worker_id in self._workers.worker_ids:
+            self._job.narrator.tell(f"worker {worker_id} may not join: {difference}")
+            self._sessions.tell_refused(worker_id, difference)
+
+    def met(self, generation: int, address: str) -> None:
+        """Restart mode alone has meetings."""
+
+    def leave(self) -> None:
+        self._sessions.tell_leave()
+
+    # -- what the workers do
+
+    def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
+        if self._workers.get(worker_id) is None:
+            return  # it ended meanwhile
+        match message.WhichOneof("kind"):
+            case "hello":
+                self._greet(worker_id)
+            case "ready":
+                self._ready(worker_id, message.ready)
+            case "entered":
+                self._entered(worker_id, message.entered)
+            case "progress":
+                self._progress(worker_id, message.progress, now_s)
+            case "suspected":
+                self._suspects(worker_id, message.suspected, now_s)
+            case "training_done":
+                self._trained(worker_id, message.training_done)
+            case _:
+                pass
+
+    def exited(self, worker_id: str, returncode: int, now_s: float) -> None:
+        if self._workers.get(worker_id) is None:
+            return
+        self._sessions.forget(worker_id)
+        self._suspected.pop(worker_id, None)
+        generation, steps = self._steps.get(worker_id, (0, 0))
+        last = LastSeen(
+            was_member=self._members.pop(worker_id, None) is not None,
+            trained=worker_id in self._training_done,
+            generation=generation,
+            steps=steps,
+        )
+        self._exits.take(worker_id, returncode, last, now_s)
+
+    # -- what the node's end depends on
+
+    @property
+    def ready_workers(self) -> frozenset[str]:
+        return frozenset(self._members)
+
+    @property
+    def trained(self) -> bool:
+        return bool(self._training_done)
+
+    @property
+    def exit_code(self) -> int:
+        return self._exits.exit_code
+
+    # -- one message each
+
+    def _greet(self, worker_id: str) -> None:
+        seen = self._job.seen
+        if seen.generation is not None and seen.generation.kind is not GenerationKind.RESTART:
+            self._sessions.tell_generation(seen.generation, [worker_id])
+        if seen.leaving_since_s is not None:
+            self._sessions.tell_leave()
+        if seen.closing:
+            self._sessions.tell_close()
+
+    def _ready(self, worker_id: str, ready: session_pb2.Ready) -> None:
+        worker = self._workers.get(worker_id)
+        assert worker is not None
+        worker.was_ready = True
+        member = pb.Member(
+            protocol=PROTOCOL_VERSION,
+            worker_id=worker_id,
+            agent_id=self._job.agent_id,
+            slot=worker.slot,
+            store_address=ready.store_address,
+            fingerprint=dict(ready.fingerprint),
+            committed_generation=ready.committed_generation,
+        )
+        self._members[worker_id] = member
+        self._put_member(member)
+
+    def _put_member(self, member: pb.Member) -> None:
+        self._job.leased.put(self._job.keys.member(member.worker_id), member.SerializeToString())
+
+    def _entered(self, worker_id: str, entered: session_pb2.Entered) -> None:
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        member.committed_generation = entered.generation
+        self._put_member(member)
+        self._job.narrator.tell_once(
+            "in force", f"generation {entered.generation} is in force from step {entered.step}"
+        )
+
+    def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
+        self._steps[worker_id] = (progress.generation, progress.step)
+        if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
+            self._job.narrator.tell_progress(
+                now_s,
+                narrator.progress(
+                    progress.epoch,
+                    progress.step,
+                    progress.steps_per_s,
+                    dict(progress.metrics),
+                    progress.generation,
+                ),
+            )
+
+    def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
+        job = self._job
+        if job.seen.generation is not None and suspected.generation < job.seen.generation.base:
+            return
+        if self._workers.an_exit_is_on_its_way():
+            # The cause is here: told first, it spares the job a generation in which "everybody lives".
+            job.timers.set(
+                f"suspicion {worker_id}",
+                now_s + EXIT_BEFORE_SUSPICION_S,
+                lambda later_s: self._suspects(worker_id, suspected, later_s),
+            )
+            return
+        self._suspicion_sequence += 1
+        self._suspected[worker_id] = suspected.generation
+        suspicion = pb.Suspicion(
+            worker_id=worker_id,
+            generation=suspected.generation,
+            kind=suspected.kind,
+            hosts=suspected.hosts,
+            detail=suspected.detail,
+            sequence=self._suspicion_sequence,
+        )
+        job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
+        if suspected.kind == pb.Suspicion.BROKEN or "can't be built" in suspected.detail:
+            job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
+        self._on_suspicion(now_s)
+
+    def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
+        self._training_done.add(worker_id)
+        closing = pb.Closing(worker_id=worker_id, generation=done.generation, step=done.step)
+        store, key, value = self._job.store, self._job.keys.closing, closing.SerializeToString()
+        self._job.writes.until_done("closing", lambda: store.transact([absent(key)], [Put(key, value)]))

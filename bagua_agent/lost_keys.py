@@ -1,0 +1,81 @@
+"""Has the store lost the job's keys, and are they there again? Watches for it and has them put again.
+
+What to put is decided in recreation.py. Until it has settled this agent should not stand for election.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bagua_agent import job_history
+from bagua_agent.job_replaced import JobReplaced
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.recreation import (
+    SETTLE_S,
+    GiveWay,
+    Memory,
+    PutAgain,
+    Verdict,
+    after_a_loss,
+)
+from bagua_agent.store.client import KeyValue
+from bagua_agent.store.mirror import Change
+
+LOOK_AGAIN_S = 0.5
+
+
+class LostKeys:
+    """found(): all that stands under the job's prefix, as far as this agent has seen."""
+
+    def __init__(self, job: JoinedJob, found: Callable[[], Mapping[str, KeyValue]]) -> None:
+        self._job = job
+        self._found = found
+        keys = job.keys
+        self._kept = frozenset({keys.spec, keys.desired, keys.generation, keys.closing, keys.result})
+        self._settled_at_s = float("-inf")
+        self._losses = 0
+
+    def settling_for_s(self, now_s: float) -> float:
+        """How long the others should still be given before anybody leads."""
+        return max(0.0, self._settled_at_s - now_s)
+
+    def notice(self, changes: tuple[Change, ...], now_s: float) -> None:
+        """Before anybody acts on `changes`. Raises JobReplaced."""
+        about = [change for change in changes if change.key in self._kept]
+        if not about:
+            return
+        verdict = self._verdict()
+        if isinstance(verdict, GiveWay):
+            raise JobReplaced(verdict.reason)
+        if self._job.seen.result is None and any(change.value is None for change in about):
+            if now_s > self._settled_at_s:
+                self._losses += 1
+                self._job.history.of_job(job_history.keys_lost(self._job.agent_id, self._losses))
+            self._settled_at_s = now_s + SETTLE_S
+            self._job.narrator.tell_once("keys", "etcd has lost keys of the job; putting them again")
+
+    def mend(self, changes: tuple[Change, ...], now_s: float) -> None:
+        """After JobSeen took `changes` in."""
+        if any(change.key in self._kept for change in changes):
+            self._mend(now_s)
+
+    def _verdict(self) -> Verdict:
+        seen = self._job.seen
+        memory = Memory(
+            nonce=seen.spec.nonce,
+            values=dict(seen.remembered),
+            generation=seen.generation,
+            # Without a record of ours the commits that are known may be another job's.
+            committed=seen.generation is not None and seen.view.committed_generation > 0,
+        )
+        return after_a_loss(self._job.keys, memory, self._found())
+
+    def _mend(self, now_s: float) -> None:
+        job = self._job
+        match self._verdict():
+            case PutAgain(compares, puts):
+                # Refused if somebody else was first; then their write is news, and this is looked at again.
+                job.writes.until_done("lost keys", lambda: job.store.transact(compares, puts))
+                job.timers.set("lost keys", now_s + LOOK_AGAIN_S, self._mend)
+            case _:
+                pass

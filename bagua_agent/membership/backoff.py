@@ -1,0 +1,11 @@
+"""How long before something that failed is tried again? At once or almost, then doubling up to a bound."""
+
+from __future__ import annotations
+
+
+def delay_s(failed: int, first_s: float, longest_s: float) -> float:
+    """failed: tries in a row that failed. None: no delay; one: first_s; from then on doubled."""
+    if failed <= 0:
+        return 0.0
+    # bounded exponent: 2 ** 10000 is no float
+    return min(first_s * 2.0 ** min(failed - 1, 64), longest_s)

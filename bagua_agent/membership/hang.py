@@ -1,0 +1,209 @@
+"""Does the job hang, on whom does it wait, and what is to be done about it? Pure: time comes in, nothing is kept.
+
+Looks at the members of one generation: the newest in which somebody waits. A member is *inside* while it waits in a
+collective, for a copy or for a communicator of that generation (its STALLED suspicion stands), else *outside*:
+computing, reading data, saving a checkpoint, evaluating, or hung. Waiting is a fact that a member reports; being
+outside is only the absence of such a report. Hence the rules:
+
+    state of the members              for how long               outcome
+    nobody inside                     any                        NOTHING: no evidence against anybody
+    an agent does not answer          any                        NOTHING: a loss; detection.py judges it
+    some inside, some outside         notice_s                   NAME those outside
+      and somebody else has the state hang_timeout_s             REPLACE them: kill, start again
+      and they hold the only state    hang_timeout_s             NAME: killing them would end the job
+      and most_replacements made      hang_timeout_s             GIVE_UP: the script hangs by itself
+    all inside                        renew_s, doubling each     RENEW: same members, new communicator
+      and most_renewals made          time                       GIVE_UP: their collectives do not match
+
+notice_s and renew_s are floors: where the usual step is long, usual_factor times that counts. A member that waited and
+went on is outside since then and not since the others began to wait, so one that makes progress within a step is
+never replaced; and "all inside" counts from the last one that came in. Times start anew with each generation and each
+wait: a commit, or a member that goes on, ends the episode.
+
+Every outcome but NOTHING saves all stacks first; whoever acts does so before it kills or writes a generation.
+A slow checkpoint or evaluation on one rank is named, with its stack, and goes on: hang_timeout_s must outlast it.
+Level-triggered: the same picture gives the same answer, so acting on it must be harmless twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """hang_timeout_s None: nobody is ever replaced and no job given up, only named and renewed."""
+
+    usual_factor: float = 10.0
+    notice_s: float = 30.0
+    renew_s: float = 60.0
+    hang_timeout_s: float | None = 600.0
+    most_renewals: int = 4
+    most_replacements: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("usual_factor", "notice_s", "renew_s", "hang_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
+    reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state."""
+
+    worker_id: str
+    global_rank: int
+    node_name: str
+    waiting_since_s: float | None = None
+    outside_since_s: float | None = None
+    answers: bool = True
+    holder: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """usual_step_s: None before the first steps. renewals, replacements: for hanging, since the last commit."""
+
+    generation: int
+    members: tuple[MemberState, ...]
+    usual_step_s: float | None = None
+    renewals: int = 0
+    replacements: int = 0
+
+
+class Outcome(Enum):
+    NOTHING = "nothing"
+    NAME = "name"
+    RENEW = "renew"
+    REPLACE = "replace"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class HangDecision:
+    """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before."""
+
+    outcome: Outcome
+    reason: str
+    workers: tuple[str, ...] = ()
+    wake_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HangOrder:
+    """What the leader has written for all agents: save your workers' stacks, and what it concerns. outcome REPLACE: the
+    agents of `workers` then kill them. It stands in the store as long as it is true, so it can't be missed."""
+
+    generation: int
+    outcome: Outcome
+    workers: tuple[str, ...]
+    reason: str
+
+
+def order_for(decision: HangDecision, generation: int, standing: HangOrder | None) -> HangOrder | None:
+    """The order that should stand now; `standing` itself where nothing new has to be done, None for no order."""
+    if decision.outcome is Outcome.NOTHING:
+        return None
+    if standing is not None and (standing.generation, standing.outcome) == (generation, decision.outcome):
+        concerned, listed = set(decision.workers), set(standing.workers)
+        # One that came meanwhile is no reason to save all stacks again; but it must not be killed any more.
+        if concerned == listed or (decision.outcome is Outcome.NAME and concerned < listed):
+            return standing
+    return HangOrder(generation, decision.outcome, decision.workers, decision.reason)
+
+
+def decide_hang(situation: Situation, now_s: float, limits: HangLimits) -> HangDecision:
+    """What the picture calls for now."""
+    waits = [m.waiting_since_s for m in situation.members if m.waiting_since_s is not None]
+    if not waits:
+        return HangDecision(Outcome.NOTHING, "nobody waits")
+    silent = [m for m in situation.members if not m.answers]
+    if silent:
+        return HangDecision(Outcome.NOTHING, f"asking whether {silent[0].node_name} lives")
+    outside = [m for m in situation.members if m.waiting_since_s is None]
+    if not outside:
+        return _all_inside(situation, now_s - max(waits), now_s, limits)
+    first_s = min(waits)
+    late_s = {m.worker_id: now_s - max(first_s, m.outside_since_s or first_s) for m in outside}
+    return _some_outside(situation, outside, late_s, now_s, limits)
+
+
+def wait_began_s(seen_at_s: float, waited_s: float) -> float:
+    """When a wait began by the clock of whoever learned of it at seen_at_s. A report that travelled long, or is read
+    by a new leader only now, makes the wait look younger, never older."""
+    return seen_at_s - waited_s
+
+
+def _some_outside(
+    situation: Situation,
+    outside: list[MemberState],
+    late_s: dict[str, float],
+    now_s: float,
+    limits: HangLimits,
+) -> HangDecision:
+    notice_s = _floor(limits.notice_s, situation, limits)
+    slowest_first = sorted(outside, key=lambda m: (-late_s[m.worker_id], m.global_rank))
+    longest_s = late_s[slowest_first[0].worker_id]
+    if longest_s < notice_s:
+        return HangDecision(
+            Outcome.NOTHING, _waited_for(slowest_first, late_s, situation), (), now_s + notice_s - longest_s
+        )
+    named = [m for m in slowest_first if late_s[m.worker_id] >= notice_s]
+    reason = _waited_for(named, late_s, situation)
+    ids = tuple(m.worker_id for m in named)
+    if limits.hang_timeout_s is None:
+        return HangDecision(Outcome.NAME, reason, ids)
+    timeout_s = max(limits.hang_timeout_s, notice_s)
+    if longest_s < timeout_s:
+        return HangDecision(Outcome.NAME, reason, ids, now_s + timeout_s - longest_s)
+    hung = [m for m in named if late_s[m.worker_id] >= timeout_s]
+    if not any(m.holder for m in situation.members if m not in hung):
+        return HangDecision(
+            Outcome.NAME, f"{reason}; not replaced, since nobody else has the job's state", ids
+        )
+    if situation.replacements >= limits.most_replacements:
+        tried = f"{situation.replacements} replaced since the last commit"
+        return HangDecision(Outcome.GIVE_UP, f"{reason}; {tried}, and it hangs again", ids)
+    return HangDecision(Outcome.REPLACE, reason, tuple(m.worker_id for m in hung))
+
+
+def _all_inside(situation: Situation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
+    # Doubling: if the step really takes that long, renewing at a fixed time would never let it end.
+    renew_s = _floor(limits.renew_s, situation, limits) * 2.0 ** min(situation.renewals, 64)
+    reason = (
+        f"all {len(situation.members)} members wait in collectives for {waited_s:.0f} s{_usual(situation)}"
+    )
+    ids = tuple(m.worker_id for m in sorted(situation.members, key=lambda m: m.global_rank))
+    if waited_s < renew_s:
+        return HangDecision(Outcome.NOTHING, reason, (), now_s + renew_s - waited_s)
+    if situation.renewals >= limits.most_renewals and limits.hang_timeout_s is not None:
+        return HangDecision(
+            Outcome.GIVE_UP,
+            f"{reason}; {situation.renewals} new communicators changed nothing: do all ranks call the same ones?",
+            ids,
+        )
+    return HangDecision(Outcome.RENEW, f"{reason}; a new communicator for the same members", ids)
+
+
+def _floor(least_s: float, situation: Situation, limits: HangLimits) -> float:
+    return max(least_s, limits.usual_factor * (situation.usual_step_s or 0.0))
+
+
+def _waited_for(slow: list[MemberState], late_s: dict[str, float], situation: Situation) -> str:
+    first = slow[0]
+    waiting = sum(1 for m in situation.members if m.waiting_since_s is not None)
+    others = "".join(f", global rank {m.global_rank} on {m.node_name}" for m in slow[1:MOST_NAMED])
+    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    return (
+        f"{waiting} of {len(situation.members)} wait for global rank {first.global_rank} on {first.node_name}{others}"
+        f"{more}: {late_s[first.worker_id]:.0f} s outside the step's collectives{_usual(situation)}"
+    )
+
+
+def _usual(situation: Situation) -> str:
+    return "" if situation.usual_step_s is None else f" (a step usually takes {situation.usual_step_s:.2g} s)"

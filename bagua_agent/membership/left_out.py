@@ -1,0 +1,97 @@
+"""Whom to do without when everybody lives and a generation still does not work, and for how long?
+
+Workers say which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
+nobody. So this gives ways out in order of preference, and formation.py takes the first that keeps the minimum and a
+holder. Whoever is left out may come back after a quarantine that grows each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bagua_agent.membership.backoff import delay_s
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInTrouble:
+    """One node of a generation that does not work. Their order is that of the ranks.
+
+    reports: its own workers say that they can't go on. times_left_out: lately.
+    """
+
+    agent_id: str
+    node_name: str
+    holder: bool
+    reports: bool = False
+    times_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    agent_ids: frozenset[str]
+    why: str
+
+
+def ways_out(
+    nodes: Sequence[NodeInTrouble],
+    accusations: Iterable[tuple[str, str]],
+    may_go: Collection[str] | None = None,
+) -> list[WayOut]:
+    """What could be tried, best first; never all of `nodes`.
+
+    accusations: (agent that says so, agent that it can't reach). may_go: agents that can be left out; all by default.
+    First the fewest nodes whose absence leaves no two that name each other; then single nodes: the one named by
+    most others first, rather one without the state, then one that reports trouble itself, then who was left out
+    less often, then the last in rank.
+    """
+    place = {n.agent_id: i for i, n in enumerate(nodes)}
+    edges = {(a, b) for a, b in accusations if a != b and a in place and b in place}
+    named_by = {n.agent_id: {a for a, b in edges if b == n.agent_id} for n in nodes}
+    allowed = [n for n in nodes if may_go is None or n.agent_id in may_go]
+
+    def preference(node: NodeInTrouble, weight: int) -> tuple[int, bool, bool, int, int]:
+        return (-weight, node.holder, not node.reports, node.times_left_out, -place[node.agent_id])
+
+    ways: list[WayOut] = []
+    mutual = {frozenset((a, b)) for a, b in edges if (b, a) in edges}
+    out: set[str] = set()
+    while cut := [pair for pair in mutual if not pair & out]:
+        weight = {n.agent_id: sum(n.agent_id in pair for pair in cut) for n in allowed}
+        candidates = [n for n in allowed if weight[n.agent_id] and n.agent_id not in out]
+        if not candidates:
+            break
+        out.add(min(candidates, key=lambda n: preference(n, weight[n.agent_id])).agent_id)
+    if out and len(out) < len(nodes):
+        names = {n.agent_id: n.node_name for n in nodes}
+        pairs = sorted((sorted(pair, key=place.__getitem__) for pair in mutual if pair & out), key=str)
+        shown = ", ".join(f"{names[a]} and {names[b]}" for a, b in pairs[:3])
+        more = f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
+        ways.append(WayOut(frozenset(out), f"{shown}{more} can't reach each other"))
+    for node in sorted(allowed, key=lambda n: preference(n, len(named_by[n.agent_id]))):
+        way = frozenset({node.agent_id})
+        if len(nodes) > 1 and all(w.agent_ids != way for w in ways):
+            ways.append(WayOut(way, _complaint(node, nodes, named_by[node.agent_id])))
+    return ways
+
+
+def _complaint(node: NodeInTrouble, nodes: Sequence[NodeInTrouble], named_by: Collection[str]) -> str:
+    if not named_by:
+        return "nobody says who can't be reached"
+    names = [n.node_name for n in nodes if n.agent_id in named_by]
+    return f"{node.node_name} can't be reached by {', '.join(names[:8])}"
+
+
+def quarantined(
+    before: Mapping[str, Quarantine], agent_ids: Iterable[str], why: str, now_s: float, policy: Policy
+) -> Mapping[str, Quarantine]:
+    """The quarantines once `agent_ids` are left out; those that are long over are forgotten."""
+    lately = {a: q for a, q in before.items() if now_s < q.until_s + policy.quarantine_longest_s}
+    added = {}
+    for agent_id in agent_ids:
+        times = lately[agent_id].times + 1 if agent_id in lately else 1
+        wait_s = delay_s(times, policy.quarantine_first_s, policy.quarantine_longest_s)
+        added[agent_id] = Quarantine(now_s + wait_s, times, why)
+    return {**lately, **added}

@@ -1,0 +1,258 @@
+"""Which generation should there be of workers that are started again for each? Restart mode's rules.
+
+A job whose workers open no session follows its membership by nodes: every change ends all workers and starts
+those of the next generation. Looks at the whole picture each time, as formation.py does for live jobs.
+
+States of the job, all read from the picture:
+
+    no members      (no record, or an empty one)  -> enough ready nodes, last call over -> members
+    members         runs; nobody knows how far it is
+      lost          an agent of it is gone or confirmed dead       -> next generation at once
+      failed        a worker of it ended with an error             -> ask whether agents live; blame; next, or the end
+      leaving       an agent of it wants to go                     -> next at once
+      changed       ready newcomers, or another number is desired  -> next after the last call
+      ending        some worker ended with 0                       -> as above, but nobody is let in any more
+      finished      all workers of all its agents ended with 0     -> success
+
+Invariants: one generation of one number (the store's transaction); workers of a generation are started only after
+those of the one before have ended on that node; a failure is charged to the budget once, and only if the first
+cause among the failures of its generation is the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bagua_agent.membership import targets
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.ranks import Chosen, assign
+from bagua_agent.membership.root_cause import first_cause
+from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, Run, Waiting
+from bagua_contract.records import Generation, GenerationKind
+
+
+def worker_id_of(agent_id: str, slot: int, generation: int) -> str:
+    """The id of a slot's worker: known before it is started, since the generation lists it."""
+    return f"{agent_id}.{slot}.g{generation}"
+
+
+def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    """What should be done now about a job in restart mode. Pure."""
+    if view.desired is None:
+        return Decision(None, "waiting: the desired number of nodes is not written yet")
+    there = [a for a in view.agents.values() if not evidence.is_dead(a)]
+    record = view.generation
+    if there and all(a.leaving for a in there) and not any(_runs(a, record) for a in there):
+        reason = "every node was asked to leave and has left"
+        return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+    if record is None or not record.members:
+        return _begin(view, view.desired, evidence, there, now_s, policy)
+    inside = [view.agents[a] for a in _agents_of(record) if a in view.agents]
+    if len(inside) == len(_agents_of(record)) and all(_run(a, record) is Run.FINISHED for a in inside):
+        reason = "every worker ended with 0"
+        return Decision(WriteResult(Outcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
+    failed = [a for a in inside if _run(a, record) is Run.FAILED]
+    gone = [a for a in _agents_of(record) if a not in view.agents or evidence.is_dead(view.agents[a])]
+    if failed and not gone:
+        question = _who_lives(inside, failed, evidence, policy, now_s)
+        if question is not None:
+            return question
+    if gone:
+        grace_until_s = evidence.elected_at_s + policy.election_grace_s
+        if not failed and now_s < grace_until_s and not any(evidence.is_dead(a) for a in inside):
+            # after etcd was away agents may only be putting their keys again
+            return Decision(None, f"waiting: {', '.join(gone)} may come back", grace_until_s)
+        return _next(view, view.desired, there, record, f"lost {_names(record, gone)}")
+    if failed:
+        return _after_failure(view, view.desired, there, record, inside, failed, now_s, policy)
+    leaving = [a.agent_id for a in inside if a.leaving]
+    if leaving:
+        return _next(view, view.desired, there, record, f"{_names(record, leaving)} leaves")
+    return _change(view, view.desired, there, record, inside, now_s, policy)
+
+
+def _begin(
+    view: JobView, desired: Desired, evidence: Evidence, there: list[AgentView], now_s: float, policy: Policy
+) -> Decision:
+    ready = _candidates(there, view.generation)
+    if len(ready) < desired.min_nodes:
+        limit_s, wake_s = policy.below_minimum_timeout_s, None
+        reason = f"{len(ready)} of {_count(desired.min_nodes)} ready"
+        if limit_s is not None:
+            wake_s = evidence.waited_since_s(Waiting.MINIMUM, now_s) + limit_s
+            if now_s >= wake_s:
+                why = f"too few nodes for {limit_s:g} s: {reason}"
+                return Decision(WriteResult(Outcome.FAILED, 1, why), f"the job failed: {why}")
+        return Decision(None, f"waiting: {reason}", wake_s, Waiting.MINIMUM)
+    last_call_until_s = max(a.ready_since_s for a in ready) + policy.last_call_s
+    if len(ready) < desired.max_nodes and now_s < last_call_until_s:
+        return Decision(
+            None, f"last call: {len(ready)} of at most {_count(desired.max_nodes)} ready", last_call_until_s
+        )
+    return _write(view, ready[: desired.max_nodes], view.generation, f"{_count(len(ready))} ready")
+
+
+def _who_lives(
+    inside: list[AgentView], failed: list[AgentView], evidence: Evidence, policy: Policy, now_s: float
+) -> Decision | None:
+    """A host's death shows first as errors of its peers' workers: ask before anybody is blamed."""
+    since_s = min(a.run_since_s for a in failed)
+    ask, awaited_until_s = [], []
+    for agent in inside:
+        if agent in failed or agent.agent_id == evidence.observer_agent_id:
+            continue
+        if evidence.alive_agents.get(agent.agent_id, float("-inf")) >= since_s:
+            continue
+        probe = evidence.probes.get(agent.agent_id)
+        if probe is not None and now_s < probe.asked_at_s + 2 * policy.probe_window_s:
+            awaited_until_s.append(probe.asked_at_s + 2 * policy.probe_window_s)
+        else:
+            ask.append(agent.agent_id)
+    if not ask and not awaited_until_s:
+        return None
+    names = ", ".join(a.node_name for a in failed)
+    return Decision(
+        AskWhetherAlive(tuple(ask)) if ask else None,
+        f"workers failed on {names}; asking whether the other nodes live",
+        min(awaited_until_s, default=None),
+    )
+
+
+def _after_failure(
+    view: JobView,
+    desired: Desired,
+    there: list[AgentView],
+    record: Generation,
+    inside: list[AgentView],
+    failed: list[AgentView],
+    now_s: float,
+    policy: Policy,
+) -> Decision:
+    """Everybody lives, so a worker is to blame: the first by cause."""
+    until_s = min(a.run_since_s for a in failed) + policy.blame_window_s
+    undecided = [a for a in inside if _run(a, record) not in (Run.FAILED, Run.FINISHED)]
+    if undecided and now_s < until_s:
+        # whoever fails first by the clock is often the one that only noticed first
+        return Decision(None, "a worker failed; waiting for what else fails", until_s)
+    failures = [f for f in view.failures.values() if f.generation == record.number]
+    cause = first_cause(failures)
+    used = record.script_failures + (1 if cause is not None and cause.script_failure else 0)
+    what = "a worker failed" if cause is None else f"a worker on {cause.node_name} failed ({cause.summary})"
+    if used > policy.max_restarts:
+        why = f"{_count(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
+        return Decision(WriteResult(Outcome.FAILED, 1, why, cause), f"the job failed: {why}")
+    return _next(view, desired, there, record, what, used)
+
+
+def _change(
+    view: JobView,
+    desired: Desired,
+    there: list[AgentView],
+    record: Generation,
+    inside: list[AgentView],
+    now_s: float,
+    policy: Policy,
+) -> Decision:
+    target = _candidates(there, record)[: desired.max_nodes]
+    before, after = set(_agents_of(record)), {a.agent_id for a in target}
+    stands = f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
+    if before == after or len(target) < desired.min_nodes:
+        return Decision(None, stands)
+    if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
+        return Decision(None, f"{stands}; workers have begun to end, so nobody is let in")
+    newcomers = [a for a in target if a.agent_id not in before]
+    if newcomers:
+        until_s = max(a.ready_since_s for a in newcomers) + policy.last_call_s
+        if now_s < until_s and len(target) < desired.max_nodes:
+            return Decision(None, f"last call: {len(newcomers)} more to let in", until_s)
+    added = ", ".join(a.node_name for a in newcomers)
+    dropped = _names(record, sorted(before - after))
+    parts = [f"adds {added}" if added else "", f"drops {dropped}" if dropped else ""]
+    return _write(view, target, record, " and ".join(p for p in parts if p))
+
+
+def _next(
+    view: JobView,
+    desired: Desired,
+    there: list[AgentView],
+    record: Generation,
+    why: str,
+    script_failures: int | None = None,
+) -> Decision:
+    """The generation of those who are there; an empty one, in which nobody runs, if they are too few."""
+    target = _candidates(there, record)[: desired.max_nodes]
+    if len(target) < desired.min_nodes:
+        target, why = [], f"{why}; {len(target)} of {_count(desired.min_nodes)} remain"
+    return _write(view, target, record, why, script_failures)
+
+
+def _write(
+    view: JobView,
+    nodes: Iterable[AgentView],
+    record: Generation | None,
+    reason: str,
+    script_failures: int | None = None,
+) -> Decision:
+    number = targets.next_number(view)
+    since = {m.agent_id: m.since_generation for m in record.members} if record is not None else {}
+    chosen = [
+        Chosen(
+            worker_id=worker_id_of(agent.agent_id, slot, number),
+            agent_id=agent.agent_id,
+            node_name=agent.node_name,
+            slot=slot,
+            topology=agent.topology,
+            store_address="",
+            # a node keeps its place, so that rank 0 stays where the script keeps its files
+            since_generation=since.get(agent.agent_id, number),
+            join_revision=agent.join_revision,
+            holder=False,
+        )
+        for agent in nodes
+        for slot in range(agent.slots)
+    ]
+    if script_failures is None:
+        script_failures = 0 if record is None else record.script_failures
+    generation = Generation(
+        number=number,
+        base=0,
+        kind=GenerationKind.RESTART,
+        members=assign(chosen),
+        nonce=view.nonce,
+        reason=reason,
+        script_failures=script_failures,
+    )
+    previous = view.generation_number
+    return Decision(
+        WriteGeneration(generation, previous),
+        f"generation {number} ({_count(len(chosen), 'worker')}): {reason}",
+    )
+
+
+def _candidates(there: list[AgentView], record: Generation | None) -> list[AgentView]:
+    """Nodes that may be in the next generation: those that are in first, then in the order they came."""
+    inside = set(_agents_of(record)) if record is not None else set()
+    usable = [a for a in there if not a.leaving and (a.ready or a.agent_id in inside)]
+    return sorted(usable, key=lambda a: (a.agent_id not in inside, a.join_revision, a.agent_id))
+
+
+def _agents_of(record: Generation) -> list[str]:
+    return list(dict.fromkeys(m.agent_id for m in record.members))
+
+
+def _run(agent: AgentView, record: Generation) -> Run:
+    return agent.run if agent.run_generation == record.number else Run.NONE
+
+
+def _runs(agent: AgentView, record: Generation | None) -> bool:
+    return record is not None and any(m.agent_id == agent.agent_id for m in record.members)
+
+
+def _names(record: Generation, agents: Iterable[str]) -> str:
+    names = {m.agent_id: m.node_name for m in record.members}
+    return ", ".join(names[a] for a in agents)
+
+
+def _count(number: int, what: str = "node") -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,239 @@
+"""Which of several failures is the cause, and which are its casualties? Pure; one table of rules.
+
+A worker that dies takes its peers' collectives with it, and what they report often arrives first. So failures are
+ordered by how far they explain themselves, and only then by arrival (the revision of their key). Reads the texts
+that exit_cause.py writes. Invariant: alone, any failure is the cause, for then nothing explains it better.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, TypeVar
+
+from bagua_contract import membership_pb2 as pb
+
+MOST_OTHERS = 3
+TAIL_LINES = 12
+
+
+class Kind(IntEnum):
+    """How an ending explains itself; the least is the likeliest cause."""
+
+    EXPLAINED = 0  # an exception of its own, or a fault signal
+    KILLED = 1  # from outside without being asked: the kernel short of memory, a person
+    SILENT = 2  # an exit code and no word
+    NETWORK = 3  # a connection was lost: to a peer, or to something the script uses
+    ASKED = 4  # told to end
+    CASUALTY = 5  # a collective, store or session failed because a peer or an agent was gone
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    pattern: re.Pattern[str]
+    kind: Kind
+    why: str
+
+
+def _rule(pattern: str, kind: Kind, why: str) -> Rule:
+    return Rule(re.compile(pattern), kind, why)
+
+
+# The first that matches decides, so the particular stands before the general.
+RULES: tuple[Rule, ...] = (
+    # NCCL refuses what the script asked for, or its GPU failed: nobody else's doing
+    _rule(r"NCCL.*(invalid (usage|argument)|unhandled cuda error)", Kind.EXPLAINED, "NCCL was misused"),
+    _rule(r"EADDRINUSE|[Aa]ddress already in use", Kind.EXPLAINED, "a port was taken"),
+    _rule(r"^hung\b", Kind.EXPLAINED, "it hung"),
+    _rule(r"gloo/|\bGloo\b.*(closed|reset|timed? ?out|fail)", Kind.CASUALTY, "a Gloo peer was lost"),
+    _rule(r"Connection closed by peer \[|Read error \[.*\]:\d+", Kind.CASUALTY, "a Gloo peer was lost"),
+    # Gloo's own words, where it gives no place in its source
+    _rule(
+        r"pair closure|Timed out waiting \d+ms for (send|recv|notification)",
+        Kind.CASUALTY,
+        "a Gloo peer was lost",
+    ),
+    _rule(r"NCCL ?[Ee]rror|ncclRemoteError|ncclSystemError|ncclInternalError", Kind.CASUALTY, "NCCL failed"),
+    _rule(r"NCCL communicator was aborted|ncclCommAbort", Kind.CASUALTY, "NCCL was aborted"),
+    _rule(r"[Ww]atchdog caught collective operation timeout", Kind.CASUALTY, "a peer did not come"),
+    _rule(r"ProcessGroupNCCL('s)? (heartbeat|watchdog)", Kind.CASUALTY, "a peer did not come"),
+    _rule(r"\bDist(Backend|Network|Store)Error\b", Kind.CASUALTY, "torch.distributed lost a peer"),
+    _rule(r"torch\.distributed\S*Error", Kind.CASUALTY, "torch.distributed lost a peer"),
+    _rule(r"monitoredBarrier|[Rr]anks? .* failed to (pass|call) ", Kind.CASUALTY, "a peer did not come"),
+    _rule(r"TCPStore|[Ss]ocket [Tt]imeout.*store|client socket has", Kind.CASUALTY, "a store was lost"),
+    _rule(r"\bCollective(Failed|Aborted)\b|collective (is )?broken", Kind.CASUALTY, "a collective broke"),
+    _rule(r"its agent is gone|^exit code 75$", Kind.CASUALTY, "its agent was gone"),
+    _rule(
+        r"^(\w+\.)*(ConnectionError|Connection\w*Error|BrokenPipeError|EOFError|ProtocolError)\b",
+        Kind.NETWORK,
+        "a connection was lost",
+    ),
+    _rule(r"(Connection|connection) (reset|closed|aborted) by ", Kind.NETWORK, "a connection was lost"),
+    _rule(r"[Bb]roken pipe", Kind.NETWORK, "a connection was lost"),
+    _rule(r"^killed by SIG(TERM|INT|HUP|QUIT)\b", Kind.ASKED, "it was told to end"),
+    _rule(r"^killed by SIG(SEGV|ABRT|BUS|FPE|ILL|SYS|TRAP)\b", Kind.EXPLAINED, "a fault"),
+    _rule(r"^killed by ", Kind.KILLED, "killed from outside"),
+    _rule(r"^exit code \d+$", Kind.SILENT, "no word"),
+)
+_ITSELF = Rule(re.compile(""), Kind.EXPLAINED, "its own exception")
+
+# One exception was raised out of another: what it says first is not where it began.
+_CHAINED = re.compile(r"direct cause of the following exception|another exception occurred")
+# It had raised before the signal came, so the signal is not what began it.
+_AFTER = re.compile(r"^killed by (signal )?\S+ after ")
+_RAISED_TEXT = re.compile(r"^(?!\s)([A-Za-z_][\w.]*)(: .*)?$")
+
+
+class Failed(Protocol):
+    """What ordering needs of a failure: FailureView has it, and Ended."""
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def traceback_tail(self) -> str: ...
+
+    @property
+    def order(self) -> int: ...
+
+
+F = TypeVar("F", bound=Failed)
+
+
+def classify(summary: str, traceback_tail: str = "") -> Rule:
+    """The rule that says what kind of ending this is. Both texts as in pb.Failure."""
+    rule = _match(summary)
+    if rule.kind is Kind.CASUALTY:
+        return rule
+    # Lines of a plain stderr say what was logged, not why it ended; a chain says where the exception came from, and
+    # a bare code or fault has nothing else to say.
+    if summary.startswith(("exit code ", "killed by SIGABRT")) or _CHAINED.search(traceback_tail):
+        for line in traceback_tail.splitlines():
+            if _RAISED_TEXT.match(line) and _match(line).kind is Kind.CASUALTY:
+                return _match(line)
+    return rule
+
+
+def is_casualty(summary: str, traceback_tail: str = "") -> bool:
+    """Whether it says of itself that something else failed before it."""
+    return classify(summary, traceback_tail).kind is Kind.CASUALTY
+
+
+def first_cause(failures: Iterable[F]) -> F | None:
+    """The failure that explains the others; None of none."""
+    return min(failures, key=lambda f: (classify(f.summary, f.traceback_tail).kind, f.order), default=None)
+
+
+def _match(text: str) -> Rule:
+    text = _AFTER.sub("", text)
+    return next((rule for rule in RULES if rule.pattern.search(text)), _ITSELF)
+
+
+# -- the report
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's failure with all that a person needs. order: create revision of its key."""
+
+    worker_id: str
+    node_name: str
+    slot: int
+    global_rank: int
+    exit_code: int
+    summary: str
+    log_path: str
+    traceback_tail: str
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """others: failed by themselves too. casualties: everything that a lost peer explains, or a request to end."""
+
+    cause: Ended
+    why: str
+    others: tuple[Ended, ...] = ()
+    casualties: tuple[Ended, ...] = ()
+
+    @property
+    def is_certain(self) -> bool:
+        """False: even the likeliest cause says that something else failed before it; more may be on its way."""
+        return classify(self.cause.summary, self.cause.traceback_tail).kind is not Kind.CASUALTY
+
+
+def ended(failure: pb.Failure, order: int) -> Ended:
+    return Ended(
+        worker_id=failure.worker_id,
+        node_name=failure.node_name,
+        slot=failure.slot,
+        global_rank=failure.global_rank,
+        exit_code=failure.exit_code,
+        summary=failure.cause,
+        log_path=failure.log_path,
+        traceback_tail=failure.traceback_tail,
+        order=order,
+    )
+
+
+def root_cause(endings: Iterable[Ended]) -> RootCause | None:
+    """What happened, from the failures of one generation and what followed it; None of none."""
+    every = sorted(endings, key=lambda e: e.order)
+    cause = first_cause(every)
+    if cause is None:
+        return None
+    others: list[Ended] = []
+    casualties: list[Ended] = []
+    for ending in every:
+        if ending is cause:
+            continue
+        kind = classify(ending.summary, ending.traceback_tail).kind
+        (casualties if kind >= Kind.NETWORK else others).append(ending)
+    why = classify(cause.summary, cause.traceback_tail).why
+    return RootCause(cause, why, tuple(others), tuple(casualties))
+
+
+def lines(found: RootCause) -> Iterator[str]:
+    """What a terminal shows."""
+    cause = found.cause
+    yield f"first failure: {_where(cause)}, {_how(cause.exit_code)}, files in {cause.log_path}"
+    tail = cause.traceback_tail.splitlines()[-TAIL_LINES:]
+    if not any(cause.summary in line for line in tail):
+        yield f"    {cause.summary}"
+    for line in tail:
+        yield f"    {line}"
+    for other in found.others[:MOST_OTHERS]:
+        yield f"also failed: {_where(other)}, {_how(other.exit_code)}: {other.summary}"
+    if len(found.others) > MOST_OTHERS:
+        yield f"and {len(found.others) - MOST_OTHERS} more failed by themselves"
+    if found.casualties:
+        yield casualties_line(found)
+
+
+def casualties_line(found: RootCause) -> str:
+    """As "and 7 casualties on 2 nodes": failures that tell of the cause and not of themselves."""
+    nodes = len({c.node_name for c in found.casualties})
+    return (
+        f"and {_count(len(found.casualties), 'casualty', 'casualties')} on {_count(nodes, 'node', 'nodes')}"
+    )
+
+
+def _where(ending: Ended) -> str:
+    rank = f"global rank {ending.global_rank}" if ending.global_rank >= 0 else "in no generation yet"
+    return f"{ending.node_name}, slot {ending.slot}, {rank}"
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"  # a real-time signal has no name
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,58 @@
+"""What does this node say of itself in the store? Keeps agents/<agent> as it should stand.
+
+Changed in the loop's thread alone; leased_keys.py writes it and puts it again after a lease was lost.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.membership.view import Run
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION
+
+
+class OwnKey:
+    def __init__(
+        self,
+        leased: LeasedKeys,
+        keys: JobKeys,
+        *,
+        agent_id: str,
+        node_name: str,
+        control_address: str,
+        slots: int,
+    ) -> None:
+        self._leased = leased
+        self._key = keys.agent(agent_id)
+        self._agent = pb.Agent(
+            protocol=PROTOCOL_VERSION,
+            agent_id=agent_id,
+            node_name=node_name,
+            control_address=control_address,
+            slots=slots,
+        )
+
+    def put(self) -> None:
+        """Stand in the job from now on."""
+        self._leased.put(self._key, self._agent.SerializeToString())
+
+    def leaving(self) -> None:
+        self._agent.leaving = True
+        self.put()
+
+    def one_slot_less(self) -> None:
+        self._agent.slots -= 1
+        self.put()
+
+    def ready(self) -> None:
+        """Workers can be started here at once."""
+        if not self._agent.ready:
+            self._agent.ready = True
+            self.put()
+
+    def runs(self, generation: int, run: Run) -> None:
+        """How far this node's workers of a RESTART generation are."""
+        if (self._agent.run_generation, self._agent.run) != (generation, run.value):
+            self._agent.run_generation, self._agent.run = generation, run.value
+            self.put()

@@ -1,0 +1,164 @@
+"""What must be put again after the store lost its keys? Decided from what this agent remembers and what stands; pure.
+
+The highest generation that anybody remembers wins, and a key is written only over what was read, so two agents that put
+it again at once cannot undo each other. Whoever then forms a new generation should have given the others a moment
+first (SETTLE_S): a number must not be used twice (I5).
+
+Somebody may have started the job anew meanwhile, seeing an empty store. Members' memory beats a job without committed
+steps. One with committed steps is never touched: it is the one history that everybody sees, so whoever comes later
+gives way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.store.client import Compare, KeyValue, Put, absent, mod_revision_is
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+# From the moment an agent sees that keys are lost until it stands for election: about what agents take to notice that
+# etcd answers again, so that the first leader finds the newest record of all who come back.
+SETTLE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """nonce: of the job that this agent is in. values: by key, as last seen: spec, desired, closing, result.
+    committed: a step of this job was committed, as far as this agent knows."""
+
+    nonce: str
+    values: Mapping[str, bytes]
+    generation: Generation | None
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PutAgain:
+    """A transaction."""
+
+    compares: tuple[Compare, ...]
+    puts: tuple[Put, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """This node's part is void; it may come again as a newcomer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLost:
+    pass
+
+
+Verdict = PutAgain | GiveWay | NothingLost
+
+
+def after_a_loss(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Verdict:
+    """found: all that stands under the job's prefix."""
+    spec = found.get(keys.spec)
+    if spec is not None and _nonce(spec.value) != memory.nonce:
+        return _another_job(keys, memory, found)
+    record = _own_generation(keys, memory, found)
+    known = memory.generation
+    if record is not None and known is not None and record.number == known.number and record != known:
+        return GiveWay(f"etcd lost its keys, and the others went on with another generation {known.number}")
+    return _missing(keys, memory, found, over={})
+
+
+def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Verdict:
+    if keys.result in memory.values:
+        return NothingLost()  # ours is over; the name is free
+    if not memory.committed:
+        return GiveWay("the job was written anew by others, and nothing was trained here")
+    if keys.result in found or _has_committed(keys, memory, found):
+        return GiveWay("etcd lost its keys, and another job of this id has trained since")
+    over = {key: kv.mod_revision for key in (keys.spec, keys.desired) if (kv := found.get(key)) is not None}
+    return _missing(keys, memory, found, over)
+
+
+def _missing(
+    keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], over: Mapping[str, int]
+) -> Verdict:
+    """over: keys that stand and are not ours, with the revision that was read."""
+    work = _Work()
+    for key, value in memory.values.items():
+        standing = found.get(key)
+        if key in over:
+            work.add(key, value, over[key])
+        elif standing is None:
+            work.add(key, value, 0)
+    if memory.generation is not None and keys.result not in memory.values:
+        stands = found.get(keys.generation)
+        record = _own_generation(keys, memory, found)
+        if record is None or record.number < memory.generation.number:
+            work.add(
+                keys.generation, memory.generation.encode(), stands.mod_revision if stands is not None else 0
+            )
+    if not work.puts:
+        return NothingLost()
+    if keys.spec not in {put.key for put in work.puts}:
+        # never into another job
+        work.compares.append(mod_revision_is(keys.spec, found[keys.spec].mod_revision))
+    if keys.result not in memory.values:
+        work.compares.append(absent(keys.result))
+    return PutAgain(tuple(work.compares), tuple(work.puts))
+
+
+@dataclass(slots=True)
+class _Work:
+    compares: list[Compare] = field(default_factory=list)
+    puts: list[Put] = field(default_factory=list)
+
+    def add(self, key: str, value: bytes, over_revision: int) -> None:
+        self.compares.append(mod_revision_is(key, over_revision))
+        self.puts.append(Put(key, value))
+
+
+def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> bool:
+    """Whether the job that stands there has committed a step, our own workers aside."""
+    record = _generation(found.get(keys.generation))
+    if record is None or record.nonce == memory.nonce:
+        return False
+    ours = {m.worker_id for m in memory.generation.members} if memory.generation is not None else set()
+    for placement in record.members:
+        stands = found.get(keys.member(placement.worker_id))
+        if stands is not None and placement.worker_id not in ours and _committed(stands.value):
+            return True
+    return False
+
+
+def _committed(value: bytes) -> bool:
+    try:
+        return bool(pb.Member.FromString(value).committed_generation)
+    except DecodeError:
+        return False
+
+
+def _nonce(value: bytes) -> str:
+    """Empty for a spec that can't be read: it is nobody's."""
+    try:
+        return str(pb.JobSpec.FromString(value).nonce)
+    except DecodeError:
+        return ""
+
+
+def _own_generation(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Generation | None:
+    record = _generation(found.get(keys.generation))
+    return record if record is not None and record.nonce == memory.nonce else None
+
+
+def _generation(stands: KeyValue | None) -> Generation | None:
+    """None also for one that can't be read: it is in nobody's way."""
+    if stands is None:
+        return None
+    try:
+        return Generation.decode(stands.value)
+    except (DecodeError, ValueError):
+        return None

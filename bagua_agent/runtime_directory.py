@@ -1,0 +1,34 @@
+"""Where does an agent keep what lives no longer than itself? One 0700 directory, and the names in it.
+
+The agent removes it at its end; the guardian does if the agent could not. Nothing a user wants to keep lies here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from bagua_agent.errors import UserError
+from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
+
+LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see store/embedded.py
+
+
+def make_runtime_directory() -> Path:
+    """A fresh one, whose path leaves room for the names of sockets. Raises UserError."""
+    for parent in (None, "/tmp"):
+        made = tempfile.mkdtemp(prefix="bagua-", dir=parent)  # 0700: nobody else reaches the sockets
+        if len(os.fsencode(f"{made}/{LONGEST_NAME}")) <= LONGEST_SOCKET_PATH_BYTES:
+            return Path(made)
+        os.rmdir(made)
+    raise UserError(f"TMPDIR {tempfile.gettempdir()!r} is too long for a socket's path; set a shorter one")
+
+
+def session_socket(directory: Path) -> Path:
+    return directory / "session.sock"
+
+
+def store_directory(directory: Path) -> Path:
+    """For the data of an etcd that this agent hosts."""
+    return directory / "store"

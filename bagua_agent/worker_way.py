@@ -1,0 +1,56 @@
+"""How does this node run its workers for the job? The seam between what membership says and what happens to processes.
+
+Above it stand the store, the leader and the records; below it a way of following them: live_workers.py keeps processes
+and tells them over their sessions, restarted_workers.py starts scripts again for each generation.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from bagua_contract import session_pb2
+from bagua_contract.records import Generation
+
+
+class WorkerWay(Protocol):
+    """Called from the loop's thread only; nothing here waits."""
+
+    # -- what the job says
+
+    def begin(self) -> None:
+        """The job is joined: workers may begin."""
+
+    def follow(self, generation: Generation) -> None:
+        """A newer record stands; not told twice."""
+
+    def close_joins(self) -> None:
+        """Every worker of the job has committed its last step."""
+
+    def refuse(self, worker_id: str, difference: str) -> None:
+        """The leader does not let this worker in; it may be another node's."""
+
+    def met(self, generation: int, address: str) -> None:
+        """Where the workers of a RESTART generation meet."""
+
+    def leave(self) -> None:
+        """This node leaves at the next step boundary."""
+
+    # -- what the workers do
+
+    def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None: ...
+
+    def exited(self, worker_id: str, returncode: int, now_s: float) -> None: ...
+
+    # -- what the node's end depends on
+
+    @property
+    def ready_workers(self) -> frozenset[str]:
+        """Those that have a member key."""
+
+    @property
+    def trained(self) -> bool:
+        """A worker here confirmed the last commit."""
+
+    @property
+    def exit_code(self) -> int:
+        """What the newest unexpected end of a worker says; 0 without one."""

@@ -1,0 +1,183 @@
+"""Tables and a property: who is named, who is replaced, and who never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagua_agent.membership.hang import (
+    HangLimits,
+    HangOrder,
+    MemberState,
+    Outcome,
+    Situation,
+    decide_hang,
+    order_for,
+    wait_began_s,
+)
+
+LIMITS = HangLimits()
+
+
+def job(*waiting_since_s: float | None, **rest: object) -> Situation:
+    """Members by rank; None is outside."""
+    members = tuple(
+        MemberState(f"w{n}", n, f"node-{n}", waiting_since_s=since) for n, since in enumerate(waiting_since_s)
+    )
+    return replace(Situation(7, members, usual_step_s=0.5), **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("situation", "now_s", "outcome", "workers", "wake_at_s"),
+    [
+        (job(None, None, None), 1e6, Outcome.NOTHING, (), None),
+        (job(None), 1e6, Outcome.NOTHING, (), None),
+        # one is late: first nothing, then named, then replaced
+        (job(0.0, None, 5.0), 29.0, Outcome.NOTHING, (), 30.0),
+        (job(0.0, None, 5.0), 30.0, Outcome.NAME, ("w1",), 600.0),
+        (job(0.0, None, 5.0), 599.0, Outcome.NAME, ("w1",), 600.0),
+        (job(0.0, None, 5.0), 600.0, Outcome.REPLACE, ("w1",), None),
+        # several are
+        (job(0.0, None, None), 600.0, Outcome.REPLACE, ("w1", "w2"), None),
+        # a long step has long patience
+        (job(0.0, None, usual_step_s=20.0), 199.0, Outcome.NOTHING, (), 200.0),
+        (job(0.0, None, usual_step_s=20.0), 200.0, Outcome.NAME, ("w1",), 600.0),
+        (job(0.0, None, usual_step_s=100.0), 999.0, Outcome.NOTHING, (), 1000.0),
+        (job(0.0, None, usual_step_s=100.0), 1000.0, Outcome.REPLACE, ("w1",), None),
+        # before the first step nothing is usual
+        (job(0.0, None, usual_step_s=None), 30.0, Outcome.NAME, ("w1",), 600.0),
+        # all inside: from the last that came in
+        (job(0.0, 500.0), 559.0, Outcome.NOTHING, (), 560.0),
+        (job(0.0, 500.0), 560.0, Outcome.RENEW, ("w0", "w1"), None),
+        (job(0.0, 0.0, renewals=1), 60.0, Outcome.NOTHING, (), 120.0),
+        (job(0.0, 0.0, renewals=3), 480.0, Outcome.RENEW, ("w0", "w1"), None),
+        (job(0.0, 0.0, renewals=4), 960.0, Outcome.GIVE_UP, ("w0", "w1"), None),
+        # a script that hangs wherever it is started again
+        (job(0.0, None, replacements=3), 600.0, Outcome.GIVE_UP, ("w1",), None),
+    ],
+)
+def test_rules(
+    situation: Situation, now_s: float, outcome: Outcome, workers: tuple[str, ...], wake_at_s: float | None
+) -> None:
+    decision = decide_hang(situation, now_s, LIMITS)
+    assert (decision.outcome, decision.workers, decision.wake_at_s) == (outcome, workers, wake_at_s)
+    assert decision.reason
+
+
+def with_member(situation: Situation, number: int, **changes: object) -> Situation:
+    members = list(situation.members)
+    members[number] = replace(members[number], **changes)  # type: ignore[arg-type]
+    return replace(situation, members=tuple(members))
+
+
+def test_one_that_goes_on_within_a_step_is_not_late() -> None:
+    # rank 1 last left a wait at 590: since then, not since 0, the others wait for it
+    situation = with_member(job(0.0, None), 1, outside_since_s=590.0)
+    assert decide_hang(situation, 619.0, LIMITS).outcome is Outcome.NOTHING
+    assert decide_hang(situation, 620.0, LIMITS).outcome is Outcome.NAME
+    assert decide_hang(situation, 1190.0, LIMITS).outcome is Outcome.REPLACE
+
+
+def test_only_the_slowest_is_replaced_while_others_may_come() -> None:
+    situation = with_member(job(0.0, None, None), 2, outside_since_s=560.0)
+    decision = decide_hang(situation, 600.0, LIMITS)
+    assert (decision.outcome, decision.workers) == (Outcome.REPLACE, ("w1",))
+    assert "node-1, global rank 2 on node-2" in decision.reason
+
+
+def test_a_silent_agent_is_another_ones_case() -> None:
+    situation = with_member(job(0.0, None), 1, answers=False)
+    assert decide_hang(situation, 1e6, LIMITS).outcome is Outcome.NOTHING
+
+
+def test_the_only_holder_is_named_and_not_killed() -> None:
+    situation = with_member(job(0.0, None), 0, holder=False)
+    decision = decide_hang(situation, 1e6, LIMITS)
+    assert decision.outcome is Outcome.NAME and "nobody else has the job's state" in decision.reason
+
+
+def test_never_means_never() -> None:
+    never = replace(LIMITS, hang_timeout_s=None)
+    assert decide_hang(job(0.0, None), 1e9, never).outcome is Outcome.NAME
+    assert decide_hang(job(0.0, 0.0, renewals=9), 1e9, never).outcome is Outcome.RENEW
+
+
+def test_the_reason_says_whom_and_how_long() -> None:
+    assert decide_hang(job(0.0, None, 3.0, 3.0), 45.0, LIMITS).reason == (
+        "3 of 4 wait for global rank 1 on node-1: 45 s outside the step's collectives (a step usually takes 0.5 s)"
+    )
+    many = decide_hang(job(0.0, *[None] * 9), 45.0, LIMITS).reason
+    assert "global rank 4 on node-4 and 5 more: 45 s" in many
+
+
+def test_a_report_that_took_long_makes_a_wait_younger() -> None:
+    assert wait_began_s(100.0, 2.5) == 97.5
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match="hang_timeout_s must be greater than 0, not -1"):
+        HangLimits(hang_timeout_s=-1)
+
+
+def test_an_order_stands_as_long_as_what_it_says() -> None:
+    named = decide_hang(job(0.0, None, None), 31.0, LIMITS)
+    order = order_for(named, 7, None)
+    assert order == HangOrder(7, Outcome.NAME, ("w1", "w2"), named.reason)
+    later = decide_hang(job(0.0, None, None), 40.0, LIMITS)
+    assert later.reason != named.reason and order_for(later, 7, order) is order, "time alone is no news"
+    fewer = decide_hang(job(0.0, None, 35.0), 40.0, LIMITS)
+    assert order_for(fewer, 7, order) is order, "one of them came: nothing new to be done"
+    swapped = decide_hang(job(0.0, 35.0, None), 40.0, LIMITS)
+    assert order_for(swapped, 7, HangOrder(7, Outcome.NAME, ("w1",), "")) != order
+    assert order_for(decide_hang(job(None, None, None), 41.0, LIMITS), 7, order) is None
+    replaced = order_for(decide_hang(job(0.0, None, None), 600.0, LIMITS), 7, order)
+    assert replaced is not None and replaced.outcome is Outcome.REPLACE
+    came = order_for(decide_hang(job(0.0, 590.0, None), 601.0, LIMITS), 7, replaced)
+    assert came is not None and came.workers == ("w2",), "who came meanwhile is spared"
+    assert order_for(named, 8, order) == HangOrder(8, Outcome.NAME, ("w1", "w2"), named.reason)
+
+
+SINCE = st.none() | st.floats(0.0, 1000.0)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(SINCE, SINCE, st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.floats(1000.0, 3000.0),
+    st.none() | st.floats(0.001, 100.0),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+def test_what_always_holds(
+    states: list[tuple[float | None, float | None, bool, bool]],
+    now_s: float,
+    usual_s: float | None,
+    renewals: int,
+    replacements: int,
+) -> None:
+    members = tuple(
+        MemberState(f"w{n}", n, f"node-{n}", waiting, outside, answers, holder)
+        for n, (waiting, outside, answers, holder) in enumerate(states)
+    )
+    decision = decide_hang(Situation(1, members, usual_s, renewals, replacements), now_s, LIMITS)
+    inside = {m.worker_id for m in members if m.waiting_since_s is not None}
+    concerned = set(decision.workers)
+    if decision.outcome is Outcome.REPLACE:
+        assert concerned and not concerned & inside, "nobody that waits is killed"
+        assert any(m.holder and m.worker_id not in concerned for m in members), "the state outlives it"
+        first_s = min(m.waiting_since_s for m in members if m.waiting_since_s is not None)
+        assert now_s - first_s >= 600.0
+    if decision.outcome is Outcome.RENEW:
+        assert inside == {m.worker_id for m in members}
+    if decision.outcome is not Outcome.NOTHING:
+        assert concerned and all(m.answers for m in members)
+    if decision.wake_at_s is not None:
+        assert decision.wake_at_s > now_s or decision.wake_at_s == pytest.approx(now_s)
+        later = decide_hang(
+            Situation(1, members, usual_s, renewals, replacements), decision.wake_at_s + 1e-6, LIMITS
+        )
+        again = later.outcome is decision.outcome and later.wake_at_s is not None
+        assert not again or later.wake_at_s > decision.wake_at_s + 1e-3, "a busy loop"

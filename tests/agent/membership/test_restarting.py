@@ -1,0 +1,233 @@
+"""Restart mode's rules, one picture at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.restarting import decide_restart, worker_id_of
+from bagua_agent.membership.view import (
+    AgentView,
+    DeadAgent,
+    Desired,
+    Evidence,
+    FailureView,
+    JobView,
+    Run,
+)
+from bagua_contract.records import Generation, GenerationKind
+
+POLICY = Policy(last_call_s=0.3, max_restarts=1, blame_window_s=0.5, probe_window_s=0.5, lease_ttl_s=2.0)
+NOW_S = 100.0
+LEADER = Evidence(observer_agent_id="a1")
+
+
+def node(name: str, revision: int, **changes: object) -> AgentView:
+    agent = AgentView(
+        agent_id=name,
+        node_name=f"host-{name}",
+        slots=2,
+        topology="",
+        leaving=False,
+        control_address=f"{name}:1",
+        join_revision=revision,
+        ready=True,
+        ready_since_s=50.0,
+    )
+    return replace(agent, **changes)  # type: ignore[arg-type]
+
+
+def picture(*agents: AgentView, least: int = 1, most: int = 4, **changes: object) -> JobView:
+    view = JobView(agents={a.agent_id: a for a in agents}, desired=Desired(least, most))
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+def decide(view: JobView, evidence: Evidence = LEADER, now_s: float = NOW_S) -> Decision:
+    return decide_restart(view, evidence, now_s, POLICY)
+
+
+def written(decision: Decision) -> Generation:
+    assert isinstance(decision.action, WriteGeneration), decision
+    return decision.action.generation
+
+
+def ended(decision: Decision) -> WriteResult:
+    assert isinstance(decision.action, WriteResult), decision
+    return decision.action
+
+
+def first_of(view: JobView) -> Generation:
+    return written(decide(view))
+
+
+def running(view: JobView, *states: Run, since_s: float = 60.0) -> JobView:
+    """The picture in which a first generation of all agents is written and each agent says what it runs."""
+    record = first_of(view)
+    agents = {
+        a.agent_id: replace(a, run_generation=record.number, run=state, run_since_s=since_s)
+        for a, state in zip(view.agents.values(), states, strict=True)
+    }
+    return replace(view, generation=record, agents=agents)
+
+
+def failure(record: Generation, agent: str, slot: int, order: int, **changes: object) -> FailureView:
+    view = FailureView(
+        worker_id=worker_id_of(agent, slot, record.number),
+        node_name=f"host-{agent}",
+        step=0,
+        in_step=False,
+        script_failure=True,
+        summary="ValueError: no such thing",
+        order=order,
+        generation=record.number,
+    )
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+def failures(*some: FailureView) -> dict[str, FailureView]:
+    return {f.worker_id: f for f in some}
+
+
+def test_a_first_generation_waits_for_the_last_call_unless_the_most_are_there() -> None:
+    two = picture(node("a1", 1), node("a2", 2, ready_since_s=NOW_S))
+    waits = decide(two)
+    assert waits.action is None
+    assert waits.wake_at_s == NOW_S + POLICY.last_call_s
+    record = written(decide(two, now_s=NOW_S + POLICY.last_call_s))
+    assert record.kind is GenerationKind.RESTART
+    assert [(m.agent_id, m.slot, m.global_rank, m.node_rank, m.local_rank) for m in record.members] == [
+        ("a1", 0, 0, 0, 0),
+        ("a1", 1, 1, 0, 1),
+        ("a2", 0, 2, 1, 0),
+        ("a2", 1, 3, 1, 1),
+    ]
+    assert written(decide(replace(two, desired=Desired(1, 2)))).node_count == 2
+
+
+def test_too_few_or_unready_nodes_wait() -> None:
+    assert decide(picture(node("a1", 1), least=2)).action is None
+    assert decide(picture(node("a1", 1), node("a2", 2, ready=False), least=2)).action is None
+
+
+def test_a_newcomer_is_let_in_after_the_last_call_when_it_is_ready() -> None:
+    view = running(picture(node("a1", 1)), Run.RUNNING)
+    unready = replace(view, agents={**view.agents, "a2": node("a2", 5, ready=False)})
+    assert decide(unready).action is None
+    ready = replace(view, agents={**view.agents, "a2": node("a2", 5, ready_since_s=NOW_S)})
+    assert decide(ready).action is None
+    record = written(decide(ready, now_s=NOW_S + POLICY.last_call_s))
+    assert record.number == 2
+    assert [m.agent_id for m in record.members] == ["a1", "a1", "a2", "a2"]
+
+
+def test_nodes_beyond_the_most_are_spares_and_take_over_at_once() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), most=2), Run.RUNNING, Run.RUNNING)
+    with_spare = replace(view, agents={**view.agents, "a3": node("a3", 3)})
+    assert decide(with_spare).action is None
+    lost = {k: a for k, a in with_spare.agents.items() if k != "a1"}
+    record = written(decide(replace(with_spare, agents=lost)))
+    # who stays keeps its place before the spare
+    assert [m.agent_id for m in record.members] == ["a2", "a2", "a3", "a3"]
+    assert "lost host-a1" in record.reason
+
+
+def test_after_an_election_missing_agents_may_come_back() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
+    alone = replace(view, agents={"a1": view.agents["a1"]})
+    fresh = replace(LEADER, elected_at_s=NOW_S - 0.5)
+    assert decide(alone, fresh).action is None
+    assert decide(alone, fresh).wake_at_s == NOW_S + 1.5
+    assert written(decide(alone, LEADER)).number == 2
+
+
+def test_below_the_minimum_everybody_stops_until_there_are_enough() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), least=2), Run.RUNNING, Run.RUNNING)
+    alone = replace(view, agents={"a1": view.agents["a1"]})
+    empty = written(decide(alone))
+    assert (empty.number, empty.members) == (2, ())
+    waiting = replace(alone, generation=empty)
+    assert decide(waiting).action is None
+    back = replace(waiting, agents={**waiting.agents, "a9": node("a9", 9)})
+    assert written(decide(back)).number == 3
+
+
+def test_a_failure_first_asks_whether_the_others_live() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), node("a3", 3)), Run.FAILED, Run.RUNNING, Run.RUNNING)
+    assert view.generation is not None
+    view = replace(view, failures=failures(failure(view.generation, "a1", 0, 7)))
+    asks = decide(view)
+    assert asks.action == AskWhetherAlive(("a2", "a3"))
+    dead = DeadAgent("a2", 2, 61.0, "refused the connection")
+    knows = replace(LEADER, dead_agents={"a2": dead}, alive_agents={"a3": 60.5})
+    record = written(decide(view, knows))
+    assert record.script_failures == 0  # the host's loss, not the script's fault
+    assert {m.agent_id for m in record.members} == {"a1", "a3"}
+
+
+def test_a_script_failure_draws_on_the_budget_and_then_ends_the_job() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.FAILED)
+    assert view.generation is not None
+    view = replace(view, failures=failures(failure(view.generation, "a2", 1, 7)))
+    record = written(decide(view))
+    assert (record.number, record.script_failures) == (2, 1)
+    again = {k: replace(a, run_generation=2) for k, a in view.agents.items()}
+    bad = failure(record, "a1", 0, 9, summary="KeyError: 'x'")
+    second = replace(view, generation=record, agents=again, failures=failures(bad))
+    result = ended(decide(second))
+    assert result.outcome is Outcome.FAILED
+    assert result.failure == bad
+    assert "KeyError" in result.reason
+
+
+def test_a_killed_worker_does_not_draw_on_the_budget_though_its_peers_fail_with_errors() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.FAILED)
+    assert view.generation is not None
+    killed = failure(
+        view.generation, "a2", 1, 8, summary="killed by SIGKILL", script_failure=False, exit_code=-9
+    )
+    casualty = failure(
+        view.generation, "a1", 0, 7, summary="RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:4242"
+    )
+    record = written(decide(replace(view, failures=failures(casualty, killed))))
+    assert record.script_failures == 0
+    assert "SIGKILL" in record.reason
+
+
+def test_a_failure_waits_for_the_blame_window_while_others_run() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.RUNNING, since_s=NOW_S - 0.1)
+    assert view.generation is not None
+    view = replace(view, failures=failures(failure(view.generation, "a1", 0, 7)))
+    knows = replace(LEADER, alive_agents={"a2": NOW_S})
+    waits = decide(view, knows)
+    assert waits.action is None
+    assert waits.wake_at_s == NOW_S + 0.4
+    assert written(decide(view, knows, NOW_S + 0.4)).script_failures == 1
+
+
+def test_whoever_leaves_is_left_out_and_the_last_one_stops_the_job() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
+    leaving = replace(view, agents={**view.agents, "a1": replace(view.agents["a1"], leaving=True)})
+    record = written(decide(leaving))
+    assert {m.agent_id for m in record.members} == {"a2"}
+    alone = running(picture(node("a1", 1)), Run.RUNNING)
+    goes = replace(alone, agents={"a1": replace(alone.agents["a1"], leaving=True)})
+    empty = written(decide(goes))
+    assert empty.members == ()
+    assert ended(decide(replace(goes, generation=empty))).outcome is Outcome.STOPPED
+
+
+def test_nobody_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.ENDING, Run.RUNNING)
+    more = replace(view, agents={**view.agents, "a3": node("a3", 3)})
+    assert decide(more).action is None
+    done = running(picture(node("a1", 1), node("a2", 2)), Run.FINISHED, Run.FINISHED)
+    assert ended(decide(done)).outcome is Outcome.SUCCEEDED
+
+
+def test_scaling_down_drops_the_youngest() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), node("a3", 3)), *[Run.RUNNING] * 3)
+    fewer = replace(view, desired=Desired(1, 2))
+    record = written(decide(fewer))
+    assert [m.agent_id for m in record.members] == ["a1", "a1", "a2", "a2"]
+    assert "drops host-a3" in record.reason

@@ -1,0 +1,134 @@
+"""An agent notices that the store lost the job's keys, has them put again, and stands for election only later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from bagua_agent.history_keeper import HistoryKeeper
+from bagua_agent.job_replaced import JobReplaced
+from bagua_agent.job_seen import JobSeen
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.lost_keys import LOOK_AGAIN_S, LostKeys
+from bagua_agent.membership.view import JobView
+from bagua_agent.narrator import Narrator
+from bagua_agent.recreation import SETTLE_S
+from bagua_agent.store.client import KeyValue
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.mirror import Change
+from bagua_agent.timers import Timers
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation, GenerationKind
+
+KEYS = JobKeys("job")
+SPEC = pb.JobSpec(nonce="ours")
+NOW_S = 100.0
+
+
+@dataclass
+class Agent:
+    """Its parts but the store: writes are counted, not made."""
+
+    said: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    found: dict[str, KeyValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seen = JobSeen(SPEC, JobView(), Generation(3, 2, GenerationKind.LOSS, (), "ours"))
+        self.seen.remembered[KEYS.spec] = SPEC.SerializeToString()
+        self.timers = Timers()
+        history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
+        history.leader_is("a", leading=True)
+        writes = SimpleNamespace(until_done=self.until_done)
+        job = JoinedJob(
+            "a",
+            "host",
+            KEYS,
+            self.seen,
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            writes,  # type: ignore[arg-type]
+            self.timers,
+            Narrator(self.said.append, "host"),
+            history,
+        )
+        self.lost_keys = LostKeys(job, lambda: self.found)
+
+    def until_done(self, what: str, write: Callable[[], object]) -> None:
+        self.written.append(what)
+
+    def write(self, key: str, value: bytes) -> None:
+        self.events.append(key.removeprefix(KEYS.events))
+
+    def remove(self, keys: list[str]) -> None: ...
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def take(self, *changes: Change, now_s: float = NOW_S) -> None:
+        self.lost_keys.notice(changes, now_s)
+        self.lost_keys.mend(changes, now_s)
+
+    def stands(self, key: str, value: bytes) -> None:
+        self.found[key] = KeyValue(key, value, 5, 5, 1, 0)
+
+
+def removed(key: str) -> Change:
+    return Change(key, None, 9, 5)
+
+
+def test_lost_keys_are_put_again_and_the_others_given_time() -> None:
+    agent = Agent()
+    assert agent.lost_keys.settling_for_s(NOW_S) == 0
+    agent.take(removed(KEYS.spec), removed(KEYS.generation))
+    assert agent.written == ["lost keys"] and agent.events == ["keys-lost-a-1"]
+    assert agent.lost_keys.settling_for_s(NOW_S) == SETTLE_S
+    assert agent.lost_keys.settling_for_s(NOW_S + SETTLE_S) == 0
+
+
+def test_it_looks_again_until_they_stand() -> None:
+    agent = Agent()
+    agent.take(removed(KEYS.spec))
+    for due in agent.timers.take_due(NOW_S + LOOK_AGAIN_S):
+        due(NOW_S + LOOK_AGAIN_S)
+    assert agent.written == ["lost keys"] * 2
+    assert agent.seen.generation is not None
+    agent.stands(KEYS.spec, SPEC.SerializeToString())
+    agent.stands(KEYS.generation, agent.seen.generation.encode())
+    for due in agent.timers.take_due(NOW_S + 2 * LOOK_AGAIN_S):
+        due(NOW_S + 2 * LOOK_AGAIN_S)
+    assert agent.written == ["lost keys"] * 2
+    assert agent.timers.next_in_s(NOW_S) == float("inf")
+
+
+def test_one_loss_is_told_once() -> None:
+    agent = Agent()
+    agent.take(removed(KEYS.spec))
+    agent.take(removed(KEYS.generation), now_s=NOW_S + 0.1)
+    assert len(agent.said) == len(agent.events) == 1
+
+
+def test_other_keys_are_not_its_affair() -> None:
+    agent = Agent()
+    agent.take(removed(KEYS.agent("b")), removed(KEYS.leader), removed(KEYS.suspicion("w")))
+    assert agent.written == agent.said == [] and agent.lost_keys.settling_for_s(NOW_S) == 0
+
+
+def test_a_job_that_has_ended_may_make_room() -> None:
+    agent = Agent()
+    agent.seen.result = pb.Result(outcome=pb.Result.SUCCEEDED)
+    agent.stands(KEYS.spec, pb.JobSpec(nonce="next").SerializeToString())
+    agent.seen.remembered[KEYS.result] = agent.seen.result.SerializeToString()
+    agent.take(removed(KEYS.result), removed(KEYS.generation))
+    assert agent.written == agent.said == []
+
+
+def test_whoever_has_trained_nothing_comes_again() -> None:
+    agent = Agent()
+    agent.stands(KEYS.spec, pb.JobSpec(nonce="older").SerializeToString())
+    with pytest.raises(JobReplaced):
+        agent.take(Change(KEYS.spec, agent.found[KEYS.spec].value, 5, 5))

@@ -1,0 +1,33 @@
+"""The agent's directory is private and leaves room for the names of sockets."""
+
+from __future__ import annotations
+
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bagua_agent import runtime_directory as module
+from bagua_agent.runtime_directory import make_runtime_directory, session_socket, store_directory
+from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
+
+
+def test_it_is_private_and_where_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = make_runtime_directory()
+    assert made.parent == tmp_path and stat.S_IMODE(made.stat().st_mode) == 0o700
+    for path in (session_socket(made), store_directory(made)):
+        assert path.parent == made and len(str(path)) < LONGEST_SOCKET_PATH_BYTES
+
+
+def test_a_long_tmpdir_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    made = make_runtime_directory()
+    try:
+        assert len(f"{made}/{module.LONGEST_NAME}") <= LONGEST_SOCKET_PATH_BYTES
+        assert not list(deep.iterdir())
+    finally:
+        made.rmdir()

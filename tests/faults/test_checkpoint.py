@@ -1,0 +1,85 @@
+"""Every holder is gone, and the job goes on from its newest checkpoint, as if nothing had been."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from bagua_core.elastic.checkpoint import catalogue
+from tests.faults.conftest import MakeJob
+from tests.faults.job import START_S, Job
+from tests.lab.wait import eventually
+
+SAMPLES = 1200
+EPOCHS = 2
+LAST_STEP = EPOCHS * SAMPLES // 24
+
+
+def make(job: MakeJob, directory: Path) -> Job:
+    options = ["--checkpoint-dir", str(directory), "--checkpoint-every", "7"]
+    return job(samples=SAMPLES, epochs=EPOCHS, options=options)
+
+
+def copy_of_newest(saved: Path, target: Path) -> int:
+    """Copy a complete checkpoint out of a directory in use; its step."""
+
+    def copied() -> int:
+        found = [f.place for f in catalogue.find(saved) if f.is_complete] if saved.is_dir() else []
+        if not found:
+            return 0
+        shutil.rmtree(target, ignore_errors=True)
+        try:
+            shutil.copytree(saved / found[0].directory_name, target / found[0].directory_name)
+        except (shutil.Error, OSError):
+            return 0  # it was removed meanwhile
+        return found[0].name.step
+
+    return eventually(copied, START_S, "a complete checkpoint", 0.05)
+
+
+def same_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    what = ("parameters", "optimizer", "scheduler", "steps_of_scheduler", "steps_of_optimizer")
+    return all(one[key] == other[key] for key in what)
+
+
+def kill_whole(one: Job) -> None:
+    """The agent and all its workers, at once."""
+    node = one.nodes[-1]
+    family = node.family
+    node.kill_agent()
+    assert node.process.wait(10) == -signal.SIGKILL
+    eventually(lambda: not Job.alive(family), 10, "its workers have ended too")
+
+
+def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    one = make(job, saved)
+    one.start(slots=2)
+    early = copy_of_newest(saved, tmp_path / "early")
+    one.await_step(LAST_STEP // 2 + 10)  # in the second epoch
+    kill_whole(one)
+    before = one.ledger
+    newest = next(f.place.name.step for f in catalogue.find(saved) if f.is_complete)
+    assert newest % 7 == 0 and before.lines[-1].step - 15 <= newest
+
+    again = one.start(slots=2)
+    one.hurry()
+    assert again.process.wait(60) == 0
+    again.await_line("goes on from the checkpoint of step", str(newest))
+    after = one.ledger
+    assert [r.resumed_at_step for r in after.resumptions] == [0, newest]
+    assert {x.step for x in after.voided} == {x.step for x in before.lines if x.step > newest}
+    one.check(finished=2)
+    assert after.steps == LAST_STEP
+    assert catalogue.find(saved)[0].place.name.step == LAST_STEP  # the last state is there at the end
+    assert catalogue.find(saved)[0].is_complete
+
+    # the same training from early on, without an interruption: initial parameters are random
+    reference = make(job, tmp_path / "early")
+    reference.hurry()
+    reference.start(slots=2)
+    reference.finish(deadline_s=60)
+    assert 0 < early < newest
+    assert same_state(one.ends()[0], reference.ends()[0])

@@ -1,0 +1,43 @@
+"""An agent that gets SIGKILL leaves nothing: no process, no etcd, no runtime directory; what was logged stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import MakeJob
+from tests.faults.job import Job, Node
+from tests.lab.wait import eventually
+
+GONE_S = 10.0
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_sigkill_leaves_nothing_behind(
+    job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: bool
+) -> None:
+    home = tmp_path / "tmp"
+    home.mkdir()
+    monkeypatch.setenv("TMPDIR", str(home))
+    one = job(options=["--redirects", "3"] if logged else [])
+    node: Node = one.start(slots=2)
+    one.await_world(2)
+    family = node.family
+    assert len(family) >= 4, "workers, guardian and etcd"
+    sockets = [path for path in home.rglob("session.sock")]
+    assert len(sockets) == 1
+    runtime = sockets[0].parent
+    assert (runtime / "store" / "data").is_dir()
+    logs = [path for path in home.glob("bagua-*") if path != runtime]
+    assert len(logs) == 1
+    node.kill_agent()
+    eventually(lambda: not Job.alive(family), GONE_S, lambda: f"{Job.alive(family)} gone")
+    assert not runtime.exists()
+    assert logs[0].exists() == logged
+    if logged:
+        assert [path for path in logs[0].rglob("stdout.log")]
+    assert not [path for path in home.iterdir() if path not in logs and path.name.startswith("bagua")], (
+        os.listdir(home)
+    )

@@ -1,0 +1,224 @@
+"""Scripts written for torchrun run unchanged, and are started again when the membership changes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.faults.conftest import MakeJob, MakeLab
+from tests.faults.job import ROOT, Job, Node
+from tests.lab.wait import eventually
+
+DDP = ROOT / "examples" / "stock_ddp.py"
+FSDP2 = ROOT / "examples" / "stock_fsdp2.py"
+
+# What a script of torchrun's world can look at: it writes its environment at each start, and runs until told to stop.
+LOOKS = """
+import json, os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+out = Path(sys.argv[1])
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+total = torch.ones(1)
+dist.all_reduce(total)
+names = [n for n in os.environ if n.startswith(("TORCH", "MASTER", "ROLE", "GROUP")) or "RANK" in n or "WORLD" in n]
+start = {n: os.environ[n] for n in names} | {"total": total.item(), "pid": os.getpid(), "time": time.time()}
+path = out / f"start-{time.time_ns()}-{rank}.json"
+path.with_suffix(".half").write_text(json.dumps(start))
+path.with_suffix(".half").rename(path)
+while True:
+    time.sleep(0.02)
+    stop = torch.tensor([float((out / "stop").exists())])
+    dist.all_reduce(stop)
+    if stop.item() > 0:
+        break
+    if (out / f"fail-{rank}").exists():
+        (out / f"fail-{rank}").unlink()
+        raise ValueError("told to fail")
+dist.destroy_process_group()
+"""
+
+
+class Looking:
+    """A job of LOOKS and what its starts wrote."""
+
+    def __init__(self, directory: Path, make: MakeJob, **keywords: object) -> None:
+        self.out = directory / "looks"
+        self.out.mkdir()
+        script = directory / "looks.py"
+        script.write_text(LOOKS)
+        self.job: Job = make(program=[str(script), str(self.out)], **keywords)
+
+    def starts(self) -> list[dict[str, str]]:
+        return [json.loads(p.read_text()) for p in sorted(self.out.glob("start-*.json"))]
+
+    def await_starts(self, world: int, since: int = 0, deadline_s: float = 30.0) -> list[dict[str, str]]:
+        """The starts of one generation of `world` workers, the first whose starts are all past number `since`."""
+
+        def whole() -> list[dict[str, str]] | None:
+            by_port: dict[str, list[dict[str, str]]] = {}
+            for start in self.starts()[since:]:
+                if start["WORLD_SIZE"] == str(world):
+                    by_port.setdefault(start["MASTER_PORT"], []).append(start)
+            return next((s for s in by_port.values() if len(s) == world), None)
+
+        return eventually(whole, deadline_s, lambda: f"{world} starts after {since} of {self.starts()}", 0.02)
+
+    def stop(self) -> None:
+        (self.out / "stop").touch()
+
+
+def epochs(node: Node) -> list[tuple[int, int]]:
+    """(epoch, processes) of each line that rank 0 printed there."""
+    return [
+        (int(a), int(b)) for a, b in re.findall(r"epoch (\d+) loss [\d.]+ with (\d+) processes", node.log)
+    ]
+
+
+def await_epochs(node: Node, processes: int, count: int = 2, deadline_s: float = 30.0) -> None:
+    def there() -> bool:
+        return sum(p == processes for _, p in epochs(node)) >= count
+
+    eventually(there, deadline_s, lambda: f"{count} epochs with {processes} processes\n{node.log}", 0.02)
+
+
+def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    lab = make_lab(3)
+    program = [str(DDP), "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
+    one = job(endpoints=lab.etcd(lab.hosts[2]).endpoints, nodes="1:2", program=program)
+    first = one.start(lab.hosts[0])
+    await_epochs(first, 1)
+    second = one.start(lab.hosts[1])
+    await_epochs(first, 2)
+    before = len(epochs(first))
+    lost_at_s = time.monotonic()
+    lab.hosts[1].kill_all()
+    assert second.process.wait(5) != 0, "the host is gone"
+    await_epochs(first, 1, count=sum(p == 1 for _, p in epochs(first)) + 1)
+    one.measured("restart mode, host killed -> next epoch", time.monotonic() - lost_at_s, 6.0)
+    done = [e for e, _ in epochs(first)]
+    assert done[before - 1] <= done[-1], "it went on from its checkpoint"
+    assert first.says("lost")
+    first.send(signal.SIGTERM)
+    assert first.process.wait(15) == 128 + signal.SIGTERM
+    one.check_nothing_left()
+
+
+def test_a_stock_fsdp2_script_goes_on_with_another_world_size(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    lab = make_lab(2)
+    directory = tmp_path / "reverser"
+    program = [str(FSDP2), "--steps", "150", "--every", "10", "--checkpoint-dir", str(directory)]
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", program=program)
+    first = one.start(lab.hosts[0])
+    first.await_line("with 1 processes", "step")
+    one.start(lab.hosts[1])
+    first.await_line("from step", "with 2 processes")
+    assert not first.says("from step 0 with 2 processes"), "it went on from its checkpoint"
+    one.finish()
+    assert first.says("step 150 loss", "with 2 processes")
+    one.check_nothing_left()
+
+
+def test_every_generation_has_a_store_and_variables_of_its_own(job: MakeJob, tmp_path: Path) -> None:
+    look = Looking(tmp_path, job, nodes="1", options=["--max-restarts", "2", "--role", "trainer"])
+    node = look.job.start(slots=2)
+    first = look.await_starts(2)
+    (look.out / "fail-1").touch()
+    second = look.await_starts(2, since=2)
+    look.stop()
+    look.job.finish()
+    assert {s["MASTER_PORT"] for s in first} != {s["MASTER_PORT"] for s in second}
+    for starts, restarts in ((first, "0"), (second, "1")):
+        assert sorted(s["RANK"] for s in starts) == ["0", "1"]
+        assert {s["total"] for s in starts} == {2.0}
+        assert {s["TORCHELASTIC_RESTART_COUNT"] for s in starts} == {restarts}
+        for start in starts:
+            assert start["LOCAL_RANK"] == start["ROLE_RANK"] == start["RANK"]
+            assert start["WORLD_SIZE"] == start["LOCAL_WORLD_SIZE"] == start["ROLE_WORLD_SIZE"] == "2"
+            assert (start["GROUP_RANK"], start["GROUP_WORLD_SIZE"], start["ROLE_NAME"]) == (
+                "0",
+                "1",
+                "trainer",
+            )
+            assert start["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+            assert start["TORCHELASTIC_MAX_RESTARTS"] == "2"
+            assert start["TORCHELASTIC_RUN_ID"] == look.job.job_id
+    assert node.says("ValueError: told to fail")
+    look.job.check_nothing_left()
+
+
+def test_a_killed_worker_costs_nothing_of_the_budget(job: MakeJob, tmp_path: Path) -> None:
+    look = Looking(tmp_path, job, nodes="1")
+    node = look.job.start(slots=2)
+    first = look.await_starts(2)
+    killed_at_s = time.monotonic()
+    next(w for w in node.workers if w.slot == 1).kill()
+    second = look.await_starts(2, since=2)
+    look.job.measured("restart mode, worker killed -> all started", time.monotonic() - killed_at_s, 4.0)
+    assert {s["pid"] for s in first}.isdisjoint({s["pid"] for s in second})
+    look.stop()
+    look.job.finish()
+    assert node.says("SIGKILL")
+
+
+def test_a_failing_script_ends_the_job_with_its_code_and_cause(job: MakeJob, tmp_path: Path) -> None:
+    look = Looking(tmp_path, job, nodes="1")
+    node = look.job.start(slots=2)
+    look.await_starts(2)
+    (look.out / "fail-0").touch()
+    assert node.process.wait(20) == 1
+    assert node.says("ValueError: told to fail")
+    assert not node.says("generation 2")
+    look.job.check_nothing_left()
+
+
+def test_without_a_warm_parent(job: MakeJob, tmp_path: Path) -> None:
+    look = Looking(tmp_path, job, nodes="1", options=["--start-method", "spawn", "--max-restarts", "1"])
+    look.job.start(slots=1)
+    look.await_starts(1)
+    (look.out / "fail-0").touch()
+    look.await_starts(1, since=1)
+    look.stop()
+    look.job.finish()
+    look.job.check_nothing_left()
+
+
+def test_a_session_opened_by_a_module_of_the_script_makes_the_job_live(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "trains.py").write_text(
+        "import torch, bagua_core as bagua\n"
+        "def main():\n"
+        "    bagua.init_process_group()\n"
+        "    net = torch.nn.Linear(1, 1)\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    model = bagua.DistributedDataParallel(net, optimizers=[optimizer])\n"
+        "    while bagua.next_step() < 20:\n"
+        "        optimizer.zero_grad(); model(torch.ones(1, 1)).sum().backward(); optimizer.step()\n"
+        "    print('world', bagua.get_world_size(), 'generation', bagua.generation() > 0)\n"
+    )
+    script = tmp_path / "plain.py"
+    script.write_text("import trains\ntrains.main()\n")
+    one = job(nodes="1", program=[str(script)])
+    node = one.start(slots=2)
+    one.finish()
+    assert node.says("world 2 generation True", times=2)
+
+
+def test_a_script_of_both_modes_is_told_so(job: MakeJob, tmp_path: Path) -> None:
+    script = tmp_path / "both.py"
+    script.write_text(
+        "import torch.distributed as dist\nimport bagua_core as bagua\n"
+        "dist.init_process_group('gloo')\nopens = bagua.init_process_group\nopens()\n"
+    )
+    one = job(nodes="1", program=[str(script)])
+    node = one.start(slots=1)
+    assert node.process.wait(30) == 1
+    assert node.says("MixedModesError", "call only one of the two")
