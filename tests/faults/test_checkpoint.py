@@ -83,3 +83,22 @@ def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: 
     reference.finish(deadline_s=60)
     assert 0 < early < newest
     assert same_state(one.ends()[0], reference.ends()[0])
+
+
+def test_all_workers_killed_and_the_agents_live(job: MakeJob, tmp_path: Path) -> None:
+    """Nobody holds the state: the same job begins again from its checkpoint, with new workers."""
+    saved = tmp_path / "saved"
+    one = make(job, saved)
+    node = one.start(slots=2)
+    copy_of_newest(saved, tmp_path / "early")
+    one.await_step(LAST_STEP // 2 + 10)
+    victims = node.workers
+    for worker in victims:
+        worker.kill()
+    node.await_line("goes on from the checkpoint of step")
+    assert {w.worker_id for w in node.workers}.isdisjoint({w.worker_id for w in victims})
+    one.finish(deadline_s=60)
+    one.check(finished=2)
+    after = one.ledger
+    assert [r.resumed_at_step for r in after.resumptions][0] == 0
+    assert len(after.resumptions) == 2 and after.steps == LAST_STEP
