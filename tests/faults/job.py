@@ -160,12 +160,13 @@ class Job:
         failpoints: str = "",
         agent_failpoints: str = "",
         options: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Node:
         words = [sys.executable, "-m", "bagua_launch", *self._options, *options]
         words += ["--nproc-per-node", str(slots)]
         if failpoints:
             words += ["--failpoints", failpoints]
-        more = {"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {}
+        more = {**environment, **({"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {})}
         process = _run(
             host, [*words, *(self._program or [str(SCRIPT), *self._script])], self._log_file(), more
         )
