@@ -1,0 +1,40 @@
+"""The rivals' workload with two triggers for each host: a file `raise-<host>` or `hang-<host>` in $FAULT_DIRECTORY.
+
+Stands in a job's script directory under the name workload.py, so that every system's own script runs unchanged.
+A trigger works once, in the middle of a step; `<what>-<host>.at` then holds when, in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.rivals import workload as _workload
+from benchmarks.rivals.workload import Samples, StepLog, mlp
+
+__all__ = ["Samples", "StepLog", "device_time", "mlp"]
+
+_HANGS_S = 600.0  # the benchmark ends its processes long before
+
+
+def device_time() -> None:
+    """As the workload's, and what a trigger asks for."""
+    if _is_asked("raise"):
+        raise ValueError("told to fail")
+    if _is_asked("hang"):
+        threading.Event().wait(_HANGS_S)
+    _workload.device_time()
+
+
+def _is_asked(what: str) -> bool:
+    path = Path(os.environ["FAULT_DIRECTORY"]) / f"{what}-{os.uname().nodename}"
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    half = path.with_suffix(".half")
+    half.write_text(repr(time.time()))
+    half.rename(path.with_suffix(".at"))
+    return True
