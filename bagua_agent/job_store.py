@@ -14,8 +14,8 @@ from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.job_config import JobConfig
 from bagua_agent.local_address import LOOPBACK
 from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
+from bagua_agent.store.hosted import HostedEtcd
 from bagua_agent.store_access import store_config
 
 _IS_ANYONE_THERE_S = 0.5
@@ -29,7 +29,7 @@ class JobStore:
 
     store: Store
     endpoint: str
-    server: EmbeddedEtcd | None = None
+    server: HostedEtcd | None = None
 
     def close(self) -> None:
         self.store.close()
@@ -97,7 +97,7 @@ def _is_this_machine(endpoint: Endpoint) -> bool:
 
 
 def _hosted(config: JobConfig, listen: str, directory: Path) -> JobStore:
-    server = EmbeddedEtcd.start(listen, directory=directory)
+    server = HostedEtcd.start(listen, directory=directory)
     store = Store(store_config((server.endpoint,), config.store_credentials))
     try:
         store.connect(_IS_ANYONE_THERE_S)

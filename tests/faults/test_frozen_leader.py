@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from bagua_agent import leadership
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
@@ -18,10 +17,6 @@ from tests.lab.wait import eventually
 
 # Nobody suspects it while steps go on, so its lease (3 s) has to end; etcd ends leases within a second.
 NEXT_LEADER_BOUND_S = 8.0
-
-needs_points = pytest.mark.skipif(
-    not hasattr(leadership, "Failpoints"), reason="leadership reaches no failpoints"
-)
 
 
 def reigns(one: Job, cluster: EtcdCluster) -> list[tuple[str, int, int]]:
@@ -104,7 +99,6 @@ def test_the_leader_is_frozen_through_its_lease_and_thawed(job: MakeJob, lab: La
     assert old not in {agent for _, agent in written[before - 1 :]}, "the thawed one leads no more"
 
 
-@needs_points
 # Generation 1 holds the first node's worker alone, generation 2 would take in the second's.
 @pytest.mark.parametrize(
     ("point", "others_go_on"),
@@ -146,7 +140,6 @@ def test_the_leader_stops_at_a_write_and_is_thawed_after_its_lease(
     assert all(revision > end_of_reign for revision in later), "the thawed one wrote before it led again"
 
 
-@needs_points
 @pytest.mark.parametrize(
     ("edge", "action"),
     [
@@ -179,7 +172,6 @@ def test_the_leader_dies_or_gets_no_answer_when_it_writes_a_join(
     assert action == "raise" or len(reigns(one, cluster)) == 2
 
 
-@needs_points
 @pytest.mark.parametrize("edge", ["result.before", pytest.param("result.after", marks=pytest.mark.long)])
 def test_the_leader_dies_when_it_writes_the_result(job: MakeJob, lab: Lab, edge: str) -> None:
     cluster = lab.etcd(lab.hosts[0])
@@ -193,7 +185,6 @@ def test_the_leader_dies_when_it_writes_the_result(job: MakeJob, lab: Lab, edge:
     one.check(finished=2)
 
 
-@needs_points
 @pytest.mark.parametrize(
     "edge", ["agent-removal.before", pytest.param("agent-removal.after", marks=pytest.mark.long)]
 )
@@ -214,7 +205,6 @@ def test_the_leader_dies_when_it_removes_a_dead_agent(job: MakeJob, make_lab: Ma
     written_under(one, cluster)
 
 
-@needs_points
 @pytest.mark.parametrize(
     "edge", ["leader-removal.before", pytest.param("leader-removal.after", marks=pytest.mark.long)]
 )

@@ -17,7 +17,7 @@ import pytest
 from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.store import embedded
 from bagua_agent.store.client import Store, StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd, find_etcd
+from bagua_agent.store.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
 from bagua_agent.store.endpoints import parse_endpoints
 
 from .conftest import free_port, wait_until
@@ -198,3 +198,36 @@ def test_a_frozen_server_is_stopped_by_force() -> None:
 def test_the_environment_does_not_configure_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://192.0.2.1:1")
     EmbeddedEtcd.start().stop()
+
+
+def test_data_that_cannot_be_read_are_said_or_left_behind(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd.start(directory=tmp_path / "e")
+    etcd.kill()
+    database = etcd.directory / "data" / "member" / "snap" / "db"
+    database.write_bytes(b"no database")
+    with pytest.raises(EtcdEnded, match="failed to open database") as caught:
+        EmbeddedEtcd.start(directory=etcd.directory)
+    assert caught.value.status > 0
+    assert len(str(caught.value)) < 300, "no stack trace"
+    EmbeddedEtcd.start(directory=etcd.directory, empty=True).stop()
+
+
+def test_one_that_is_killed_while_it_starts_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "etcd"
+    binary.write_text("#!/bin/sh\nkill -9 $$\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(embedded, "find_etcd", lambda: str(binary))
+    with pytest.raises(EtcdEnded) as caught:
+        EmbeddedEtcd.start()
+    assert caught.value.status == -signal.SIGKILL
+
+
+def test_one_that_nobody_waits_for_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "etcd"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(embedded, "find_etcd", lambda: str(binary))
+    began_s = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="not wanted"):
+        EmbeddedEtcd.start(unwanted=lambda: time.monotonic() > began_s + 0.1)
+    assert time.monotonic() - began_s < 5.0

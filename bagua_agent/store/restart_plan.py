@@ -1,0 +1,61 @@
+"""When is an etcd of our own started again, and on what? Decided from how its last ones ended; pure.
+
+A row of ends begins with that of a server that had run steadily. Its data are kept as long as they may be good; a
+server that refuses them is started on none, for the job's members put their keys again from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+STEADY_S = 10.0  # a server that ran so long begins a new row
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+MOST_IN_VAIN = 8
+
+
+class How(Enum):
+    KILLED = "killed by a signal"
+    ENDED = "ended by itself"
+    SILENT = "ended by us, as it did not answer in time"
+    NOT_STARTED = "could not be started: its address is taken, its program is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """answered: it had served before."""
+
+    how: How
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """empty: without the data that are there."""
+
+    after_s: float
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    in_vain: int
+
+
+def plan(row: Sequence[End]) -> StartAgain | GiveUp:
+    """row: the ends so far, the newest last; at least one."""
+    in_vain = 0
+    for end in reversed(row):
+        if end.answered:
+            break
+        in_vain += 1
+    if in_vain >= MOST_IN_VAIN:
+        return GiveUp(in_vain)
+    # The first end says nothing about the data: it had served with them.
+    after_the_first = [end.how for end in row[1:]]
+    empty = How.ENDED in after_the_first or after_the_first.count(How.SILENT) >= 2
+    again = len(after_the_first)
+    after_s = min(FIRST_PAUSE_S * 2.0 ** min(again - 1, 16), LONGEST_PAUSE_S) if again else 0.0
+    return StartAgain(after_s, empty)
