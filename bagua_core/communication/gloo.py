@@ -2,11 +2,13 @@
 
 Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
 never block in Gloo for long: its operations cannot be given up while a peer is silent.
-A group that failed or was aborted is kept for ever: destroying it would wait for its operations.
+A group that failed or was aborted is kept, for destroying it would wait for its operations; retired_groups.py asks
+for those that nobody can use any more.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -62,9 +64,27 @@ _REDUCIBLE = frozenset(
     }
 )
 
-# Groups whose operations may still run. Only ever appended to: a destructor that meets a pending
-# operation blocks until that operation's timeout. A process that holds any ends with os._exit.
+# Groups whose operations may still run: a destructor that meets a pending operation blocks until that operation's
+# timeout. A process that holds any ends with os._exit.
 _retired: list[_Group] = []
+_taking = threading.Lock()
+# The list's own reference, the loop's variable and the argument of getrefcount.
+_UNUSED_REFERENCES = 3
+
+
+def take_unused() -> list[_Group]:
+    """The retired groups that no communicator and no operation's thread holds; from now on only the caller does.
+
+    Cheap, never blocks; but dropping one waits for operations that still run.
+    """
+    found: list[_Group] = []
+    with _taking:  # others only append, so indices stay
+        for index in range(len(_retired) - 1, -1, -1):
+            group = _retired[index]
+            if sys.getrefcount(group) == _UNUSED_REFERENCES:
+                found.append(_retired.pop(index))
+            del group
+    return found
 
 
 class GlooCommunicator(Communicator):

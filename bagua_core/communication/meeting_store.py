@@ -2,7 +2,8 @@
 
 torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where
 that does not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or
-deleted but whole generations. Frames: length, operation, key, value. Oversized frames end the connection.
+deleted but whole generations. Frames: length, operation, key, value. Oversized frames end the connection, and so does
+a client that asks on and on and does not read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import OrderedDict
 from datetime import timedelta
 
@@ -19,6 +21,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 LARGEST_FRAME_BYTES = 1 << 20
 GENERATIONS_KEPT = 16
+MOST_UNREAD_BYTES = 16 << 20  # of answers that a client has asked for and does not take
+MOST_QUESTIONS = 1024  # of one client that wait for a value; a MeetingStore has one at a time
 ACCEPT_AGAIN_S = 0.1  # callers wait in the backlog meanwhile
 _NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the key
@@ -38,6 +42,7 @@ class _Connection:
         self.sock = sock
         self.incoming = bytearray()
         self.outgoing = bytearray()
+        self.questions = 0  # that wait for a value
 
     def frames(self) -> list[tuple[int, bytes, bytes]]:
         """Whole frames received so far. Raises ValueError for one that is too large."""
@@ -141,12 +146,16 @@ class MeetingServer:
                 self._groups.popitem(last=False)
             keys[key] = value
             for waiter in self._waiting.pop(key, []):
+                waiter.questions -= 1
                 waiter.outgoing += _frame(_VALUE, key, value)
                 if waiter is not connection:
                     self._serve(waiter, 0)
         elif operation == _GET:
+            if len(connection.outgoing) > MOST_UNREAD_BYTES or connection.questions >= MOST_QUESTIONS:
+                raise ValueError("a client that asks and does not read")
             found = self._groups.get(group, {}).get(key)
             if found is None:
+                connection.questions += 1
                 self._waiting.setdefault(key, []).append(connection)
             else:
                 connection.outgoing += _frame(_VALUE, key, found)
@@ -160,6 +169,8 @@ class MeetingServer:
             except BlockingIOError:
                 sent = 0
             del connection.outgoing[:sent]
+            if len(connection.outgoing) > MOST_UNREAD_BYTES:
+                raise ValueError("a client that does not read")
         interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
         self._selector.modify(connection.sock, interest, connection)
 
@@ -195,17 +206,16 @@ class MeetingStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._send(_frame(_SET, key.encode(), data))
+        self._send(_frame(_SET, key.encode(), data), time.monotonic() + self._timeout_s)
 
     def get(self, key: str) -> bytes:
-        if key not in self._seen:
-            self._seen[key] = self._fetch(key)
-        return self._seen[key]
+        return self._get(key, time.monotonic() + self._timeout_s)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         # `timeout` is that of the group's operations, which may be much longer than meeting should take.
+        deadline_s = time.monotonic() + self._timeout_s
         for key in keys:
-            self.get(key)
+            self._get(key, deadline_s)
 
     def has_extended_api(self) -> bool:
         return False
@@ -219,23 +229,43 @@ class MeetingStore(Store):
     def close(self) -> None:
         self._sock.close()
 
-    def _send(self, data: bytes) -> None:
+    def _get(self, key: str, deadline_s: float) -> bytes:
+        if key not in self._seen:
+            self._seen[key] = self._fetch(key, deadline_s)
+        return self._seen[key]
+
+    def _send(self, data: bytes, deadline_s: float) -> None:
         try:
+            self._sock.settimeout(_left_s(deadline_s))
             self._sock.sendall(data)
         except OSError as error:
             raise MeetingStoreError(f"the store of rank 0: {error}") from error
 
-    def _fetch(self, key: str) -> bytes:
-        self._send(_frame(_GET, key.encode()))
+    def _fetch(self, key: str, deadline_s: float) -> bytes:
+        self._send(_frame(_GET, key.encode()), deadline_s)
         connection = _Connection(self._sock)
         while True:
             try:
+                # Of all answers together: who keeps talking of something else must not hold its client.
+                self._sock.settimeout(_left_s(deadline_s))
                 data = self._sock.recv(1 << 16)
             except OSError as error:
                 raise MeetingStoreError(f"waiting for {key!r}: {error}") from error
             if not data:
                 raise MeetingStoreError(f"waiting for {key!r}: the store of rank 0 has closed")
             connection.incoming += data
-            for _, answered, value in connection.frames():
-                if answered == key.encode():
+            try:
+                frames = connection.frames()
+            except ValueError as error:
+                raise MeetingStoreError(f"waiting for {key!r}: what answers is no store: {error}") from error
+            for operation, answered, value in frames:
+                if operation == _VALUE and answered == key.encode():
                     return value
+
+
+def _left_s(deadline_s: float) -> float:
+    """Raises TimeoutError when nothing is left."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s

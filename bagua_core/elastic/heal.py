@@ -22,6 +22,7 @@ CHUNK_BYTES = 4 << 20
 TAG = 7001  # one transfer at a time between two ranks of one communicator
 # A peer that neither dies nor sends: long, for it may be held up as a whole machine can be, but not for ever.
 SILENCE_S = 600.0
+LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors travel beside it
 
 
 class HealMismatch(CollectiveFailed):
@@ -56,11 +57,17 @@ def receive_state(communicator: Communicator, holders: Sequence[int], landing: L
     header = torch.zeros(3, dtype=torch.int64)
     _receive(communicator, header, holders[0])
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
+    if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
+        raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
     manifest = torch.empty(manifest_bytes, dtype=torch.uint8)
     _receive(communicator, manifest, holders[0])
     if zlib.crc32(manifest.numpy().data) != checksum:
         raise HealMismatch("the manifest of the state arrived with another checksum; it is not used")
-    where.open(manifest.numpy().tobytes(), total_bytes)
+    text = manifest.numpy().tobytes()
+    expected_bytes = state_codec.announced_bytes(text)
+    if total_bytes != expected_bytes:
+        raise HealMismatch(f"{total_bytes} bytes were announced for a state of {expected_bytes}")
+    where.open(text, total_bytes)
 
     failures: list[Exception] = []
 

@@ -1,7 +1,7 @@
 """Is there memory to put a copied state beside the one that is there? A pure decision, and the reading of what is free.
 
-Owns the margin and `BAGUA_STAGING_BYTES`, the most a copy may take beside the live state (0: always copy in place).
-Knows nothing of tensors but their size. Whoever gets "in place" must count as stateless before the first byte.
+Owns the margin. The user's limit is `BAGUA_STAGING_BYTES`, a variable of bagua_contract/environment.py. Knows nothing
+of tensors but their size. Whoever gets "in place" must count as stateless before the first byte.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT_VARIABLE = "BAGUA_STAGING_BYTES"
+from bagua_contract.environment import staging_bytes_in, variable
+
+LIMIT_VARIABLE = variable("staging_bytes")
 MARGIN_BYTES = 64 << 20  # for what the step itself, the loader and the neighbours take meanwhile
-
-
-class StagingLimitError(ValueError):
-    """BAGUA_STAGING_BYTES is no number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +34,9 @@ def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | No
 
 
 def limit_bytes_from(environ: Mapping[str, str]) -> int | None:
-    """Raises StagingLimitError."""
-    raw = environ.get(LIMIT_VARIABLE, "")
-    if not raw:
-        return None
-    if not raw.isdecimal():
-        raise StagingLimitError(f"{LIMIT_VARIABLE}={raw!r} is not a number of bytes")
-    return int(raw)
+    """None: no limit. Raises WorkerEnvironmentError."""
+    limit_bytes = staging_bytes_in(environ)
+    return None if limit_bytes < 0 else limit_bytes
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -132,9 +132,19 @@ class Fitting:
 def targets(manifest: bytes, own_manifest: bytes, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One tensor for each that `manifest` describes: the own one in the same place, if it looks alike, or a new one.
 
-    Not those of buffers, which a forward beside the copy may change.
+    Not those of buffers, which a forward beside the copy may change. Raises StateCodecError.
     """
-    theirs, ours = json.loads(manifest), json.loads(own_manifest)
+    new = state_codec.allocate(manifest)
+    try:
+        places = _places(json.loads(own_manifest), json.loads(manifest))
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        raise state_codec.StateCodecError(f"the state's manifest is not one of ours: {error}") from error
+    # not `detach`: a forward that runs beside the copy must not see its version change
+    return [own[places[i]].data if i in places else new[i] for i in range(len(new))]
+
+
+def _places(ours: Any, theirs: Any) -> dict[int, int]:
+    """Which tensor of `theirs` may be written into which of `ours`, by the two manifests."""
     places: dict[int, int] = {}
     taken: set[int] = set()
     for here, there in _pairs(ours["state"], theirs["state"]):
@@ -143,9 +153,7 @@ def targets(manifest: bytes, own_manifest: bytes, own: Sequence[torch.Tensor]) -
         if alike and there not in places and here not in taken:
             places[there] = here
             taken.add(here)
-    new = state_codec.allocate(manifest)
-    # not `detach`: a forward that runs beside the copy must not see its version change
-    return [own[places[i]].data if i in places else new[i] for i in range(len(new))]
+    return places
 
 
 def _pairs(ours: Any, theirs: Any) -> list[tuple[int, int]]:

@@ -12,7 +12,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 SUFFIX = ".jsonl"
 _MOST_VIOLATIONS = 100
@@ -44,12 +46,11 @@ class LedgerLine:
     @staticmethod
     def decode(text: bytes) -> LedgerLine:
         """Raises ValueError for anything but one whole line."""
-        values = json.loads(text)
-        names = {f.name for f in fields(LedgerLine)}
-        if not isinstance(values, dict) or not names - {"job"} <= values.keys():
+        kept = {"job": "", **_values(text, LedgerLine, "a ledger line")}
+        samples = kept["samples"]
+        if not isinstance(samples, list) or not all(map(_is_whole, samples)) or kept["world_size"] < 1:
             raise ValueError(f"not a ledger line: {text[:80]!r}")
-        kept = {name: values[name] for name in names & values.keys()}
-        kept["samples"] = tuple(kept["samples"])
+        kept["samples"] = tuple(samples)
         return LedgerLine(**kept)
 
 
@@ -78,11 +79,31 @@ class Resumption:
     @staticmethod
     def decode(text: bytes) -> Resumption:
         """Raises ValueError for anything but one whole line of this kind."""
-        values = json.loads(text)
-        names = {f.name for f in fields(Resumption)}
-        if not isinstance(values, dict) or not names <= values.keys():
+        kept = _values(text, Resumption, "a resumption")
+        if "job" not in kept:
             raise ValueError(f"not a resumption: {text[:80]!r}")
-        return Resumption(**{name: values[name] for name in names})
+        return Resumption(**kept)
+
+
+def _values(text: bytes, kind: type[LedgerLine | Resumption], what: str) -> dict[str, Any]:
+    """The fields of `kind`; `job` may be missing. Raises ValueError for anything but numbers and a name."""
+    try:
+        values = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"not {what}: {text[:80]!r}") from error
+    names = {f.name for f in fields(kind)}
+    if not isinstance(values, dict) or not names - {"job"} <= values.keys():
+        raise ValueError(f"not {what}: {text[:80]!r}")
+    kept = {name: values[name] for name in names & values.keys()}
+    numbers = [kept[name] for name in kept.keys() - {"time", "samples", "job"}]
+    is_named = isinstance(kept.get("job", ""), str)
+    if not is_named or type(kept["time"]) not in (int, float) or not all(map(_is_whole, numbers)):
+        raise ValueError(f"not {what}: {text[:80]!r}")
+    return kept
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63  # a bool is no number here
 
 
 _When = tuple[tuple[int, float], int, str]  # the start before it, its generation, its job
@@ -215,11 +236,14 @@ class Ledger:
                     found.append(
                         f"step {step}, generation {generation}: world sizes {sorted(sizes)} do not agree"
                     )
-                missing = sorted(set(range(max(sizes))) - {line.global_rank for line in lines})
-                beyond = [line.global_rank for line in lines if line.global_rank >= max(sizes)]
+                there = {line.global_rank for line in lines}
+                # One by one and not all: a size that nobody had must not be counted out.
+                missing = list(islice((r for r in range(max(sizes)) if r not in there), _MOST_VIOLATIONS))
+                beyond = sorted(rank for rank in there if not 0 <= rank < max(sizes))
                 if missing or beyond:
+                    more = ", ..." if len(missing) == _MOST_VIOLATIONS else ""
                     found.append(
-                        f"step {step}, generation {generation}: global ranks {missing} are missing"
+                        f"step {step}, generation {generation}: global ranks {missing}{more} are missing"
                         + (f", {beyond} are not of it" if beyond else "")
                     )
                 if len({line.epoch for line in lines}) > 1:

@@ -7,16 +7,9 @@ end what peers' groups still wait for. Invariant: only a group that nobody can u
 
 from __future__ import annotations
 
-import sys
 import threading
-from typing import Any
 
 from bagua_core.communication import gloo
-
-# The list's own reference, the loop's variable and the argument of getrefcount.
-_UNUSED_REFERENCES = 3
-
-_lock = threading.Lock()
 
 
 def let_go() -> int:
@@ -24,14 +17,7 @@ def let_go() -> int:
 
     Cheap, never blocks. Whatever is still held is looked at again by the next call.
     """
-    found: list[Any] = []
-    with _lock:
-        retired = gloo._retired  # others only append, so indices stay
-        for index in range(len(retired) - 1, -1, -1):
-            group = retired[index]
-            if sys.getrefcount(group) == _UNUSED_REFERENCES:
-                found.append(retired.pop(index))
-            del group
+    found = gloo.take_unused()
     count = len(found)
     while found:
         threading.Thread(

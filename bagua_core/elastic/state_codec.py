@@ -20,14 +20,13 @@ from typing import Any, overload
 import torch
 
 from bagua_core.elastic.flat_digest import digest_of_bytes
+from bagua_core.elastic.heal_memory import is_out_of_memory
 
 ALIGNMENT_BYTES = 64  # so that tensors can be views of the received bytes, whatever their dtype
 _VERSION = 1
 _MOST_DIMENSIONS = 64
 # What a corrupted manifest makes of Python, torch and numpy; all of it means that the manifest is none of ours.
-_STUMBLES = (
-    ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError, ValueError
-)
+_STUMBLES = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 
 
 class StateCodecError(TypeError):
@@ -258,10 +257,17 @@ class _Encoder:
 # -- decoding
 
 
+def announced_bytes(manifest: bytes) -> int:
+    """The size of the run of bytes that belongs to `manifest`. Raises StateCodecError."""
+    described = _parsed(manifest)["tensors"]
+    return sum(_padded(math.prod(d["shape"]) * _dtype(d["dtype"]).itemsize) for d in described)
+
+
 def allocate(manifest: bytes, device: torch.device | str | None = None) -> FlatTensors:
     """Memory for the tensors of `manifest`, to be filled with write_bytes.
 
     device: where those go that were not on the CPU; None keeps all on the CPU.
+    Raises StateCodecError, also where there is no memory for what is announced.
     """
     try:
         return FlatTensors(
@@ -304,6 +310,8 @@ def decode(
     except StateCodecError:
         raise
     except _STUMBLES as error:
+        if is_out_of_memory(error):
+            raise  # whoever asked may find another place for it
         raise StateCodecError(f"the state's manifest is not one of ours: {error}") from error
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.in_process import build_in_process
-from bagua_core.elastic.heal import TAG, receive_state
-from bagua_core.elastic.state_codec import StateCodecError
+from bagua_core.elastic.heal import TAG, HealMismatch, receive_state
+from bagua_core.elastic.state_codec import StateCodecError, encode, flat_size_bytes
 from tests.core.communication.worlds import run_ranks
 
 NO_MANIFEST = b"\xff" * 10
@@ -32,13 +34,20 @@ def receive_after(header: list[int], *more: torch.Tensor) -> type[Exception] | N
     return found
 
 
-@pytest.mark.xfail(reason="heal.py allocates whatever a header announces", strict=False)
 @pytest.mark.parametrize(
     "header", [[-1, 0, 0], [1 << 62, 0, 0], [1 << 50, 0, 0]], ids=["negative", "overflowing", "a petabyte"]
 )
 def test_a_header_that_announces_what_cannot_be(header: list[int]) -> None:
     kind = receive_after(header)
     assert kind is not None and issubclass(kind, CollectiveFailed)
+
+
+@pytest.mark.parametrize("total_bytes", [-64, 0, 63, 128, 1 << 50])
+def test_a_header_that_announces_another_state_than_the_manifest(total_bytes: int) -> None:
+    manifest, tensors = encode({"weights": torch.ones(3)})
+    assert flat_size_bytes(tensors) == 64
+    text = torch.frombuffer(bytearray(manifest), dtype=torch.uint8)
+    assert receive_after([len(manifest), total_bytes, zlib.crc32(manifest)], text) is HealMismatch
 
 
 def test_a_manifest_that_arrives_changed() -> None:

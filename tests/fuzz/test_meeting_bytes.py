@@ -12,13 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagua_core.communication.meeting_store import MeetingServer, MeetingStore, MeetingStoreError
+from bagua_core.communication.meeting_store import (
+    MOST_QUESTIONS,
+    MeetingServer,
+    MeetingStore,
+    MeetingStoreError,
+)
 
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0
-UNMENDED = pytest.mark.xfail(
-    reason="meeting_store.py bounds neither answers nor a client's wait", strict=False
-)
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -88,7 +90,6 @@ def test_hundreds_of_connections(server: MeetingServer) -> None:
     check_served(server)
 
 
-@UNMENDED
 def test_a_client_that_does_not_read_is_hung_up_on(server: MeetingServer) -> None:
     """Each question costs it a few bytes and the server a megabyte; a hundred are too many."""
     big = b"x" * (1 << 20)
@@ -101,6 +102,31 @@ def test_a_client_that_does_not_read_is_hung_up_on(server: MeetingServer) -> Non
             for _ in range(10):
                 one.sendall(question * 10)
                 threading.Event().wait(0.02)  # the server takes them one by one
+    check_served(server)
+
+
+def test_a_client_that_asks_for_what_is_not_there_on_and_on_is_hung_up_on(server: MeetingServer) -> None:
+    question = struct.pack("!IBH", 3, 2, 3) + b"g/n"
+    with stranger(server) as one:
+        one.sendall(question * (MOST_QUESTIONS + 1))
+        assert not one.recv(1), "it has hung up"
+    check_served(server)
+
+
+def test_waiters_that_do_not_read_are_hung_up_on_when_the_value_comes(server: MeetingServer) -> None:
+    big = b"x" * ((1 << 20) - 3)
+    with stranger(server) as waiting, stranger(server) as one:
+        waiting.sendall((struct.pack("!IBH", 3, 2, 3) + b"g/w") * 500)
+        check_served(server)  # its questions were read
+        one.sendall(struct.pack("!IBH", len(big) + 3, 1, 3) + b"g/w" + big)
+        check_served(server)
+        taken = 0
+        try:
+            while data := waiting.recv(1 << 20):
+                taken += len(data)
+        except ConnectionError:
+            pass  # it has hung up
+        assert taken < 100 << 20
     check_served(server)
 
 
@@ -132,7 +158,6 @@ def answering(listener: socket.socket, answer: bytes, *, again_s: float = 0.0) -
     return thread
 
 
-@UNMENDED
 @given(answer=st.binary(max_size=60))
 @FUZZ
 def test_an_answer_of_any_bytes_is_one_error(impostor: socket.socket, answer: bytes) -> None:
@@ -144,7 +169,6 @@ def test_an_answer_of_any_bytes_is_one_error(impostor: socket.socket, answer: by
     thread.join(DEADLINE_S)
 
 
-@UNMENDED
 def test_a_server_that_keeps_talking_does_not_hold_its_client(impostor: socket.socket) -> None:
     other = struct.pack("!IBH", 2, 3, 1) + b"kv"
     thread = answering(impostor, other, again_s=0.02)

@@ -81,7 +81,7 @@ def test_a_stranger_is_hung_up_on_and_others_are_served(server, junk):
 
 def test_a_client_that_dies_while_it_waits_leaves_nothing_behind(server):
     store = MeetingStore(HOST, server.port, 5.0)
-    store._send(b"\x00\x00\x00\x01\x02\x00\x01k")
+    store._send(b"\x00\x00\x00\x01\x02\x00\x01k", time.monotonic() + 5.0)
     store.close()
     other = MeetingStore(HOST, server.port, 5.0)
     deadline_s = time.monotonic() + 5.0

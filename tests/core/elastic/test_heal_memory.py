@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bagua_contract.environment import WorkerEnvironmentError
 from bagua_core.elastic.heal_memory import (
     MARGIN_BYTES,
-    StagingLimitError,
     available_bytes,
     decide,
     is_out_of_memory,
@@ -37,7 +37,7 @@ def test_the_decision(needed: int, available: int | None, limit: int | None, sta
 def test_the_limit_is_read_and_checked() -> None:
     assert limit_bytes_from({}) is None
     assert limit_bytes_from({"BAGUA_STAGING_BYTES": "0"}) == 0
-    with pytest.raises(StagingLimitError, match="BAGUA_STAGING_BYTES='1GB'"):
+    with pytest.raises(WorkerEnvironmentError, match="BAGUA_STAGING_BYTES='1GB'"):
         limit_bytes_from({"BAGUA_STAGING_BYTES": "1GB"})
 
 

@@ -45,11 +45,16 @@ def test_fifty_lost_generations_leave_neither_descriptors_nor_threads() -> None:
     retired_groups.let_go()
     lose(1)
     before = (open_files(), threads())
+
+    def few() -> bool:
+        retired_groups.let_go()
+        return open_files() < before[0] + 150 and threads() < before[1] + 150
+
     for generation in range(2, GENERATIONS + 2):
         lose(generation)
-        retired_groups.let_go()
         # three groups of three have a dozen descriptors and as many threads: without letting go there were hundreds
-        assert open_files() < before[0] + 150 and threads() < before[1] + 150
+        # Destructors have threads of their own, which a busy machine may hold up.
+        await_true(few, "destructors keep up")
 
     def given_back() -> bool:
         retired_groups.let_go()
