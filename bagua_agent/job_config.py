@@ -113,6 +113,10 @@ class JobConfig:
     probe_window_s: float = _POLICY.probe_window_s
     below_minimum_timeout_s: float | None = _POLICY.below_minimum_timeout_s
     holder_timeout_s: float | None = _POLICY.holder_timeout_s
+    # A worker that keeps the others waiting is named after hang_notice_s and replaced after hang_timeout_s.
+    hang_notice_s: float = _POLICY.hang_notice_s
+    hang_renew_s: float = _POLICY.hang_renew_s
+    hang_timeout_s: float | None = _POLICY.hang_timeout_s
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

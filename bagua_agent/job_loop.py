@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bagua_agent import job_history, narrator
 from bagua_agent.desired_writes import DesiredWrites
+from bagua_agent.hang_orders import HangOrders
 from bagua_agent.history_keeper import HistoryKeeper
 from bagua_agent.history_writer import HistoryWriter
 from bagua_agent.inbox import LeadershipReported, LeaseChanged, StoreChanged, StoreConnected, WorkerSaid
@@ -118,7 +119,7 @@ class JobLoop:
         self._job_store: JobStore = opened
         self._closers.append(opened.close)
         if opened.server is not None:
-            self._workers.guard_group(opened.server.pid)
+            opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
         for line in narrator.store_opened(
             config, opened.endpoint, self._hosts_for_others, is_exposed(config)
         ):
@@ -189,6 +190,8 @@ class JobLoop:
             has_checkpoints=bool(config.checkpoint_dir),
         )
         self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
+        hang_orders = HangOrders(self._job, self._workers)
+        self._closers.append(hang_orders.stop)
         self._news = StoreNews(
             self._agent_id,
             self._keys,
@@ -199,6 +202,7 @@ class JobLoop:
             self._membership.follow_leader,
             leased.recheck,
             self._become_live,
+            hang_orders.take,
         )
         self._own_key.put()
         self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
@@ -358,4 +362,7 @@ def _policy(config: JobConfig, max_restarts: int) -> Policy:
         probe_window_s=config.probe_window_s,
         lease_ttl_s=config.lease_ttl_s,
         max_restarts=max_restarts,
+        hang_notice_s=config.hang_notice_s,
+        hang_renew_s=config.hang_renew_s,
+        hang_timeout_s=config.hang_timeout_s,
     )

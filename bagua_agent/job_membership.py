@@ -26,6 +26,7 @@ from bagua_agent.membership import actions as do
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.machine import State, new_state, step_all
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.root_cause import casualties_line, ended, root_cause
 from bagua_agent.membership.view import FailureView
 from bagua_agent.workers.exit_cause import shell_exit_code
 from bagua_contract import membership_pb2 as pb
@@ -92,17 +93,26 @@ class JobMembership:
             case do.WriteGeneration():
                 self._leadership.write_generation(
                     action.generation,
-                    self._job.seen.generation_revision if action.expected_previous_number else 0,
+                    self._job.seen.generation_revision
+                    if action.expected_previous_number
+                    else self._job.seen.unreadable.get(self._job.keys.generation, 0),
+                    self._job.seen.unwritten(self._job.keys.result),
                 )
             case do.WriteResult():
                 failure = self._failure_record(action.failure)
                 exit_code = action.exit_code if failure is None else shell_exit_code(failure.exit_code)
-                self._leadership.write_result(action.outcome, exit_code, action.reason, failure)
+                casualties = self._casualties(action.failure)
+                unwritten = self._job.seen.unwritten(self._job.keys.result)
+                self._leadership.write_result(
+                    unwritten, action.outcome, exit_code, action.reason, failure, casualties
+                )
             case do.ProbeAgents():
                 for question in action.questions:
                     self._leadership.ask(question, action.sequence)
             case do.RefuseMember():
                 self._leadership.refuse(action.worker_id, action.difference)
+            case do.WriteHangOrder():
+                self._leadership.write_hang_order(action.order)
             case do.RemoveDeadAgent():
                 ids = [
                     m.worker_id for m in self._state.view.members.values() if m.agent_id == action.agent_id
@@ -121,6 +131,17 @@ class JobMembership:
             return None if stored is None else pb.Failure.FromString(stored)
         except DecodeError:
             return None  # somebody wrote over it; the result can do without
+
+    def _casualties(self, failure: FailureView | None) -> str:
+        """One line about the failures that the shown one explains, as far as they are known by now."""
+        if failure is None:
+            return ""
+        found = root_cause(
+            ended(record, f.order)
+            for f in self._state.view.failures.values()
+            if f.generation == failure.generation and (record := self._failure_record(f)) is not None
+        )
+        return casualties_line(found) if found is not None and found.casualties else ""
 
     # -- leading
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bagua_agent.membership.view import JobView
+from bagua_agent.store.client import Compare, mod_revision_is
 from bagua_agent.store_events import LeaderKey
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -18,8 +19,8 @@ from bagua_contract.records import Generation
 class JobSeen:
     """view: the whole picture. generation: the newest record. generation_revision: of what stands in the store, 0 if
     nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
-    closing: nobody joins any more. leaving_since_s: of the first signal; minus infinity after the second, or if
-    there is nothing to wait for."""
+    unreadable: by key, the revision of what stands there and nobody can read. closing: nobody joins any more.
+    leaving_since_s: of the first signal; minus infinity after the second, or if there is nothing to wait for."""
 
     spec: pb.JobSpec
     view: JobView
@@ -31,6 +32,11 @@ class JobSeen:
     leaving_since_s: float | None = None
     leaving_signal: int = 0
     remembered: dict[str, bytes] = field(default_factory=dict)
+    unreadable: dict[str, int] = field(default_factory=dict)
+
+    def unwritten(self, key: str) -> Compare:
+        """That nothing stands under `key` but what nobody can read."""
+        return mod_revision_is(key, self.unreadable.get(key, 0))
 
     @property
     def restarts(self) -> bool:

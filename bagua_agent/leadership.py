@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from bagua_agent.errors import InfrastructureLost
 from bagua_agent.failpoints import Failpoints
+from bagua_agent.membership import hang
 from bagua_agent.membership.actions import Outcome, Question
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import Verdict
 from bagua_agent.rpc.prober import probe, probe_through
 from bagua_agent.store.client import (
     Compare,
     Put,
     Store,
-    absent,
     create_revision_is,
     mod_revision_is,
 )
@@ -34,6 +35,13 @@ log = logging.getLogger(__name__)
 
 # Whoever can't reach etcd for longer than this may itself be what is cut off: its word is stale by then.
 REMOVAL_TIMEOUT_S = 1.0
+
+HANG_OUTCOMES = {
+    hang.Outcome.NAME: pb.HangOrder.NAME,
+    hang.Outcome.RENEW: pb.HangOrder.RENEW,
+    hang.Outcome.REPLACE: pb.HangOrder.REPLACE,
+    hang.Outcome.GIVE_UP: pb.HangOrder.GIVE_UP,
+}
 
 _VERDICTS = {
     control_pb2.ProbeReply.ALIVE: Verdict.ALIVE,
@@ -148,8 +156,9 @@ class Leadership:
 
     # -- fenced writes
 
-    def write_generation(self, generation: Generation, previous_mod_revision: int) -> None:
-        """previous_mod_revision: of the record that `generation` follows; 0 if there is none."""
+    def write_generation(self, generation: Generation, previous_mod_revision: int, unended: Compare) -> None:
+        """previous_mod_revision: of what stands where `generation` will; 0 if nothing does. unended: that the job
+        has no result."""
         fence = self._fence
 
         def write() -> None:
@@ -159,7 +168,7 @@ class Leadership:
                 [
                     create_revision_is(self._keys.leader, fence),
                     mod_revision_is(self._keys.generation, previous_mod_revision),
-                    absent(self._keys.result),
+                    unended,
                 ],
                 puts=[Put(self._keys.generation, generation.encode())],
                 quiet=True,
@@ -170,12 +179,26 @@ class Leadership:
 
         self._submit(write)
 
-    def write_result(self, outcome: Outcome, exit_code: int, reason: str, failure: pb.Failure | None) -> None:
-        result = pb.Result(outcome=outcome.value, exit_code=exit_code, reason=reason, failure=failure)
+    def write_result(
+        self,
+        unended: Compare,
+        outcome: Outcome,
+        exit_code: int,
+        reason: str,
+        failure: pb.Failure | None,
+        casualties: str = "",
+    ) -> None:
+        result = pb.Result(
+            outcome=outcome.value,
+            exit_code=exit_code,
+            reason=reason,
+            failure=failure,
+            casualties=casualties,
+        )
         self._fenced(
             "result",
             "writing the result",
-            [absent(self._keys.result)],
+            [unended],
             puts=[Put(self._keys.result, result.SerializeToString())],
         )
 
@@ -185,6 +208,23 @@ class Leadership:
             "refusal",
             f"refusing {worker_id}",
             puts=[Put(self._keys.refused(worker_id), refusal.SerializeToString())],
+        )
+
+    def write_hang_order(self, order: HangOrder | None) -> None:
+        """None: nobody is late any more."""
+        if order is None:
+            self._fenced("hang-order", "removing the hang order", deletes=[self._keys.hang])
+            return
+        value = pb.HangOrder(
+            generation=order.generation,
+            outcome=HANG_OUTCOMES[order.outcome],
+            workers=order.workers,
+            reason=order.reason,
+        )
+        self._fenced(
+            "hang-order",
+            "writing the hang order",
+            puts=[Put(self._keys.hang, value.SerializeToString())],
         )
 
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:

@@ -14,7 +14,7 @@ from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.store.client import Put, absent
+from bagua_agent.store.client import Put
 from bagua_agent.worker_exits import LastSeen, WorkerExits
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -43,7 +43,8 @@ class LiveWorkers:
         self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
         self._members: dict[str, pb.Member] = {}
         self._suspicion_sequence = 0
-        self._suspected: dict[str, int] = {}  # worker -> generation of its standing suspicion
+        # worker -> generation of its standing suspicion, and whether that is broken there
+        self._suspected: dict[str, tuple[int, bool]] = {}
         self._steps: dict[str, tuple[int, int]] = {}  # worker -> generation, committed steps
         self._training_done: set[str] = set()
 
@@ -68,10 +69,9 @@ class LiveWorkers:
         self._sessions.tell_generation(generation)
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
         over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
-        for worker_id, suspected in list(self._suspected.items()):
+        for worker_id, (suspected, _) in list(self._suspected.items()):
             if suspected < over_below:
-                del self._suspected[worker_id]
-                self._job.leased.remove(self._job.keys.suspicion(worker_id))
+                self._clear_suspicion(worker_id)
 
     def close_joins(self) -> None:
         self._sessions.tell_close()
@@ -103,6 +103,10 @@ class LiveWorkers:
                 self._progress(worker_id, message.progress, now_s)
             case "suspected":
                 self._suspects(worker_id, message.suspected, now_s)
+            case "went_on":
+                self._went_on(worker_id, message.went_on.generation)
+            case "straggler":
+                self._straggles(message.straggler)
             case "training_done":
                 self._trained(worker_id, message.training_done)
             case _:
@@ -203,7 +207,7 @@ class LiveWorkers:
             )
             return
         self._suspicion_sequence += 1
-        self._suspected[worker_id] = suspected.generation
+        self._suspected[worker_id] = (suspected.generation, suspected.kind == pb.Suspicion.BROKEN)
         suspicion = pb.Suspicion(
             worker_id=worker_id,
             generation=suspected.generation,
@@ -211,14 +215,37 @@ class LiveWorkers:
             hosts=suspected.hosts,
             detail=suspected.detail,
             sequence=self._suspicion_sequence,
+            waited_s=suspected.waited_s,
+            usual_step_s=suspected.usual_step_s,
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind == pb.Suspicion.BROKEN or "can't be built" in suspected.detail:
             job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
         self._on_suspicion(now_s)
 
+    def _went_on(self, worker_id: str, generation: int) -> None:
+        """A stall is over; a break stands until a generation ends it."""
+        self._job.timers.cancel(f"suspicion {worker_id}")
+        if self._suspected.get(worker_id) == (generation, False):
+            self._clear_suspicion(worker_id)
+
+    def _clear_suspicion(self, worker_id: str) -> None:
+        del self._suspected[worker_id]
+        self._job.leased.remove(self._job.keys.suspicion(worker_id))
+
+    def _straggles(self, told: session_pb2.Straggler) -> None:
+        generation = self._job.seen.generation
+        placement = None
+        if generation is not None and generation.number == told.generation:
+            placement = next((m for m in generation.members if m.global_rank == told.global_rank), None)
+        self._job.narrator.tell(narrator.straggler(told, placement))
+
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
+        if worker_id not in self._members:
+            return  # it has trained with nobody, so its word closes nothing
         self._training_done.add(worker_id)
         closing = pb.Closing(worker_id=worker_id, generation=done.generation, step=done.step)
-        store, key, value = self._job.store, self._job.keys.closing, closing.SerializeToString()
-        self._job.writes.until_done("closing", lambda: store.transact([absent(key)], [Put(key, value)]))
+        job, key, value = self._job, self._job.keys.closing, closing.SerializeToString()
+        job.writes.until_done(
+            "closing", lambda: job.store.transact([job.seen.unwritten(key)], [Put(key, value)])
+        )

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bagua_agent.job_config import JobConfig
+from bagua_agent.membership import root_cause
 from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 PROGRESS_EVERY_S = 5.0
@@ -95,18 +97,28 @@ def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
     return f"{wanted[0]} to {_count(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
 
 
+def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:
+    where = f"global rank {told.global_rank}"
+    if placement is not None:
+        where += f" ({placement.node_name}, slot {placement.slot})"
+    if told.recovered:
+        return f"{where} keeps pace again"
+    times = f"{told.computing_s / told.others_s:.1f} times as long as" if told.others_s > 0 else "longer than"
+    return (
+        f"{where} is the slowest: it computes {told.computing_s:.3g} s a step, {times} the others "
+        f"({told.others_s:.3g} s), and they wait for it"
+    )
+
+
 def result(job_id: str, ended: pb.Result) -> Iterator[str]:
     """How the job ended and, if it failed, what failed first."""
     words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
     yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
     if not ended.HasField("failure"):
         return
-    f = ended.failure
-    rank = f"global rank {f.global_rank}" if f.global_rank >= 0 else "in no generation yet"
-    how = f"exit code {f.exit_code}" if f.exit_code >= 0 else f"signal {-f.exit_code}"
-    yield f"first failure: {f.node_name}, slot {f.slot}, {rank}, {how}, files in {f.log_path}"
-    for line in f.traceback_tail.splitlines():
-        yield f"    {line}"
+    yield from root_cause.lines(root_cause.RootCause(root_cause.ended(ended.failure, 0), ""))
+    if ended.casualties:
+        yield ended.casualties
 
 
 def _count(number: int, what: str) -> str:

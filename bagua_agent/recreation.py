@@ -107,8 +107,23 @@ def _missing(
         # never into another job
         work.compares.append(mod_revision_is(keys.spec, found[keys.spec].mod_revision))
     if keys.result not in memory.values:
-        work.compares.append(absent(keys.result))
+        work.compares.append(_unended(keys, found))
     return PutAgain(tuple(work.compares), tuple(work.puts))
+
+
+def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
+    """That no result stands which anybody can read."""
+    standing = found.get(keys.result)
+    if standing is None or _is_result(standing.value):
+        return absent(keys.result)
+    return mod_revision_is(keys.result, standing.mod_revision)
+
+
+def _is_result(value: bytes) -> bool:
+    try:
+        return pb.Result.FromString(value).outcome != pb.Result.OUTCOME_UNSPECIFIED
+    except DecodeError:
+        return False
 
 
 @dataclass(slots=True)

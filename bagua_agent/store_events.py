@@ -13,6 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from bagua_agent.membership import events as ev
+from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.view import Run
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
@@ -20,6 +21,8 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import LARGEST_NUMBER, Generation
 
 M = TypeVar("M", bound=Message)
+
+LONGEST_DURATION_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class StoreEvents:
             return ev.MemberGone(now_s=now_s, worker_id=worker_id)
         if worker_id := keys.id_in(keys.suspicions, change.key):
             return ev.SuspicionCleared(now_s=now_s, worker_id=worker_id)
+        if change.key == keys.hang:
+            return ev.HangOrderSeen(now_s=now_s, order=None)
         return None
 
     def _put(self, change: Change, now_s: float) -> ev.Event | None:
@@ -110,6 +115,8 @@ class StoreEvents:
                 hosts=tuple(s.hosts),
                 sequence=s.sequence,
                 detail=s.detail,
+                waited_s=_duration(s.waited_s),
+                usual_step_s=_duration(s.usual_step_s),
             )
         if worker_id := keys.id_in(keys.failures, key):
             f = pb.Failure.FromString(value)
@@ -143,6 +150,8 @@ class StoreEvents:
             if not 1 <= d.min_nodes <= d.max_nodes:
                 raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
             return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
+        if key == keys.hang:
+            return ev.HangOrderSeen(now_s=now_s, order=_hang_order(pb.HangOrder.FromString(value)))
         if key == keys.closing:
             closing = pb.Closing.FromString(value)
             if not closing.generation:
@@ -153,6 +162,27 @@ class StoreEvents:
                 raise ValueError("it tells no outcome")  # and ends nothing
             return ev.ResultSeen(now_s=now_s)
         return None
+
+
+_HANG_OUTCOMES = {
+    pb.HangOrder.NAME: Outcome.NAME,
+    pb.HangOrder.RENEW: Outcome.RENEW,
+    pb.HangOrder.REPLACE: Outcome.REPLACE,
+    pb.HangOrder.GIVE_UP: Outcome.GIVE_UP,
+}
+
+
+def _hang_order(order: pb.HangOrder) -> HangOrder:
+    outcome = _HANG_OUTCOMES.get(order.outcome)
+    if outcome is None:
+        raise ValueError(f"it orders {order.outcome}, which nobody knows")
+    return HangOrder(order.generation, outcome, tuple(order.workers), order.reason)
+
+
+def _duration(value_s: float) -> float:
+    if not 0 <= value_s < LONGEST_DURATION_S:  # not a number fails too
+        raise ValueError(f"it tells of {value_s} s")
+    return value_s
 
 
 def _check_owner(in_key: str, in_value: str) -> None:

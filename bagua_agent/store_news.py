@@ -13,6 +13,7 @@ from bagua_agent import job_history, narrator
 from bagua_agent.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.membership import events as ev
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.narrator import Narrator
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
@@ -38,7 +39,8 @@ class Followers(Protocol):
 
 class StoreNews:
     """on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
-    on_live(): the job was one of restart mode until now."""
+    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's word on a hang is new;
+    None: it is over."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class StoreNews:
         on_leader_changed: Callable[[float], None],
         on_own_key_gone: Callable[[], None],
         on_live: Callable[[], None],
+        on_hang_order: Callable[[HangOrder | None], None] = lambda order: None,
     ) -> None:
         self._agent_id = agent_id
         self._keys = keys
@@ -61,6 +64,7 @@ class StoreNews:
         self._on_leader_changed = on_leader_changed
         self._on_own_key_gone = on_own_key_gone
         self._on_live = on_live
+        self._on_hang_order = on_hang_order
         self._agents: set[str] = set()  # that have a key
         self._events = StoreEvents(keys, self._unreadable)
 
@@ -88,8 +92,13 @@ class StoreNews:
     def _note(self, change: Change, event: ev.Event | None, now_s: float) -> None:
         keys, seen = self._keys, self._seen
         self._remember(change, event)
-        if change.key == keys.generation and change.value is None:
-            seen.generation_revision = 0
+        if change.key in (keys.generation, keys.closing, keys.result):
+            seen.unreadable.pop(change.key, None)
+            if change.value is not None and event is None:
+                seen.unreadable[change.key] = change.mod_revision
+        if change.key == keys.generation and event is None:
+            # Also of what can't be read: the next write compares the revision of whatever stands there.
+            seen.generation_revision = change.mod_revision if change.value is not None else 0
         elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
             seen.generation_revision = change.mod_revision
             self._generation_seen(event.generation)
@@ -97,6 +106,8 @@ class StoreNews:
             if seen.restarts and not event.restarts:
                 seen.spec.mode = pb.JobSpec.LIVE
                 self._on_live()
+        elif isinstance(event, ev.HangOrderSeen):
+            self._on_hang_order(event.order)
         elif change.key == keys.meeting:
             meeting = self._events.message_of(pb.Meeting, change)
             if meeting is not None:

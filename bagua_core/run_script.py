@@ -45,9 +45,12 @@ def main(arguments: list[str]) -> NoReturn:
     path = list(sys.path)
     run = _prepare(options.form, options.target, options.arguments)
     if options.warm_fd is None:
+        _sibling("stack_dump").answer_stack_requests()
         _import_ahead(options.preimport)
     else:
         command = _become_warm_parent(options)  # what follows happens in forked workers only
+        # not before: workers must not share one file
+        _sibling("stack_dump").answer_stack_requests()
         if options.parent_pid is not None:
             _die_with(options.parent_pid)
         sys.path[:] = path

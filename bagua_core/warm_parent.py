@@ -17,13 +17,9 @@ import os
 import select
 import socket
 import struct
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
-# How long no worker was asked for before the slow imports that only some scripts need are made.
-IDLE_S = 4.0
-LATE_IMPORT = "torch._dynamo"  # the first optimizer's constructor imports it: 0.6 s
 ADOPTION_TIMEOUT_S = 10.0
 MAX_DESCRIPTORS = 4
 LENGTH = struct.Struct("!I")
@@ -42,14 +38,7 @@ def serve(control_fd: int, printed: tuple[bytes, bytes]) -> Command | None:
     control.set_inheritable(False)
     _settle()
     _send(control, {"ready": True})
-    late_import_due = False
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
     while True:
-        if not poll.poll(IDLE_S * 1000 if late_import_due else None):
-            late_import_due = False
-            _import_late()
-            continue
         request, descriptors = _receive(control)
         if request is None:
             os._exit(0)
@@ -62,7 +51,6 @@ def serve(control_fd: int, printed: tuple[bytes, bytes]) -> Command | None:
         for descriptor in descriptors:
             os.close(descriptor)
         _send(control, answer)
-        late_import_due = LATE_IMPORT not in sys.modules
 
 
 def _load_face() -> Any:
@@ -80,16 +68,6 @@ def _settle() -> None:
     Without collecting first: that takes longer than the fork, and imports leave little.
     """
     gc.freeze()
-
-
-def _import_late() -> None:
-    if "torch" not in sys.modules:
-        return
-    try:
-        __import__(LATE_IMPORT)
-    except Exception:  # noqa: BLE001 - a worker's own import says what is wrong with it
-        return
-    _settle()
 
 
 def _fork_worker(descriptors: list[int]) -> tuple[bool, dict[str, Any]]:

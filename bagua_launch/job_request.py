@@ -184,6 +184,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "monitor_interval": ("monitor_interval_s", scalar_values.seconds),
     "signals_to_handle": ("signals_to_handle", scalar_values.signals),
     "shutdown_timeout": ("shutdown_timeout_s", scalar_values.seconds),
+    "hang_timeout": ("hang_timeout_s", scalar_values.seconds_or_never),
     "numa_binding": ("numa_binding", scalar_values.choice("node", "socket", "exclusive", "core-complex")),
     "virtual_local_rank": ("virtual_local_rank", scalar_values.switch),
     "log_dir": ("log_dir", scalar_values.text),

@@ -94,7 +94,7 @@ RUN_OPTIONS = (
         "rdzv-conf",
         RENDEZVOUS,
         "Waits in seconds: join_timeout, last_call_timeout, node_window, lease_ttl, probe_window, "
-        "below_minimum_timeout, holder_timeout ('none': without limit).",
+        "below_minimum_timeout, holder_timeout ('none': without limit), hang_notice, hang_renew.",
         "KEY=VALUE,...",
     ),
     Option("module", PROGRAM, "Run SCRIPT as `python -m` would.", short="-m"),
@@ -113,6 +113,14 @@ RUN_OPTIONS = (
         "Seconds between SIGTERM and SIGKILL. Default 30.",
         "SECONDS",
         more_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
+    ),
+    Option(
+        "hang-timeout",
+        PROGRAM,
+        "Seconds after which a worker that keeps all others waiting is replaced, its stacks saved; more than "
+        "the slowest checkpoint takes, or 'never'. Default 600.",
+        "SECONDS|never",
+        own=True,
     ),
     Option(
         "signals-to-handle",

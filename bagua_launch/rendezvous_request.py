@@ -29,6 +29,8 @@ _CONF_KEYS: dict[str, str | None] = {
     "probe_window": "probe_window_s",
     "below_minimum_timeout": "below_minimum_timeout_s",
     "holder_timeout": "holder_timeout_s",
+    "hang_notice": "hang_notice_s",
+    "hang_renew": "hang_renew_s",
     "is_host": None,
     "close_timeout": None,
     "heartbeat_timeout": None,

@@ -51,6 +51,16 @@ def seconds(said: Said) -> float:
     return value
 
 
+def seconds_or_never(said: Said) -> float | None:
+    """More than 0; None for "never"."""
+    if said.text.lower() == "never":
+        return None
+    value = seconds(said)
+    if value == 0:
+        raise refuse(said, "not a time to wait", "seconds, such as 600, or never")
+    return value
+
+
 def checkpoint_every(said: Said) -> str:
     # not at the top: the contract's package is not needed for most command lines
     from bagua_contract.checkpoint_every import CheckpointEvery

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import FailureView, Waiting
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -73,13 +74,22 @@ class RemoveDeadAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteHangOrder:
+    """What all agents shall do about a hang; None: nothing any more."""
+
+    order: HangOrder | None
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send TimePassed at time_s; replaces an earlier WakeAt."""
 
     time_s: float
 
 
-Action = WriteGeneration | WriteResult | ProbeAgents | RefuseMember | RemoveDeadAgent | WakeAt
+Action = (
+    WriteGeneration | WriteResult | ProbeAgents | RefuseMember | RemoveDeadAgent | WriteHangOrder | WakeAt
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,8 @@ class Decision:
 
     action: None means to wait. wake_at_s: look again then, if nothing happens before. waiting: a wait that
     ends the job when it lasts too long, so somebody must remember since when. leaves_out: agents that the written
-    generation does without, though they live, and that come back only after a quarantine; and why.
+    generation does without, though they live, and that come back only after a quarantine; and why. hang_order: what all
+    agents should have been told of a hang by now.
     """
 
     action: WriteGeneration | WriteResult | AskWhetherAlive | None
@@ -104,3 +115,4 @@ class Decision:
     waiting: Waiting | None = None
     leaves_out: tuple[str, ...] = ()
     leaves_out_why: str = ""
+    hang_order: HangOrder | None = None

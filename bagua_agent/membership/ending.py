@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bagua_agent.membership.actions import Decision, Outcome, WriteResult
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import judge
+from bagua_agent.membership.restart_policy import Verdict, judge
+from bagua_agent.membership.root_cause import is_casualty
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
 
@@ -20,7 +21,7 @@ def decide_end(
         return _closing(view, standing, evidence, now_s, policy)
     verdict = judge(view.failures.values(), policy.max_restarts, trained=view.has_trained)
     if verdict.fail:
-        return _failed(verdict.reason, verdict.first_failure)
+        return _awaiting_cause(view, verdict, now_s, policy) or _failed(verdict.reason, verdict.first_failure)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
     all_leave = bool(view.agents) and all(a.leaving for a in view.agents.values())
@@ -32,6 +33,17 @@ def decide_end(
         reason = "every node was asked to leave and has left"
         return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
     return None
+
+
+def _awaiting_cause(view: JobView, verdict: Verdict, now_s: float, policy: Policy) -> Decision | None:
+    """A failure that only tells of another one is often the first to be known: wait for the other, once and briefly."""
+    first = verdict.first_failure
+    if first is None or not is_casualty(first.summary, first.traceback_tail):
+        return None
+    until_s = min(f.seen_since_s for f in view.failures.values() if f.script_failure) + policy.blame_window_s
+    if now_s >= until_s:
+        return None
+    return Decision(None, f"a worker failed ({first.summary}); waiting for what else fails", until_s)
 
 
 def fail(reason: str) -> Decision:

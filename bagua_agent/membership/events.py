@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import Run, Verdict
 from bagua_contract.records import Generation
 
@@ -84,12 +85,16 @@ class GenerationWriteRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionRaised(Event):
+    """waited_s: how long the wait had lasted when it was told, of a stall. usual_step_s: of its worker; 0: unknown."""
+
     worker_id: str
     generation: int
     broken: bool
     hosts: tuple[str, ...]
     sequence: int
     detail: str = ""
+    waited_s: float = 0.0
+    usual_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,13 @@ class SuspicionCleared(Event):
     """suspicions/<worker> was deleted."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangOrderSeen(Event):
+    """control/hang was put, or deleted: None."""
+
+    order: HangOrder | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

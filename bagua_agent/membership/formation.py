@@ -24,6 +24,9 @@ Until then they do not count towards the most: the state matters more than one n
 again, each time later, and after some attempts without somebody (left_out.py). Who is left out is in quarantine: its
 workers are offered again after a while, or at once where the minimum can't be met without them.
 
+**Everybody waits.** hang.py says for whom a step waits. If all of them wait and connections between them are cut, or it
+lasts, the same members meet again; a cut that is still there then costs a node at once, for its ends name each other.
+
 **Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a LOSS record with base 0. Its
 members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
 """
@@ -33,12 +36,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from bagua_agent.membership import targets, trouble
+from bagua_agent.membership import hanging, targets, trouble
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.backoff import delay_s
 from bagua_agent.membership.candidates import Offer, offers, readiness
 from bagua_agent.membership.detection import inquire
 from bagua_agent.membership.ending import decide_end, fail
+from bagua_agent.membership.hang import HangDecision
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
@@ -99,12 +103,30 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
     if view.desired is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
     case = _Case(view, view.desired, standing, evidence, now_s, policy)
+    urgent = _who_is_there(case)
+    if urgent is not None:
+        return replace(urgent, hang_order=hanging.standing_order(view))
+    hang = hanging.look(view, standing, evidence, now_s, policy)
+    if hang.gives_up:
+        decision = fail(hang.decision.reason)
+    elif hang.renews:
+        decision = _renewed(case, hang.decision)
+    else:
+        decision = _who_should_be_there(case)
+        if hang.order is not None:
+            decision = replace(decision, reason=f"{hang.order.reason}; {decision.reason}")
+    return replace(decision, hang_order=hang.order, wake_at_s=_earlier(decision.wake_at_s, hang.wake_at_s))
+
+
+def _who_is_there(case: _Case) -> Decision | None:
+    """What the absence of members, or the suspicion of it, calls for; None: all that are missed by anybody live."""
+    view, standing, evidence = case.view, case.standing, case.evidence
     record = view.generation
     if not standing.survivors if record is None else _nobody_ever_trained(view, record):
         return _first(case)
     if standing.lost:
         return _at_once(case, f"lost {_some(standing.lost)}", broken=True)
-    inquiry = inquire(view, standing, evidence, now_s, policy)
+    inquiry = inquire(view, standing, evidence, case.now_s, case.policy)
     if not inquiry.settled:
         return Decision(
             AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
@@ -115,9 +137,16 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
     if inquiry.broken:
         broken = _some([s.worker_id for s in standing.suspicions if s.broken])
         return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
+    return None
+
+
+def _who_should_be_there(case: _Case) -> Decision:
+    """What joins, leaves and wishes call for, while the generation in force works as far as anybody says."""
+    view, standing, now_s = case.view, case.standing, case.now_s
+    record = view.generation
     if record is None:
         # etcd lost its keys: the members of one generation put theirs again within moments
-        again_s = max(m.ready_since_s for m in standing.present.values()) + policy.last_call_s
+        again_s = max(m.ready_since_s for m in standing.present.values()) + case.policy.last_call_s
         if now_s < again_s:
             return Decision(None, "waiting: the record is lost, members come back", again_s)
         return _at_once(case, "the record was lost", broken=False)
@@ -204,18 +233,31 @@ def _made_again(case: _Case, why: str) -> Decision:
         again_s = max(again_s, first_s + policy.probe_window_s)
     if case.now_s < again_s:
         return Decision(None, f"waiting before generation {view.generation_number + 1}: {tried}", again_s)
-    survivors = case.standing.survivors
-    for way in trouble.of_survivors(view, case.standing, case.evidence) if leaves_out else ():
-        waiters = case.offers((s.worker_id for s in survivors), without=way.agent_ids)
+    return _without_somebody(case, tried) if leaves_out else _at_once(case, tried, broken=True)
+
+
+def _renewed(case: _Case, hang: HangDecision) -> Decision:
+    """Everybody lives and waits. hang.py has spaced the attempts already."""
+    failed = case.view.attempts.count
+    tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
+    # A cut that outlasts a new communicator is no accident, and both its ends have said of whom they hear nothing.
+    if hang.cut and failed and not case.standing.pending:
+        return _without_somebody(case, tried)
+    return _at_once(case, tried, broken=True)
+
+
+def _without_somebody(case: _Case, tried: str) -> Decision:
+    """A LOSS generation of the survivors without a node that is in trouble, if there is a way to do without one."""
+    view = case.view
+    for way in trouble.of_survivors(view, case.standing, case.evidence):
+        waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
         for ready in (waiters.ready, waiters.ready + waiters.reserve):
             target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
             if _may_be_written(case, target):
                 reason = f"{tried}; {_left_out(case, way)}"
                 decision = _write(case, GenerationKind.LOSS, target.workers, _base(case), reason)
                 return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
-    if leaves_out:
-        tried = f"{tried}; no node can be left out"
-    return _at_once(case, tried, broken=True)
+    return _at_once(case, f"{tried}; no node can be left out", broken=True)
 
 
 def _built_again(case: _Case, record: Generation) -> Decision:

@@ -12,6 +12,8 @@ outside is only the absence of such a report. Hence the rules:
       and somebody else has the state hang_timeout_s             REPLACE them: kill, start again
       and they hold the only state    hang_timeout_s             NAME: killing them would end the job
       and most_replacements made      hang_timeout_s             GIVE_UP: the script hangs by itself
+    all inside, connections cut       cut_s, doubling from the   RENEW at once; formation.py leaves a node out, if it
+      (their transport says so)       third time on              does not help
     all inside                        renew_s, doubling each     RENEW: same members, new communicator
       and most_renewals made          time                       GIVE_UP: their collectives do not match
 
@@ -20,7 +22,11 @@ went on is outside since then and not since the others began to wait, so one tha
 never replaced; and "all inside" counts from the last one that came in. Times start anew with each generation and each
 wait: a commit, or a member that goes on, ends the episode.
 
-Every outcome but NOTHING saves all stacks first; whoever acts does so before it kills or writes a generation.
+"All inside" alone proves little: a large sum over a slow network looks the same. But where TCP has sent again and again
+and nothing was acknowledged, the wait can't be a slow checkpoint and will not end soon. A newcomer that has committed
+nothing yet tells of no wait while it comes in, so it doesn't stand against a cut; else it counts like any other.
+
+Every outcome but NOTHING and a cut saves all stacks first; whoever acts does so before it kills or writes a generation.
 A slow checkpoint or evaluation on one rank is named, with its stack, and goes on: hang_timeout_s must outlast it.
 Level-triggered: the same picture gives the same answer, so acting on it must be harmless twice.
 """
@@ -40,12 +46,13 @@ class HangLimits:
     usual_factor: float = 10.0
     notice_s: float = 30.0
     renew_s: float = 60.0
+    cut_s: float = 2.0
     hang_timeout_s: float | None = 600.0
     most_renewals: int = 4
     most_replacements: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("usual_factor", "notice_s", "renew_s", "hang_timeout_s"):
+        for name in ("usual_factor", "notice_s", "renew_s", "cut_s", "hang_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0, not {value}")
@@ -54,7 +61,8 @@ class HangLimits:
 @dataclass(frozen=True, slots=True)
 class MemberState:
     """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
-    reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state."""
+    reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
+    newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends."""
 
     worker_id: str
     global_rank: int
@@ -63,6 +71,8 @@ class MemberState:
     outside_since_s: float | None = None
     answers: bool = True
     holder: bool = True
+    newcomer: bool = False
+    cannot_reach: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +96,14 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HangDecision:
-    """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before."""
+    """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before. cut: the
+    reason is a cut between hosts, of which no stack tells anything."""
 
     outcome: Outcome
     reason: str
     workers: tuple[str, ...] = ()
     wake_at_s: float | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,7 @@ class HangOrder:
 
 def order_for(decision: HangDecision, generation: int, standing: HangOrder | None) -> HangOrder | None:
     """The order that should stand now; `standing` itself where nothing new has to be done, None for no order."""
-    if decision.outcome is Outcome.NOTHING:
+    if decision.outcome is Outcome.NOTHING or decision.cut:
         return None
     if standing is not None and (standing.generation, standing.outcome) == (generation, decision.outcome):
         concerned, listed = set(decision.workers), set(standing.workers)
@@ -126,8 +138,10 @@ def decide_hang(situation: Situation, now_s: float, limits: HangLimits) -> HangD
     if silent:
         return HangDecision(Outcome.NOTHING, f"asking whether {silent[0].node_name} lives")
     outside = [m for m in situation.members if m.waiting_since_s is None]
-    if not outside:
+    if not outside and not any(m.cannot_reach for m in situation.members):
         return _all_inside(situation, now_s - max(waits), now_s, limits)
+    if any(m.cannot_reach for m in situation.members) and all(m.newcomer for m in outside):
+        return _cut(situation, now_s - max(waits), now_s, limits)
     first_s = min(waits)
     late_s = {m.worker_id: now_s - max(first_s, m.outside_since_s or first_s) for m in outside}
     return _some_outside(situation, outside, late_s, now_s, limits)
@@ -170,6 +184,25 @@ def _some_outside(
         tried = f"{situation.replacements} replaced since the last commit"
         return HangDecision(Outcome.GIVE_UP, f"{reason}; {tried}, and it hangs again", ids)
     return HangDecision(Outcome.REPLACE, reason, tuple(m.worker_id for m in hung))
+
+
+def _cut(situation: Situation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
+    # The second time as soon as the first: then a node is left out. Later ones are trials whether it has ended.
+    cut_s = min(
+        limits.cut_s * 2.0 ** min(max(0, situation.renewals - 1), 64), max(limits.cut_s, limits.renew_s)
+    )
+    pairs = [f"{m.node_name} gets no answer from {', '.join(m.cannot_reach)}" for m in _cut_off(situation)]
+    more = f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
+    reason = f"all wait and {'; '.join(pairs[:MOST_NAMED])}{more}"
+    if waited_s < cut_s:
+        return HangDecision(Outcome.NOTHING, reason, (), now_s + cut_s - waited_s)
+    return HangDecision(Outcome.RENEW, reason, tuple(m.worker_id for m in _cut_off(situation)), cut=True)
+
+
+def _cut_off(situation: Situation) -> list[MemberState]:
+    """One a node: its workers share the cable."""
+    by_node = {m.node_name: m for m in reversed(situation.members) if m.cannot_reach}
+    return sorted(by_node.values(), key=lambda m: m.global_rank)
 
 
 def _all_inside(situation: Situation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:

@@ -23,11 +23,13 @@ from bagua_agent.membership.actions import (
     RemoveDeadAgent,
     WakeAt,
     WriteGeneration,
+    WriteHangOrder,
     WriteResult,
 )
 from bagua_agent.membership.admission import misfits
 from bagua_agent.membership.detection import relay_for
 from bagua_agent.membership.formation import decide
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.left_out import quarantined
 from bagua_agent.membership.picture import IllegalEvent, absorb
 from bagua_agent.membership.policy import Policy
@@ -53,7 +55,8 @@ class State:
 
     writing: number of the generation whose write is under way. writing_result: a result is. ended: there is
     a result. refusal: the last write was refused, so the next one waits. refusing: workers whose refusal was asked
-    for, with the time. removals: dead agents, likewise. wake_at_s: last WakeAt.
+    for, with the time. removals: dead agents, likewise. ordering: the hang order whose write was asked for, likewise.
+    wake_at_s: last WakeAt.
     """
 
     view: JobView
@@ -65,6 +68,7 @@ class State:
     ended: bool = False
     refusing: Mapping[str, float] = field(default_factory=dict)
     removals: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    ordering: tuple[HangOrder | None, float] | None = None
     wake_at_s: float | None = None
     next_sequence: int = 1
     now_s: float = float("-inf")
@@ -123,7 +127,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
                 raise IllegalTransition("lost a leadership that we did not have", event, before)
             # Answers to what is under way may still come; they will be stale.
             idle = replace(state, leading=False, writing=None, writing_result=False, refusal=None)
-            return replace(idle, wake_at_s=None, refusing={}, removals={}), ""
+            return replace(idle, wake_at_s=None, refusing={}, removals={}, ordering=None), ""
         case ev.GenerationWriteRefused():
             if state.writing != event.number:
                 if state.leading and state.writing is None and not _is_answered(state, event.number):
@@ -177,6 +181,9 @@ def _act(state: State, note: str, policy: Policy) -> Step:
                 reason=f"the store refused the last write ({state.refusal.why}), then: {decision.reason}",
                 wake_at_s=again_s,
             )
+    state, order_again_s = _order(state, decision.hang_order, actions, policy)
+    if order_again_s is not None:
+        retries_s.append(order_again_s)
     evidence = state.evidence
     if decision.waiting is not evidence.waiting:
         evidence = replace(evidence, waiting=decision.waiting, waiting_since_s=state.now_s)
@@ -232,6 +239,26 @@ def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tupl
         refusing[worker_id] = asked_at_s
     again_s = min(refusing.values()) + policy.refusal_retry_s if refusing else None
     return replace(state, refusing=refusing), again_s
+
+
+def _order(
+    state: State, order: HangOrder | None, actions: list[Action], policy: Policy
+) -> tuple[State, float | None]:
+    """Ask for `order` to be written until it stands in the store; also when to ask again."""
+    if order == state.view.hang_order:
+        return replace(state, ordering=None), None
+    asked = state.ordering
+    if asked is None or not _same_order(asked[0], order) or state.now_s >= asked[1] + policy.refusal_retry_s:
+        actions.append(WriteHangOrder(order))
+        asked = (order, state.now_s)
+    return replace(state, ordering=asked), asked[1] + policy.refusal_retry_s
+
+
+def _same_order(one: HangOrder | None, other: HangOrder | None) -> bool:
+    """But for the reason, which tells a time."""
+    if one is None or other is None:
+        return one is other
+    return (one.generation, one.outcome, one.workers) == (other.generation, other.outcome, other.workers)
 
 
 def _remove_dead(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:

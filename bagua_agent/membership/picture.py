@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.detection import judge_probe
+from bagua_agent.membership.hang import HangOrder, Outcome, wait_began_s
 from bagua_agent.membership.standing import in_force
 from bagua_agent.membership.view import (
     AgentView,
@@ -47,7 +48,7 @@ def absorb(
             seen, note = _generation(view, event.generation)
             if not note:
                 attempts = _attempts(view, evidence, event.generation, event.now_s)
-                seen = replace(seen, attempts=attempts)
+                seen = replace(seen, attempts=attempts, went_on={})
             return seen, evidence, note
         case ev.AgentGone():
             # what was learned of it was about the key that is gone
@@ -81,8 +82,13 @@ def _key(view: JobView, event: ev.Event) -> JobView:
         case ev.SuspicionRaised():
             return replace(view, suspicions=_with(view.suspicions, event.worker_id, _suspicion(view, event)))
         case ev.SuspicionCleared():
-            return replace(view, suspicions=_without(view.suspicions, event.worker_id))
+            # that of a worker which is gone as well; nobody asks after it
+            went_on = _with(view.went_on, event.worker_id, event.now_s)
+            return replace(view, suspicions=_without(view.suspicions, event.worker_id), went_on=went_on)
+        case ev.HangOrderSeen():
+            return _ordered(view, event.order, event.now_s)
         case ev.FailureRecorded():
+            known = view.failures.get(event.worker_id)
             failure = FailureView(
                 worker_id=event.worker_id,
                 node_name=event.node_name,
@@ -97,6 +103,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
                 global_rank=event.global_rank,
                 log_path=event.log_path,
                 traceback_tail=event.traceback_tail,
+                seen_since_s=known.seen_since_s if known is not None else event.now_s,
             )
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
@@ -169,14 +176,40 @@ def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
         seen_since_s=known.seen_since_s if known is not None and same else event.now_s,
         detail=event.detail,
         broken_since_s=known.broken_since_s if known is not None and was_broken else event.now_s,
+        waited_s=event.waited_s,
+        waiting_since_s=_waiting_since_s(known, event),
+        usual_step_s=event.usual_step_s,
     )
+
+
+def _waiting_since_s(known: SuspicionView | None, event: ev.SuspicionRaised) -> float:
+    goes_on = (
+        known is not None
+        and known.generation == event.generation
+        and not known.broken
+        # what is said of one wait only grows
+        and known.waited_s <= event.waited_s
+    )
+    return (
+        known.waiting_since_s if known is not None and goes_on else wait_began_s(event.now_s, event.waited_s)
+    )
+
+
+def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
+    if order == view.hang_order:
+        return view  # put again
+    replacements = view.replacements
+    if order is not None and order.outcome is Outcome.REPLACE:
+        replacements += len(order.workers)
+    return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
 
 
 def _committed(view: JobView, number: int) -> JobView:
     """Somebody committed in `number`, the newest so far: no attempt at that generation has failed."""
     works = view.generation is not None and number >= view.generation.number
     attempts = replace(view.attempts, count=0) if works else view.attempts
-    return _forget(replace(view, committed_generation=number, attempts=attempts))
+    replacements = 0 if works else view.replacements
+    return _forget(replace(view, committed_generation=number, attempts=attempts, replacements=replacements))
 
 
 def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) -> Attempts:

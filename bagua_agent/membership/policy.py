@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from bagua_agent.membership.hang import HangLimits
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -54,6 +56,37 @@ class Policy:
     respawn_longest_delay_s: float = 30.0
     # With the delays above a slot was given seven seconds to mend by then; a broken GPU does not.
     crashes_before_quarantine: int = 5
+
+    # Who keeps the others waiting is named after so long: most checkpoints and evaluations are shorter, and a person
+    # who looks at a job that stands still has not despaired yet.
+    hang_notice_s: float = 30.0
+    # All wait and no connection is known to be cut: a sum over a slow network may take that long, a lost message
+    # longer.
+    hang_renew_s: float = 60.0
+    # Outlasts the slowest checkpoint that anybody should make while the others wait. None: nobody is ever replaced.
+    hang_timeout_s: float | None = 600.0
+    # A cut between two hosts: TCP has sent again three times by then, which is no accident on a busy network.
+    hang_cut_s: float = 2.0
+    # A long usual step has long patience.
+    hang_usual_factor: float = 10.0
+    # With the doubling from hang_renew_s that is half an hour of trying: the script's collectives do not match.
+    hang_most_renewals: int = 4
+    # Without a commit in between. One may be an accident of its host, and so may two.
+    hang_most_replacements: int = 3
+    # Agents save stacks within two seconds, unless a worker doesn't answer; nothing is ended before.
+    stacks_first_s: float = 2.0
+
+    @property
+    def hang_limits(self) -> HangLimits:
+        return HangLimits(
+            usual_factor=self.hang_usual_factor,
+            notice_s=self.hang_notice_s,
+            renew_s=self.hang_renew_s,
+            cut_s=self.hang_cut_s,
+            hang_timeout_s=self.hang_timeout_s,
+            most_renewals=self.hang_most_renewals,
+            most_replacements=self.hang_most_replacements,
+        )
 
     @property
     def election_grace_s(self) -> float:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from bagua_agent.membership import backoff
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.root_cause import first_cause, is_casualty
 from bagua_agent.membership.view import FailureView
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """first_failure: the one to show first, since later ones are often its consequence."""
+    """first_failure: the one to show first, since the others are often its consequence; see root_cause.py."""
 
     fail: bool
     reason: str
@@ -31,8 +32,8 @@ def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool =
     )
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
-        if not failure.in_step:
-            continue
+        if not failure.in_step or is_casualty(failure.summary, failure.traceback_tail):
+            continue  # what a lost peer explains says nothing of the samples
         first = first_in_step.setdefault(failure.step, failure)
         if first.worker_id != failure.worker_id:
             # The same samples would fail holder after holder until nobody has the state.
@@ -43,12 +44,13 @@ def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool =
                 f"{failure.worker_id} on {failure.node_name} ({failure.summary})",
                 first,
             )
-    if len(script) > max_restarts:
+    cause = first_cause(script)
+    if cause is not None and len(script) > max_restarts:
         return Verdict(
             True,
             f"{len(script)} script failures, {max_restarts} allowed; first: "
-            f"{script[0].worker_id} on {script[0].node_name} ({script[0].summary})",
-            script[0],
+            f"{cause.worker_id} on {cause.node_name} ({cause.summary})",
+            cause,
         )
     return Verdict(False, f"{len(script)} of {max_restarts} script failures used")
 

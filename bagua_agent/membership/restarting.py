@@ -131,9 +131,10 @@ def _after_failure(
 ) -> Decision:
     """Everybody lives, so a worker is to blame: the first by cause."""
     until_s = min(a.run_since_s for a in failed) + policy.blame_window_s
-    undecided = [a for a in inside if _run(a, record) not in (Run.FAILED, Run.FINISHED)]
+    over = {a.agent_id for a in inside if _run(a, record) is Run.FINISHED} | view.failures.keys()
+    undecided = any(m.worker_id not in over and m.agent_id not in over for m in record.members)
     if undecided and now_s < until_s:
-        # whoever fails first by the clock is often the one that only noticed first
+        # whoever fails first by the clock is often the one that only noticed first, also on one node
         return Decision(None, "a worker failed; waiting for what else fails", until_s)
     failures = [f for f in view.failures.values() if f.generation == record.number]
     cause = first_cause(failures)

@@ -17,7 +17,8 @@ from bagua_contract.records import Placement
 def of_survivors(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
     """Ways to go on with some of those who carry on from a broken generation."""
     inside = {s.worker_id: s.holder for s in standing.survivors}
-    broken = [s for s in standing.suspicions if s.broken]
+    # a stall accuses only where the transport itself says who does not answer
+    broken = [s for s in standing.suspicions if s.broken or (s.hosts and not s.cannot_build)]
     return ways_out(_nodes(view, evidence, inside, broken), _accusations(view, broken))
 
 

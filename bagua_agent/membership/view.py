@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 
@@ -66,7 +67,8 @@ class SuspicionView:
     a pending generation can't be built there (detail says so).
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
-    broken there, however often that is said again.
+    broken there, however often that is said again. waited_s: what the worker told. waiting_since_s: of a stall, since
+    when the worker waits, by this agent's clock. usual_step_s: 0 is unknown.
     """
 
     worker_id: str
@@ -77,6 +79,9 @@ class SuspicionView:
     seen_since_s: float
     detail: str = ""
     broken_since_s: float = float("-inf")
+    waited_s: float = 0.0
+    waiting_since_s: float = float("-inf")
+    usual_step_s: float = 0.0
 
     @property
     def cannot_build(self) -> bool:
@@ -88,7 +93,7 @@ class FailureView:
     """failures/<worker>. order: create revision of the key; the least is the first of the job.
 
     was_member: it was in a generation, or nobody can say that it was not. generation: the one it was started for in
-    restart mode, else 0. global_rank: -1 if it had none.
+    restart mode, else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
     """
 
     worker_id: str
@@ -104,6 +109,7 @@ class FailureView:
     global_rank: int = -1
     log_path: str = ""
     traceback_tail: str = ""
+    seen_since_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,9 @@ class JobView:
     finished: workers that ended with 0. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (formation.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
+    hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
+    wait in this generation was told of and ended, with the time. replacements: workers that were to be replaced since
+    the last generation that worked.
     has_checkpoints: if nobody holds the state any more, the job can begin again from its newest checkpoint.
     """
 
@@ -155,6 +164,10 @@ class JobView:
     finished: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     attempts: Attempts = Attempts()
+    hang_order: HangOrder | None = None
+    hang_order_since_s: float = float("-inf")
+    went_on: Mapping[str, float] = field(default_factory=dict)
+    replacements: int = 0
     has_checkpoints: bool = False
     restarts: bool = False
     replaced_number: int = 0

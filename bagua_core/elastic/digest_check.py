@@ -13,6 +13,7 @@ import torch
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic import state_codec
 from bagua_core.elastic.digest_trace import Difference, DigestTrace, first_difference
+from bagua_core.elastic.stragglers import UNKNOWN
 
 _NOT_TAKEN = -1  # digests have 63 bits
 
@@ -48,16 +49,22 @@ class DigestCheck:
         parameters: Sequence[torch.Tensor],
         step: int,
         wait: Callable[[Pending], None],
-    ) -> None:
-        """Raises Diverged naming the steps and ranks; CollectiveFailed if the comparison could not be made."""
-        own = torch.tensor([state_codec.digest(parameters), self._last_equal_step], dtype=torch.int64)
-        rows = torch.zeros((communicator.world_size, 2), dtype=torch.int64)
+        computing_us: int = UNKNOWN,
+    ) -> tuple[int, ...]:
+        """All ranks' computing_us, which travels along: see stragglers.py.
+
+        Raises Diverged naming the steps and ranks; CollectiveFailed if the comparison could not be made.
+        """
+        own = torch.tensor(
+            [state_codec.digest(parameters), self._last_equal_step, computing_us], dtype=torch.int64
+        )
+        rows = torch.zeros((communicator.world_size, 3), dtype=torch.int64)
         wait(communicator.allgather(rows, own))
         compared = [int(v) for v in rows[:, 0]]
         if len(set(compared)) == 1:
             self._last_equal_step = step
             self._trace.compared()
-            return
+            return tuple(rows[:, 2].tolist())
         taken = self._exchange_trace(communicator, step, wait)
         found = first_difference(taken, [int(v) for v in rows[:, 1]], compared, step)
         raise Diverged(_described(found, step, communicator.generation))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from bagua_core.elastic.outside_collectives import OutsideCollectives, check_ave
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
 from bagua_core.elastic.step_seed import seed_generators
+from bagua_core.elastic.stragglers import ComputingTime, StragglerWatch
 from bagua_core.optimizer_gate import gate_scaler, gate_scheduler
 
 
@@ -85,6 +87,9 @@ class Engine:
         self._newcomers: frozenset[int] = frozenset()
 
         self._digest_check = DigestCheck(environment.digest_every_steps if environment else 0)
+        self._computing = ComputingTime()
+        self._stragglers = StragglerWatch()
+        self._step_from_s = 0.0
         self._failpoints = Failpoints()
         writer: LedgerWriter | None = None
         if environment is not None:
@@ -98,6 +103,10 @@ class Engine:
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
         if environment is not None:
+            # here, because it makes engines
+            from bagua_core.elastic.runtime import forbid_default_group
+
+            self._forbid_default_group: Callable[[], None] = forbid_default_group
             member = self._member = Member(environment, self)
             self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._outside = OutsideCollectives(self, self.state, member)
@@ -231,6 +240,7 @@ class Engine:
         if self._step_begun:
             self._end_step()
         if self._member is not None:
+            self._forbid_default_group()
             try:
                 self._member.follow()
             except SystemExit:
@@ -239,6 +249,8 @@ class Engine:
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
         step = self._job_step if self.global_rank in self._healing else self.state.name.step
         self._plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self._healing)
+        if self._member is not None:
+            self._step_from_s, self._member.waited_s = time.monotonic(), 0.0
         return self._plan
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -303,6 +315,8 @@ class Engine:
 
     def _commit(self) -> None:
         state = self.state
+        if self._member is not None and not self._plan.healing:
+            self._computing.step_done(time.monotonic() - self._step_from_s, self._member.waited_s)
         state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
@@ -336,10 +350,16 @@ class Engine:
             self._digest_check.step_done(self._parameters, step)
             return
         try:
-            self._digest_check.compare(communicator, self.registry.parameters(), step, self.wait)
+            computing_us = self._digest_check.compare(
+                communicator, self.registry.parameters(), step, self.wait, self._computing.take()
+            )
         except CollectiveFailed as error:
             assert self._member is not None
             self._member.break_generation(error)
+            return
+        found = self._stragglers.observe(communicator.generation, computing_us)
+        if self._reports is not None and (found.named or found.recovered):
+            self._reports.stragglers(step, found)
 
     def _parameters(self) -> list[torch.Tensor]:
         """The very ones, whatever memory a script gives them later."""
@@ -448,6 +468,7 @@ class Engine:
         plan, infos = self._checkpoints.resume(generation, plan, infos)
         self._newcomers = plan.newcomers
         self._healing = plan.beside
+        self._computing.forget()
         self._workers = tuple(m.worker_id for m in generation.members)
         self._roster = {m.worker_id: m.since_generation for m in generation.members}
         self._drop_copy()

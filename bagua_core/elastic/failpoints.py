@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -99,7 +100,8 @@ class Failpoints:
         if point.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif point.action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this very thread, so that it gets no further; one to the process may reach it a moment later.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif point.action == "exit":
             os._exit(int(point.argument))
         elif point.action == "sleep":

@@ -21,12 +21,12 @@ from bagua_core.communication.communicator import (
     Communicator,
     Pending,
 )
-from bagua_core.elastic import entry, retired_groups, switch_pair
+from bagua_core.elastic import entry, retired_groups, switch_pair, unanswered
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.rendezvous import Building, Rendezvous
 from bagua_core.elastic.session import News, Session
-from bagua_core.elastic.step_timing import WaitMonitor
+from bagua_core.elastic.step_timing import LEAST_STALL_S, WaitMonitor
 
 RECORDS_KEPT = 8
 
@@ -67,6 +67,12 @@ class Member:
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
         self._waits = WaitMonitor()
+        # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
+        self.usual_step_s = 0.0
+        self.waited_s = 0.0  # in collectives, since somebody put it to 0
+        self._stall_said: int | None = None  # generation of the stall that stands at the agent
+        self._silent_said: frozenset[str] = frozenset()
+        self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
         self.rendezvous = Rendezvous(
             environment.worker_id, environment.bind_host, self.changed, self._building_failed
         )
@@ -249,8 +255,15 @@ class Member:
             if building is None or building.generation.number != generation.number:
                 if building is not None:
                     building.abandon(f"generation {generation.number} takes its place")
-                building = self._building = self.rendezvous.start(generation)
+                building = self._building = self._start_building(generation)
             return building
+
+    def _start_building(self, generation: Generation) -> Building:
+        """Under `changed`."""
+        self._sockets_before[generation.number] = unanswered.own_sockets()
+        if len(self._sockets_before) > RECORDS_KEPT:
+            del self._sockets_before[min(self._sockets_before)]
+        return self.rendezvous.start(generation)
 
     def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
         self._floor = max(self._floor, generation.number)
@@ -294,7 +307,7 @@ class Member:
                 and newest.number > max(self._floor, self.number)
                 and newest.placement_of(self._environment.worker_id)
             ):
-                self._building = self.rendezvous.start(newest)
+                self._building = self._start_building(newest)
         if in_force is not None and is_superseded(in_force, newest, newcomer=False):
             for held in (communicator, side):
                 if held is not None:
@@ -324,21 +337,52 @@ class Member:
     def wait(self, pending: Pending) -> None:
         began_s = time.monotonic()
         self.wait_unlearned(pending)
-        self._waits.ended(time.monotonic() - began_s)
+        waited_s = time.monotonic() - began_s
+        self.waited_s += waited_s
+        self._waits.ended(waited_s)
 
     def wait_unlearned(self, pending: Pending) -> None:
         self._waits.begin()
+        self._silent_said = frozenset()
         pending.wait(self.stalled, self._waits.threshold_s)
+        self._went_on()
 
     def stalled(self, waited_s: float) -> None:
         """A wait of this generation lasts; tell the agent when it is longer than usual."""
-        if self.generation is not None and self._waits.is_stalled(waited_s):
-            self._suspect_stall(self.generation.number, waited_s)
+        if self.generation is not None:
+            self._wait_lasts(self.generation.number, waited_s, self._waits)
 
-    def _suspect_stall(self, number: int, waited_s: float) -> None:
+    def _wait_lasts(self, number: int, waited_s: float, waits: WaitMonitor) -> None:
+        due = waits.is_stalled(waited_s)
+        if not due and self._stall_said is None:
+            return
+        silent = self._silent_hosts(number)
+        if not due and self._silent_said.issuperset(silent):
+            return
+        self._stall_said, self._silent_said = number, frozenset(silent)
+        no_answer = f"; no answer from {', '.join(silent)}" if silent else ""
         self.session.suspect(
-            number, broken=False, hosts=(), detail=f"a collective has taken {waited_s:.2f} s so far"
+            number,
+            broken=False,
+            hosts=silent,
+            detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
+            waited_s=waited_s,
+            usual_step_s=self.usual_step_s,
         )
+
+    def _silent_hosts(self, number: int) -> tuple[str, ...]:
+        """Hosts of that generation's members from which the transport hears nothing."""
+        record, before = self._records.get(number), self._sockets_before.get(number)
+        if record is None or before is None:
+            return ()
+        hosts = {m.store_address.rpartition(":")[0].strip("[]") for m in record.members}
+        return unanswered.silent_hosts(hosts, before)
+
+    def _went_on(self) -> None:
+        """A wait ended well. One that failed is followed by a break or a generation, which end the suspicion."""
+        if self._stall_said is not None:
+            self.session.went_on(self._stall_said)
+            self._stall_said = None
 
     def wait_for_transfer(self, done: Callable[[], bool]) -> None:
         """Raises CollectiveAborted when the generation ends first."""
@@ -354,16 +398,20 @@ class Member:
         began_s = time.monotonic()
         waits = WaitMonitor()
         waits.begin()
+        self._silent_said = frozenset()
+        look_s = waits.threshold_s
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
             if done():
+                self._went_on()
                 return True
             if given_up():
                 return False
             waited_s = time.monotonic() - began_s
-            if report and waits.is_stalled(waited_s):
-                self._suspect_stall(number, waited_s)
+            if report and waited_s >= look_s:
+                look_s = waited_s + LEAST_STALL_S
+                self._wait_lasts(number, waited_s, waits)
 
     def wait_closed(self) -> None:
         """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""

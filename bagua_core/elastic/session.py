@@ -178,15 +178,35 @@ class Session:
             )
         )
 
-    def suspect(self, generation: int, *, broken: bool, hosts: tuple[str, ...], detail: str) -> None:
+    def suspect(
+        self,
+        generation: int,
+        *,
+        broken: bool,
+        hosts: tuple[str, ...],
+        detail: str,
+        waited_s: float = 0.0,
+        usual_step_s: float = 0.0,
+    ) -> None:
         kind = membership_pb2.Suspicion.BROKEN if broken else membership_pb2.Suspicion.STALLED
         self._say(
             session_pb2.WorkerMessage(
                 suspected=session_pb2.Suspected(
-                    generation=generation, kind=kind, hosts=hosts, detail=detail[:500]
+                    generation=generation,
+                    kind=kind,
+                    hosts=hosts,
+                    detail=detail[:500],
+                    waited_s=waited_s,
+                    usual_step_s=usual_step_s,
                 )
             )
         )
+
+    def went_on(self, generation: int) -> None:
+        self._say(session_pb2.WorkerMessage(went_on=session_pb2.WentOn(generation=generation)))
+
+    def straggler(self, told: session_pb2.Straggler) -> None:
+        self._say(session_pb2.WorkerMessage(straggler=told))
 
     def left(self, generation: int) -> None:
         self._say(session_pb2.WorkerMessage(left=session_pb2.Left(generation=generation)))

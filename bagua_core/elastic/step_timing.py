@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 LEAST_STALL_S = 0.25  # below it a report is noise: a scheduler's hiccup, a page cache flush
+MOST_STALL_S = (
+    20.0  # who waits longer than that without a word counts as being outside the step's collectives
+)
 USUAL_FACTOR = 3.0
 REPORT_AGAIN_FACTOR = 2.0  # each further report of one wait comes after twice the time
 SMOOTHING = 0.2
@@ -20,7 +23,7 @@ class WaitMonitor:
 
     @property
     def threshold_s(self) -> float:
-        return max(LEAST_STALL_S, USUAL_FACTOR * (self._usual_s or 0.0))
+        return min(MOST_STALL_S, max(LEAST_STALL_S, USUAL_FACTOR * (self._usual_s or 0.0)))
 
     def is_stalled(self, waited_s: float) -> bool:
         """True at most once per threshold, with the time to the next report doubling."""

@@ -1,7 +1,7 @@
 """What an agent tells a worker through its environment: one codec writes it and reads it back.
 
-Owns every BAGUA_* variable that passes from agent to worker. Values are checked when read, so a
-worker started by hand with half an environment gets one clear error.
+Owns every BAGUA_* variable that passes from agent to worker, or from the user through the agent. Values are checked
+when read, so a worker started by hand with half an environment gets one clear error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class WorkerEnvironment:
     slot: place on the node, fixed for the process's life. ledger_dir: empty for none. gate_fd: file
     descriptor on which the runner waits for the agent's word to start the script; -1 for none.
     failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. checkpoint_dir: empty for none.
-    checkpoint_every: see checkpoint_every.py.
+    checkpoint_every: see checkpoint_every.py. staging_bytes: the most that a copy of the job's state may take beside
+    the live one (0: always copy in place); -1: as much as there is. Users set it; the agent has no option for it.
     """
 
     job_id: str
@@ -42,10 +43,17 @@ class WorkerEnvironment:
     error_file: str = ""
     checkpoint_dir: str = ""
     checkpoint_every: str = "60s"
+    staging_bytes: int = -1
 
     def encode(self) -> dict[str, str]:
-        """Environment variables that `decode` reads back to an equal value."""
-        return {PREFIX + f.name.upper(): str(getattr(self, f.name)) for f in fields(self)}
+        """Environment variables that `decode` reads back to an equal value.
+
+        What only users set is left out at its default, or it would hide theirs.
+        """
+        variables = {variable(f.name): str(getattr(self, f.name)) for f in fields(self)}
+        if self.staging_bytes == -1:
+            del variables[variable("staging_bytes")]
+        return variables
 
     @staticmethod
     def is_present(environ: Mapping[str, str]) -> bool:
@@ -57,14 +65,27 @@ class WorkerEnvironment:
         hints = get_type_hints(WorkerEnvironment)
         values: dict[str, Any] = {}
         for f in fields(WorkerEnvironment):
-            name = PREFIX + f.name.upper()
+            name = variable(f.name)
             if name not in environ:
                 if isinstance(f.default, (str, int)):
                     continue
                 raise WorkerEnvironmentError(f"{name} is not set; start the script with bagua-launch")
-            raw = environ[name]
-            try:
-                values[f.name] = hints[f.name](raw)
-            except ValueError as error:
-                raise WorkerEnvironmentError(f"{name}={raw!r} is not {hints[f.name].__name__}") from error
+            values[f.name] = _read(name, hints[f.name], environ[name])
         return WorkerEnvironment(**values)
+
+
+def variable(field_name: str) -> str:
+    return PREFIX + field_name.upper()
+
+
+def staging_bytes_in(environ: Mapping[str, str]) -> int:
+    """The field of this name alone, -1 if it is not set. Raises WorkerEnvironmentError."""
+    name = variable("staging_bytes")
+    return int(_read(name, int, environ[name])) if name in environ else -1
+
+
+def _read(name: str, kind: type, raw: str) -> Any:
+    try:
+        return kind(raw)
+    except ValueError as error:
+        raise WorkerEnvironmentError(f"{name}={raw!r} is not {kind.__name__}") from error

@@ -189,7 +189,7 @@ class Meeting(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Suspicion(_message.Message):
-    __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence")
+    __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence", "waited_s", "usual_step_s")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Suspicion.Kind]
@@ -204,13 +204,41 @@ class Suspicion(_message.Message):
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_STEP_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     kind: Suspicion.Kind
     hosts: _containers.RepeatedScalarFieldContainer[str]
     detail: str
     sequence: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    waited_s: float
+    usual_step_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ...) -> None: ...
+
+class HangOrder(_message.Message):
+    __slots__ = ("generation", "outcome", "workers", "reason")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[HangOrder.Outcome]
+        NAME: _ClassVar[HangOrder.Outcome]
+        RENEW: _ClassVar[HangOrder.Outcome]
+        REPLACE: _ClassVar[HangOrder.Outcome]
+        GIVE_UP: _ClassVar[HangOrder.Outcome]
+    OUTCOME_UNSPECIFIED: HangOrder.Outcome
+    NAME: HangOrder.Outcome
+    RENEW: HangOrder.Outcome
+    REPLACE: HangOrder.Outcome
+    GIVE_UP: HangOrder.Outcome
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    outcome: HangOrder.Outcome
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., outcome: _Optional[_Union[HangOrder.Outcome, str]] = ..., workers: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation")
@@ -253,7 +281,7 @@ class Closing(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("outcome", "exit_code", "reason", "failure")
+    __slots__ = ("outcome", "exit_code", "reason", "failure", "casualties")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[Result.Outcome]
@@ -268,11 +296,13 @@ class Result(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CASUALTIES_FIELD_NUMBER: _ClassVar[int]
     outcome: Result.Outcome
     exit_code: int
     reason: str
     failure: Failure
-    def __init__(self, outcome: _Optional[_Union[Result.Outcome, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    casualties: str
+    def __init__(self, outcome: _Optional[_Union[Result.Outcome, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., casualties: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("worker_id", "difference")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "ready", "entered", "progress", "suspected", "left", "training_done")
+    __slots__ = ("hello", "ready", "entered", "progress", "suspected", "left", "training_done", "went_on", "straggler")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ENTERED_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,8 @@ class WorkerMessage(_message.Message):
     SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_DONE_FIELD_NUMBER: _ClassVar[int]
+    WENT_ON_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     entered: Entered
@@ -22,7 +24,9 @@ class WorkerMessage(_message.Message):
     suspected: Suspected
     left: Left
     training_done: TrainingDone
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., entered: _Optional[_Union[Entered, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., suspected: _Optional[_Union[Suspected, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., training_done: _Optional[_Union[TrainingDone, _Mapping]] = ...) -> None: ...
+    went_on: WentOn
+    straggler: Straggler
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., entered: _Optional[_Union[Entered, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., suspected: _Optional[_Union[Suspected, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., training_done: _Optional[_Union[TrainingDone, _Mapping]] = ..., went_on: _Optional[_Union[WentOn, _Mapping]] = ..., straggler: _Optional[_Union[Straggler, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "pid")
@@ -81,16 +85,42 @@ class Progress(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Suspected(_message.Message):
-    __slots__ = ("generation", "kind", "hosts", "detail")
+    __slots__ = ("generation", "kind", "hosts", "detail", "waited_s", "usual_step_s")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_STEP_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     kind: _membership_pb2.Suspicion.Kind
     hosts: _containers.RepeatedScalarFieldContainer[str]
     detail: str
-    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[_Union[_membership_pb2.Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    waited_s: float
+    usual_step_s: float
+    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[_Union[_membership_pb2.Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ...) -> None: ...
+
+class WentOn(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class Straggler(_message.Message):
+    __slots__ = ("generation", "step", "global_rank", "computing_s", "others_s", "recovered")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_S_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    global_rank: int
+    computing_s: float
+    others_s: float
+    recovered: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., global_rank: _Optional[int] = ..., computing_s: _Optional[float] = ..., others_s: _Optional[float] = ..., recovered: bool = ...) -> None: ...
 
 class Left(_message.Message):
     __slots__ = ("generation",)

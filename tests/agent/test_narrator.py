@@ -14,7 +14,11 @@ from bagua_agent.narrator import (
     joining_command,
     names,
     progress,
+    result,
+    straggler,
 )
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 LOSS, PLANNED = GenerationKind.LOSS, GenerationKind.PLANNED
@@ -132,3 +136,30 @@ def test_progress_is_held_back() -> None:
     for now_s in (100.0, 100.5, 100.0 + PROGRESS_EVERY_S, 101.0 + PROGRESS_EVERY_S):
         narrator.tell_progress(now_s, f"{now_s:g}")
     assert [line.split("| ")[1] for line in said] == ["100", f"{100 + PROGRESS_EVERY_S:g}"]
+
+
+def test_a_straggler_in_one_line() -> None:
+    told = session_pb2.Straggler(generation=1, step=300, global_rank=1, computing_s=0.3, others_s=0.1)
+    place = BEFORE.members[1]
+    assert straggler(told, place) == (
+        f"global rank 1 ({place.node_name}, slot {place.slot}) is the slowest: it computes 0.3 s a step, "
+        "3.0 times as long as the others (0.1 s), and they wait for it"
+    )
+    assert straggler(session_pb2.Straggler(global_rank=2, recovered=True), None) == (
+        "global rank 2 keeps pace again"
+    )
+
+
+def test_casualties_are_one_line_below_their_cause() -> None:
+    failure = pb.Failure(
+        node_name="b", slot=1, global_rank=3, exit_code=-11, cause="killed by SIGSEGV", log_path="/logs"
+    )
+    ended = pb.Result(
+        outcome=pb.Result.FAILED, reason="why", failure=failure, casualties="and 7 casualties on 2 nodes"
+    )
+    assert list(result("demo", ended)) == [
+        "job demo failed: why",
+        "first failure: b, slot 1, global rank 3, killed by SIGSEGV, files in /logs",
+        "    killed by SIGSEGV",
+        "and 7 casualties on 2 nodes",
+    ]

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_agent.leadership import HANG_OUTCOMES
 from bagua_agent.membership import events as ev
+from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
@@ -262,3 +264,41 @@ def test_a_message_is_read_or_reported() -> None:
     assert told == []
     assert events.message_of(pb.Leader, Change(KEYS.leader, b"\xff", 8, 5)) is None
     assert told == [KEYS.leader]
+
+
+def test_a_hang_order_is_read_and_its_end() -> None:
+    order = pb.HangOrder(generation=3, outcome=pb.HangOrder.REPLACE, workers=["w"], reason="late")
+    events = StoreEvents(KEYS, lambda key, why: None)
+    put = Change(KEYS.hang, order.SerializeToString(), 5, 5)
+    assert events.event_of(put, NOW_S) == ev.HangOrderSeen(
+        now_s=NOW_S, order=HangOrder(3, Outcome.REPLACE, ("w",), "late")
+    )
+    gone = events.event_of(Change(KEYS.hang, None, 9, 5), NOW_S)
+    assert gone == ev.HangOrderSeen(now_s=NOW_S, order=None)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_orders_come_back_as_they_were_written(outcome: Outcome) -> None:
+    if outcome is Outcome.NOTHING:
+        assert outcome not in HANG_OUTCOMES
+        return
+    value = pb.HangOrder(outcome=HANG_OUTCOMES[outcome]).SerializeToString()
+    event = StoreEvents(KEYS, lambda key, why: None).event_of(Change(KEYS.hang, value, 5, 5), NOW_S)
+    assert isinstance(event, ev.HangOrderSeen) and event.order is not None
+    assert event.order.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (KEYS.hang, pb.HangOrder(generation=3, reason="?")),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", waited_s=float("nan"))),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", waited_s=-1.0)),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", usual_step_s=float("inf"))),
+    ],
+)
+def test_what_would_make_nonsense_of_a_hang_is_passed_over(key: str, value: pb.Suspicion) -> None:
+    told: list[str] = []
+    events = StoreEvents(KEYS, lambda key, why: told.append(key))
+    assert events.event_of(Change(key, value.SerializeToString(), 5, 5), NOW_S) is None
+    assert told == [key]

@@ -55,6 +55,7 @@ class Node:
             lambda now_s: self.heard.append("leader changed"),
             lambda: self.heard.append("own key gone"),
             lambda: self.heard.append("live"),
+            lambda order: self.heard.append("no hang" if order is None else f"hang {order.reason}"),
         )
 
     def take(self, *changes: Change) -> list[ev.Event]:
@@ -195,3 +196,11 @@ def test_keys_that_go_with_an_outage_are_no_lost_nodes() -> None:
     node.take(removed(KEYS.agent("a1")))
     node.take(agent)
     assert node.events == []
+
+
+def test_the_leaders_word_on_a_hang_is_passed_on() -> None:
+    node = Node()
+    order = pb.HangOrder(generation=3, outcome=pb.HangOrder.NAME, workers=["w"], reason="late")
+    node.take(put(KEYS.hang, order.SerializeToString()))
+    node.take(removed(KEYS.hang))
+    assert node.heard == ["hang late", "no hang"]

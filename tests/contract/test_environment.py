@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_contract.environment import PREFIX, WorkerEnvironment, WorkerEnvironmentError
+from bagua_contract.environment import (
+    PREFIX,
+    WorkerEnvironment,
+    WorkerEnvironmentError,
+    staging_bytes_in,
+)
 
 # what an operating system lets a variable hold
 VALUE = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
@@ -19,7 +24,9 @@ ENVIRONMENTS = st.builds(
     **{f.name: NUMBER if f.type == "int" else VALUE for f in fields(WorkerEnvironment)},  # type: ignore[arg-type]
 )
 
-WHOLE = WorkerEnvironment("job", "worker", "agent", "/run/s", "127.0.0.1", slot=1, slots=2).encode()
+WHOLE = WorkerEnvironment(
+    "job", "worker", "agent", "/run/s", "127.0.0.1", slot=1, slots=2, staging_bytes=7
+).encode()
 REQUIRED = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is MISSING]
 OPTIONAL = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is not MISSING]
 NUMBERS = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.type == "int"]
@@ -59,7 +66,15 @@ def test_a_missing_variable_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_an_optional_variable_has_its_default(name: str) -> None:
     read = WorkerEnvironment.decode({k: v for k, v in WHOLE.items() if k != name})
-    assert read == WorkerEnvironment.decode(WHOLE)
+    default = {PREFIX + f.name.upper(): f.default for f in fields(WorkerEnvironment)}[name]
+    assert read == WorkerEnvironment.decode({**WHOLE, name: str(default)})
+
+
+def test_what_users_set_is_not_hidden_by_the_agents_default() -> None:
+    from_the_agent = replace(WorkerEnvironment.decode(WHOLE), staging_bytes=-1).encode()
+    assert WorkerEnvironment.decode({"BAGUA_STAGING_BYTES": "5", **from_the_agent}).staging_bytes == 5
+    assert staging_bytes_in({"BAGUA_STAGING_BYTES": "5"}) == 5
+    assert staging_bytes_in(from_the_agent) == -1
 
 
 @pytest.mark.parametrize("name", NUMBERS)

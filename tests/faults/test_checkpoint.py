@@ -100,5 +100,5 @@ def test_all_workers_killed_and_the_agents_live(job: MakeJob, tmp_path: Path) ->
     one.finish(deadline_s=60)
     one.check(finished=2)
     after = one.ledger
-    assert [r.resumed_at_step for r in after.resumptions][0] == 0
+    assert after.resumptions[0].resumed_at_step == 0
     assert len(after.resumptions) == 2 and after.steps == LAST_STEP

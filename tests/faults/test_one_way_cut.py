@@ -31,11 +31,6 @@ def three_nodes(job: MakeJob, make_lab: MakeLab) -> tuple[Job, list[Host]]:
     return one, lab.hosts[1:]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a stall in which everybody answers the leader ends only when the link is mended",
-)
 @pytest.mark.parametrize(
     ("sender", "receiver", "one_way"),
     [

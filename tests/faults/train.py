@@ -31,6 +31,12 @@ parser.add_argument("--two-parts", action="store_true", help="a second model and
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
 parser.add_argument("--raise-in-slot", type=int, help="only in this slot")
+parser.add_argument("--hang-at", type=int, help="the first worker to reach this step hangs there")
+parser.add_argument("--hang-in-slot", type=int, help="only in this slot")
+parser.add_argument("--hang-s", type=float, default=3600.0)
+parser.add_argument(
+    "--slow-slot", type=int, help="its workers compute 0.1 s longer, until there is <out>/hurry"
+)
 parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
 args = parser.parse_args()
 
@@ -42,6 +48,10 @@ def first(what):
     except FileExistsError:
         return False
     return True
+
+
+def hang_here():
+    time.sleep(args.hang_s)
 
 
 AGENT, WORKER = os.environ.get("BAGUA_AGENT_ID", "none"), os.environ.get("BAGUA_WORKER_ID", "none")
@@ -110,6 +120,11 @@ for epoch in loader.epochs(args.epochs):
         is_bad = args.raise_at is not None and scheduler.last_epoch >= args.raise_at
         if is_bad and args.raise_in_slot in (None, SLOT) and first("has-raised"):
             raise ValueError(f"a bad sample in step {args.raise_at}")
+        is_slow = args.hang_at is not None and scheduler.last_epoch >= args.hang_at
+        if is_slow and args.hang_in_slot in (None, SLOT) and first("has-hung"):
+            hang_here()
+        if args.slow_slot == SLOT and not (args.out / "hurry").exists():
+            time.sleep(0.1)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

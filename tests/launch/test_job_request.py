@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.membership.policy import Policy
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import JobRequest, parse_request, parse_scale
 from bagua_launch.node_facts import ThisNode
@@ -104,11 +105,12 @@ def test_waits() -> None:
 
 def test_every_wait_of_the_config_has_a_key() -> None:
     keys = ["join_timeout", "last_call_timeout", "node_window", "lease_ttl", "probe_window"]
-    keys += ["below_minimum_timeout", "holder_timeout"]
+    keys += ["below_minimum_timeout", "holder_timeout", "hang_notice", "hang_renew"]
     made = config(rdzv_conf=",".join(f"{key}=7" for key in keys))
     assert {
         made.join_timeout_s, made.last_call_s, made.node_window_s, made.lease_ttl_s,
         made.probe_window_s, made.below_minimum_timeout_s, made.holder_timeout_s,
+        made.hang_notice_s, made.hang_renew_s,
     } == {7.0}  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def test_every_wait_of_the_config_has_a_key() -> None:
         (
             "join_time=3",
             "unknown key 'join_time'; use join_timeout, timeout, last_call_timeout, node_window, lease_ttl, "
-            "probe_window, below_minimum_timeout, holder_timeout",
+            "probe_window, below_minimum_timeout, holder_timeout, hang_notice, hang_renew",
         ),
         ("join_timeout", "'join_timeout' is not KEY=VALUE; use key=value,key=value"),
         ("join_timeout=", "'join_timeout=' is not KEY=VALUE; use key=value,key=value"),
@@ -322,3 +324,11 @@ def test_this_node_counts_visible_gpus_and_knows_its_addresses(monkeypatch: pyte
     assert node.cpu_count() >= 1
     assert node.owns_address("127.0.0.1")
     assert not node.owns_address("192.0.2.1") and not node.owns_address("no-such-host.invalid")
+
+
+def test_the_hang_timeout_is_seconds_or_never() -> None:
+    assert config(hang_timeout="90").hang_timeout_s == 90.0
+    assert config(hang_timeout="never").hang_timeout_s is None
+    assert config().hang_timeout_s == Policy().hang_timeout_s
+    for bad in ("0", "-1", "none", "inf"):
+        assert refusal(hang_timeout=bad).startswith(f"--hang-timeout {bad!r}: ")

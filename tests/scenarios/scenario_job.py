@@ -5,7 +5,8 @@
       because adds host-b
 
 Lines: desired MIN MAX | agent A [slots=N] [leaving] | agent-gone A | ready A0 [committed=N] | gone A0 |
-stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | stalled A0 GENERATION |
+stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | went-on A0 |
+stalled A0 GENERATION [hosts] [waited=S] [usual=S] | ordered (the hang order asked for stands) |
 unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
 failed A0 step=N [signal] [early: before it was a member] | finished A0 | closing GENERATION | time |
 checkpoints (the job has some) | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
@@ -24,8 +25,10 @@ from bagua_agent.membership.actions import (
     RemoveDeadAgent,
     WakeAt,
     WriteGeneration,
+    WriteHangOrder,
     WriteResult,
 )
+from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Verdict
@@ -39,6 +42,7 @@ class ScenarioJob:
         self.keys: dict[str, tuple[type[ev.Event], dict[str, Any]]] = {}
         self.revision = 0
         self.writing: Generation | None = None
+        self.ordering: HangOrder | None = None
         self.sequence = 0
         self.reason = ""
 
@@ -100,8 +104,14 @@ class ScenarioJob:
                     broken=command == "broken",
                     hosts=tuple(hosts),
                     sequence=self.revision,
+                    waited_s=float(options.get("waited", 0.0)),
+                    usual_step_s=float(options.get("usual", 0.0)),
                     detail=f"generation {generation} can't be built here" if command == "unbuilt" else "",
                 )
+            case "went-on", [name]:
+                return self._delete(now_s, f"suspicions/{name}", ev.SuspicionCleared, worker_id=name)
+            case "ordered", []:
+                return self._put(now_s, "hang", ev.HangOrderSeen, order=self.ordering)
             case "answers", [name, verdict, *how]:
                 return ev.ProbeAnswered(
                     now_s=now_s,
@@ -195,6 +205,13 @@ class ScenarioJob:
                 return f"result {outcome.name} {code}"
             case RefuseMember(worker_id, difference):
                 return f"refuse {worker_id}: {difference}"
+            case WriteHangOrder(order):
+                self.ordering = order
+                if order is None:
+                    return "no hang order any more"
+                return (
+                    f"order {order.outcome.name} in generation {order.generation}: {' '.join(order.workers)}"
+                )
             case RemoveDeadAgent(agent_id):
                 return f"remove the keys of {agent_id}"
             case _:

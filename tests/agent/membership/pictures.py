@@ -109,7 +109,7 @@ def failure(
 
 
 def suspicion(worker: str, generation: int, *, broken: bool = True, seen_s: float = 5.0) -> SuspicionView:
-    return SuspicionView(worker, generation, broken, (), 1, seen_s)
+    return SuspicionView(worker, generation, broken, (), 1, seen_s, waiting_since_s=seen_s)
 
 
 def decided(

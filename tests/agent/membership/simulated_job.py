@@ -17,6 +17,7 @@ from bagua_agent.membership.actions import (
     RemoveDeadAgent,
     WakeAt,
     WriteGeneration,
+    WriteHangOrder,
     WriteResult,
 )
 from bagua_agent.membership.machine import new_state, step, step_all
@@ -167,6 +168,9 @@ class SimulatedJob(SimulatedWorkers):
             case RemoveDeadAgent(agent_id, join_revision):
                 if leads and self.nodes[agent_id].revision == join_revision:
                     self.expire(self.nodes[agent_id])
+            case WriteHangOrder(order):
+                if leads:
+                    self.put("hang", ev.HangOrderSeen, order=order)
             case WakeAt(time_s):
                 assert time_s > self.now_s, "a wake in the past would spin"
                 node.wake_at_s = time_s

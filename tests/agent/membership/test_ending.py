@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pictures import LEADER, agent, decided, failure, member, picture, record
+from pictures import LEADER, POLICY, agent, decided, failure, member, picture, record
 
 from bagua_agent.membership.actions import Decision, Outcome, WriteResult
 from bagua_agent.membership.view import JobView, Waiting
@@ -81,3 +81,14 @@ def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss
 def test_a_node_that_left_ends_with_0_and_that_is_no_success() -> None:
     view = picture([agent("a", leaving=True)], [], record(2, "a0"), finished=frozenset({"a0"}))
     assert outcome(decided(view)) is Outcome.STOPPED
+
+
+def test_a_casualty_alone_is_waited_out_for_its_cause() -> None:
+    casualty = replace(failure("a0"), summary="DistBackendError: NCCL error", seen_since_s=10.0)
+    view = picture([agent("a"), agent("b")], [], record(2, "a0 b0"), failures=[casualty])
+    waits = decided(view, now_s=10.1)
+    assert waits.action is None and waits.wake_at_s == 10.0 + POLICY.blame_window_s
+    assert outcome(decided(view, now_s=11.0)) is Outcome.FAILED
+    cause = replace(failure("b0", order=2), seen_since_s=10.1)
+    known = decided(replace(view, failures={**view.failures, "b0": cause}), now_s=10.1)
+    assert isinstance(known.action, WriteResult) and known.action.failure == cause

@@ -140,6 +140,48 @@ def test_an_order_stands_as_long_as_what_it_says() -> None:
     assert order_for(named, 8, order) == HangOrder(8, Outcome.NAME, ("w1", "w2"), named.reason)
 
 
+def cut(*waiting_since_s: float | None, **rest: object) -> Situation:
+    """As `job`, and ranks 0 and 1 hear nothing from each other."""
+    situation = with_member(job(*waiting_since_s, **rest), 0, cannot_reach=("node-1",))
+    return with_member(situation, 1, cannot_reach=("node-0",))
+
+
+@pytest.mark.parametrize(
+    ("situation", "now_s", "outcome", "wake_at_s"),
+    [
+        (cut(0.0, 0.0, 0.1), 2.0, Outcome.NOTHING, 2.1),
+        (cut(0.0, 0.0, 0.1), 2.2, Outcome.RENEW, None),
+        (cut(0.0, 0.0, 0.0, renewals=1), 2.2, Outcome.RENEW, None),
+        (cut(0.0, 0.0, 0.0, renewals=2), 2.2, Outcome.NOTHING, 4.0),
+        # nobody can be left out: tried once a minute, and never given up, for the script is not to blame
+        (cut(0.0, 0.0, 0.0, renewals=50), 59.0, Outcome.NOTHING, 60.0),
+        (cut(0.0, 0.0, 0.0, renewals=50), 60.0, Outcome.RENEW, None),
+        # one saves a checkpoint: the others wait for that, whatever else is wrong
+        (cut(0.0, 0.0, None), 29.0, Outcome.NOTHING, 30.0),
+        (cut(0.0, 0.0, None), 31.0, Outcome.NAME, 600.0),
+        # one that comes in tells of no wait
+        (with_member(cut(0.0, 0.0, None), 2, newcomer=True), 2.2, Outcome.RENEW, None),
+        (with_member(job(0.0, None), 1, newcomer=True), 31.0, Outcome.NAME, 600.0),
+        # whether it lives is still asked
+        (with_member(cut(0.0, 0.0, 0.0), 1, answers=False), 9.0, Outcome.NOTHING, None),
+    ],
+)
+def test_a_cut_that_the_transport_names_is_no_slow_checkpoint(
+    situation: Situation, now_s: float, outcome: Outcome, wake_at_s: float | None
+) -> None:
+    decision = decide_hang(situation, now_s, LIMITS)
+    assert (decision.outcome, decision.wake_at_s) == (outcome, wake_at_s and pytest.approx(wake_at_s))
+    assert decision.cut is (outcome is Outcome.RENEW)
+
+
+def test_a_cut_is_told_once_a_node_and_needs_no_stacks() -> None:
+    decision = decide_hang(cut(0.0, 0.0, 0.0), 3.0, LIMITS)
+    assert decision.reason == (
+        "all wait and node-0 gets no answer from node-1; node-1 gets no answer from node-0"
+    )
+    assert order_for(decision, 7, HangOrder(7, Outcome.NAME, ("w1",), "")) is None
+
+
 SINCE = st.none() | st.floats(0.0, 1000.0)
 
 
@@ -170,7 +212,7 @@ def test_what_always_holds(
         assert any(m.holder and m.worker_id not in concerned for m in members), "the state outlives it"
         first_s = min(m.waiting_since_s for m in members if m.waiting_since_s is not None)
         assert now_s - first_s >= 600.0
-    if decision.outcome is Outcome.RENEW:
+    if decision.outcome is Outcome.RENEW and not decision.cut:
         assert inside == {m.worker_id for m in members}
     if decision.outcome is not Outcome.NOTHING:
         assert concerned and all(m.answers for m in members)

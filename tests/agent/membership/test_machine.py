@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bagua_agent.membership import events as ev
@@ -190,10 +192,17 @@ def test_what_cannot_be_raises_with_the_story(event: ev.Event) -> None:
     assert "before, oldest first:" in str(raised.value) and "MemberReady" in str(raised.value)
 
 
-def test_two_generations_of_one_number_cannot_be() -> None:
+def test_another_record_of_the_number_in_force_is_passed_over() -> None:
     state = in_force()
-    other = led(most=2).state
-    with pytest.raises(IllegalTransition, match="two different generations of number 1"):
-        assert other.view.generation is None
-        different = writes(led(most=2))[0].generation
-        step(state, ev.GenerationSeen(now_s=5.0, generation=different), POLICY)
+    different = writes(led(most=2))[0].generation
+    assert state.view.generation is not None and state.view.generation.number == different.number
+    taken = step(state, ev.GenerationSeen(now_s=5.0, generation=different), POLICY)
+    assert taken.state.view.generation == state.view.generation and not taken.actions
+
+
+def test_a_record_of_another_job_is_passed_over() -> None:
+    state = in_force()
+    assert state.view.generation is not None
+    theirs = replace(state.view.generation, number=9, nonce="another job's")
+    taken = step(state, ev.GenerationSeen(now_s=5.0, generation=theirs), POLICY)
+    assert taken.state.view.generation == state.view.generation and not taken.actions

@@ -87,3 +87,11 @@ def test_signals_before_the_first_step_give_the_slot_up_too_and_draw_on_nothing(
     killed = replace(early("c0"), script_failure=False)
     assert succession([], killed, 4, 0, Policy(), trained=False).delay_s == 2.0
     assert succession([], killed, 5, 0, Policy(), trained=False).delay_s is None
+
+
+def test_a_casualty_that_was_known_first_is_not_the_first_failure() -> None:
+    casualty = replace(failure("a0", step=3, order=1), summary="DistBackendError: NCCL error")
+    assert not judge([casualty, failure("b0", step=3, order=2)], 2).fail, "no poison sample either"
+    verdict = judge([casualty, failure("b0", order=2)], 1)
+    assert verdict.fail and verdict.first_failure is not None
+    assert verdict.first_failure.worker_id == "b0" and "(ValueError: bad)" in verdict.reason

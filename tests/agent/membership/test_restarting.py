@@ -231,3 +231,16 @@ def test_scaling_down_drops_the_youngest() -> None:
     record = written(decide(fewer))
     assert [m.agent_id for m in record.members] == ["a1", "a1", "a2", "a2"]
     assert "drops host-a3" in record.reason
+
+
+def test_the_first_to_fail_on_one_node_may_only_have_noticed_first() -> None:
+    view = running(picture(node("a1", 1), most=1), Run.FAILED, since_s=99.9)
+    record = view.generation
+    assert record is not None
+    noticed = failure(record, "a1", 0, 1, summary="DistBackendError: a peer closed the connection")
+    view = replace(view, failures=failures(noticed))
+    waits = decide(view)
+    assert waits.action is None and waits.wake_at_s == 99.9 + POLICY.blame_window_s
+    both = replace(view, failures=failures(noticed, failure(record, "a1", 1, 2, summary="ValueError: bad")))
+    assert "a worker on host-a1 failed (ValueError: bad)" in written(decide(both)).reason
+    assert "DistBackendError" in written(decide(view, now_s=101.0)).reason, "but not for ever"

@@ -230,3 +230,9 @@ def test_every_bit_of_every_parameter_counts(byte: int, large: bool) -> None:
     assert digest.value() != before and digest.fits()
     held[0].data = torch.zeros(10)
     assert not digest.fits()
+
+
+def test_computing_times_travel_along() -> None:
+    world = build_in_process(3)
+    found = run_ranks(world, lambda c: DigestCheck(1).compare(c, parameters(), 1, wait, 100 * c.global_rank))
+    assert found == [(0, 100, 200)] * 3

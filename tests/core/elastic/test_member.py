@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -147,3 +148,23 @@ def test_a_missed_loss_makes_it_a_new_one(worker: Worker) -> None:
     worker.member.follow()
     assert worker.host.steps_out == [False], "what it holds is not the job's"
     assert worker.host.entered == [1, 3]
+
+
+def kinds(worker: Worker) -> list[str]:
+    said = worker.agent.said_by("w0")
+    return [str(m.WhichOneof("kind")) for m in said if m.WhichOneof("kind") in ("suspected", "went_on")]
+
+
+def test_a_stall_that_was_told_is_taken_back(worker: Worker) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    assert kinds(worker) == []
+    worker.member.usual_step_s = 0.5
+    began_s = time.monotonic()
+    worker.member.wait_for_transfer(lambda: time.monotonic() - began_s > 0.4)
+    worker.agent.wait_for(lambda: kinds(worker)[-1:] == ["went_on"])
+    suspected = next(m.suspected for m in worker.agent.said_by("w0") if m.HasField("suspected"))
+    assert suspected.generation == 1 and 0.2 < suspected.waited_s < 0.5
+    assert suspected.usual_step_s == 0.5 and not suspected.hosts
+    worker.member.wait_for_transfer(lambda: True)
+    assert kinds(worker).count("went_on") == 1

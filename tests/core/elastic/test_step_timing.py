@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.elastic.step_timing import LEAST_STALL_S, USUAL_FACTOR, Pace, WaitMonitor
+from bagua_core.elastic.step_timing import LEAST_STALL_S, MOST_STALL_S, USUAL_FACTOR, Pace, WaitMonitor
 
 
 def monitor(usual_s: float | None = None) -> WaitMonitor:
@@ -78,3 +78,7 @@ def test_a_slow_step_is_a_slow_pace() -> None:
     pace.step_done(0.0)
     assert pace.step_done(20.0)
     assert pace.steps_per_s == pytest.approx(0.05)
+
+
+def test_a_wait_is_told_of_however_long_the_usual_one_is() -> None:
+    assert monitor(3600.0).threshold_s == MOST_STALL_S

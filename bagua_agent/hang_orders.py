@@ -1,0 +1,67 @@
+"""What does this node do when the leader says that somebody is late? It saves its workers' stacks, then perhaps kills.
+
+Acts on control/hang, which the leader alone writes; whether and whom to kill is membership/hang.py's. Saving takes
+seconds at worst and happens in a thread of its own, so that the agent's loop goes on. Invariants: nobody is killed
+before its stacks are saved or could not be; nor one that has gone on or waits itself by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.workers.stacks import SavedStacks, StackTarget, save_stacks
+
+log = logging.getLogger(__name__)
+
+_TOPIC = "hang"
+
+
+class HangOrders:
+    def __init__(self, job: JoinedJob, workers: NodeWorkers) -> None:
+        self._job = job
+        self._workers = workers
+        self._savers = ThreadPoolExecutor(1, thread_name_prefix="bagua-stacks")
+        self._taken = 0
+
+    def take(self, order: HangOrder | None) -> None:
+        """The order is new. From the loop's thread."""
+        if order is None:
+            return
+        self._job.narrator.tell_once(_TOPIC, order.reason)
+        self._taken += 1
+        targets = self._workers.stack_targets()
+        self._savers.submit(self._save, self._taken, order, targets)
+
+    def _save(self, number: int, order: HangOrder, targets: list[StackTarget]) -> None:
+        saved: list[SavedStacks] = []
+        try:
+            saved = save_stacks(targets, order.reason)
+        except Exception:
+            # nothing of it is worth more than going on with what was ordered
+            log.exception("saving stacks failed in a way nobody foresaw")
+        self._job.timers.set_from_thread(
+            f"stacks {number}", time.monotonic(), lambda now_s: self._saved(order, saved)
+        )
+
+    def _saved(self, order: HangOrder, saved: list[SavedStacks]) -> None:
+        for stacks in saved:
+            where = f"in {stacks.path}" if stacks.path is not None else "are not saved"
+            problem = f" ({stacks.problem})" if stacks.problem else ""
+            self._job.narrator.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
+        view = self._job.seen.view
+        if order.outcome is not Outcome.REPLACE or view.hang_order != order:
+            return
+        for worker_id in order.workers:
+            waits = view.suspicions.get(worker_id)
+            if waits is not None and waits.generation >= order.generation:
+                continue
+            self._workers.kill(worker_id, f"hung: {order.reason}")
+
+    def stop(self) -> None:
+        """Waits for a saving under way, which is bounded."""
+        self._savers.shutdown(wait=True, cancel_futures=True)

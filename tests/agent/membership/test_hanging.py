@@ -1,0 +1,165 @@
+"""What of a picture counts as waiting, and what the machine asks for: order first, then what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pictures import LEADER, POLICY, agent, decided, member, picture, record, suspicion, workers, written
+
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.actions import Decision, Outcome, WriteHangOrder, WriteResult
+from bagua_agent.membership.hang import HangOrder
+from bagua_agent.membership.hang import Outcome as Hang
+from bagua_agent.membership.machine import State, new_state, step
+from bagua_agent.membership.picture import absorb
+from bagua_agent.membership.view import Attempts, JobView, SuspicionView
+
+ALIVE = replace(LEADER, alive_agents={"b": 1e6, "c": 1e6})
+
+
+def stall(worker: str, generation: int = 2, *hosts: str, since_s: float = 0.0) -> SuspicionView:
+    return replace(suspicion(worker, generation, broken=False), hosts=hosts, waiting_since_s=since_s)
+
+
+def running(*stalls: SuspicionView, **more: object) -> JobView:
+    members = [member(w, committed=2) for w in ("a0", "b0", "c0")]
+    return picture(
+        [agent("a"), agent("b"), agent("c")], members, record(2, "a0 b0 c0"), suspicions=stalls, **more
+    )  # type: ignore[arg-type]
+
+
+def decision_at(now_s: float, view: JobView) -> Decision:
+    return decided(view, now_s=now_s, evidence=ALIVE)
+
+
+ALL = (stall("a0"), stall("b0"), stall("c0"))
+
+
+def test_an_order_stands_before_anything_is_done() -> None:
+    view = running(*ALL)
+    ordered = decision_at(61.0, view)
+    assert ordered.action is None and ordered.hang_order is not None
+    assert ordered.hang_order.outcome is Hang.RENEW
+    view = replace(view, hang_order=ordered.hang_order, hang_order_since_s=61.0)
+    waits = decision_at(62.0, view)
+    assert waits.action is None and waits.wake_at_s == 61.0 + POLICY.stacks_first_s
+    assert workers(written(decision_at(63.0, view))) == "a0 b0 c0"
+
+
+def test_collectives_that_never_match_end_the_job() -> None:
+    view = running(*ALL, attempts=Attempts(POLICY.hang_most_renewals))
+    ordered = decision_at(1000.0, view).hang_order
+    assert ordered is not None and ordered.outcome is Hang.GIVE_UP
+    end = decision_at(1002.0, replace(view, hang_order=ordered, hang_order_since_s=1000.0))
+    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.FAILED
+    assert "do all ranks call the same ones?" in end.reason
+
+
+def test_a_cut_is_acted_on_at_once_and_then_costs_a_node() -> None:
+    view = running(stall("a0"), stall("b0", 2, "host-c"), stall("c0", 2, "host-b"))
+    again = decision_at(2.1, view)
+    assert workers(written(again)) == "a0 b0 c0" and again.hang_order is None
+    left = decision_at(2.1, replace(view, attempts=Attempts(1)))
+    assert workers(written(left)) == "a0 b0" and left.leaves_out == ("c",)
+    assert "host-b and host-c can't reach each other" in left.reason
+
+
+def test_the_order_under_way_is_no_replacement_yet() -> None:
+    """The last that is allowed is done before the job is given up."""
+    view = running(stall("a0"), stall("c0"))
+    order = decision_at(601.0, view).hang_order
+    assert order is not None and order.outcome is Hang.REPLACE
+    view = replace(view, hang_order=order, replacements=POLICY.hang_most_replacements)
+    assert decision_at(601.0, view).hang_order is order
+    given_up = decision_at(601.0, replace(view, hang_order=None))
+    assert given_up.hang_order is not None and given_up.hang_order.outcome is Hang.GIVE_UP
+
+
+def test_an_order_of_an_older_generation_goes() -> None:
+    order = HangOrder(1, Hang.NAME, ("b0",), "")
+    assert decision_at(5.0, running(hang_order=order)).hang_order is None
+    lost = running(hang_order=replace(order, generation=2))
+    lost = replace(lost, members={w: m for w, m in lost.members.items() if w != "b0"})
+    assert decision_at(5.0, lost).hang_order is not None, "of the one in force: nobody has looked"
+
+
+# -- the picture
+
+
+def seen(view: JobView, *happened: ev.Event) -> JobView:
+    for event in happened:
+        view, _, _ = absorb(view, LEADER, event, 1)
+    return view
+
+
+def raised(now_s: float, waited_s: float, sequence: int, generation: int = 2) -> ev.SuspicionRaised:
+    return ev.SuspicionRaised(
+        now_s=now_s,
+        worker_id="a0",
+        generation=generation,
+        broken=False,
+        hosts=(),
+        sequence=sequence,
+        waited_s=waited_s,
+    )
+
+
+def test_a_wait_begins_when_its_first_report_says() -> None:
+    view = seen(running(), raised(10.0, 0.5, 1), raised(12.0, 2.4, 2))
+    assert view.suspicions["a0"].waiting_since_s == 9.5
+    other = seen(view, raised(20.0, 0.3, 3))
+    assert other.suspicions["a0"].waiting_since_s == 19.7, "less than before: another wait"
+    assert seen(view, raised(20.0, 3.0, 3, generation=3)).suspicions["a0"].waiting_since_s == 17.0
+
+
+def test_who_went_on_is_outside_since_then() -> None:
+    view = seen(running(), raised(10.0, 0.5, 1), ev.SuspicionCleared(now_s=11.0, worker_id="a0"))
+    assert view.went_on == {"a0": 11.0}
+    view = seen(view, ev.GenerationSeen(now_s=12.0, generation=record(3, "a0 b0 c0")))
+    assert view.went_on == {}
+
+
+def test_replacements_are_counted_once_and_forgiven_by_a_commit() -> None:
+    order = HangOrder(2, Hang.REPLACE, ("b0", "c0"), "late")
+    put = ev.HangOrderSeen(now_s=5.0, order=order)
+    view = seen(running(), put, put, ev.HangOrderSeen(now_s=6.0, order=None))
+    assert view.hang_order is None and view.replacements == 2
+    view = seen(view, ev.GenerationSeen(now_s=7.0, generation=record(3, "a0")))
+    ready = ev.MemberReady(
+        now_s=8.0,
+        worker_id="a0",
+        agent_id="a",
+        slot=0,
+        store_address="",
+        fingerprint={},
+        committed_generation=3,
+        join_revision=100,
+    )
+    assert seen(view, ready).replacements == 0
+
+
+# -- the machine
+
+
+def leading(view: JobView) -> State:
+    state = step(new_state("a"), ev.LeadershipWon(now_s=0.0, revision=1), POLICY).state
+    return replace(state, view=view, evidence=replace(ALIVE, elected_at_s=-1e9))
+
+
+def test_an_order_is_asked_for_until_it_stands() -> None:
+    def orders(now_s: float) -> list[HangOrder | None]:
+        nonlocal state
+        done = step(state, ev.TimePassed(now_s=now_s), POLICY)
+        state = done.state
+        return [a.order for a in done.actions if isinstance(a, WriteHangOrder)]
+
+    state = leading(running(stall("a0"), stall("c0")))
+    (asked,) = orders(31.0)
+    assert asked is not None and asked.workers == ("b0",)
+    assert orders(31.5) == [], "it is under way"
+    assert len(orders(32.1)) == 1, "and perhaps was not done"
+    state = step(state, ev.HangOrderSeen(now_s=32.2, order=asked), POLICY).state
+    assert orders(40.0) == []
+    done = step(state, ev.SuspicionCleared(now_s=41.0, worker_id="a0"), POLICY)
+    state = step(done.state, ev.SuspicionCleared(now_s=41.0, worker_id="c0"), POLICY).state
+    assert orders(42.5) == [None]

@@ -1,0 +1,113 @@
+"""When does a suspicion go? A stall with the wait it told of; a break only with a generation that ends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.live_workers import LiveWorkers
+from bagua_agent.membership.policy import Policy
+from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.timers import Timers
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
+from bagua_contract.records import Generation, GenerationKind
+
+KEYS = JobKeys("job")
+
+
+@dataclass
+class Node:
+    """Stands for store, sessions and workers alike; `keys` is what it keeps under its lease."""
+
+    keys: dict[str, bytes] = field(default_factory=dict)
+    exit_comes: bool = False
+
+    def __post_init__(self) -> None:
+        self.timers = Timers()
+        self.told: list[str] = []
+        tells = SimpleNamespace(tell=self.told.append, tell_once=lambda topic, text: self.told.append(text))
+        seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False)
+        job = SimpleNamespace(
+            keys=KEYS, leased=self, timers=self.timers, narrator=tells, seen=seen, agent_id="a"
+        )
+        self.ways = LiveWorkers(
+            cast(JoinedJob, job),
+            cast(NodeWorkers, self),
+            cast(SessionServer, self),
+            Policy(),
+            lambda now_s: None,
+            lambda: None,
+        )
+
+    def put(self, key: str, value: bytes) -> None:
+        self.keys[key] = value
+
+    def remove(self, key: str) -> None:
+        self.keys.pop(key, None)
+
+    def get(self, worker_id: str) -> object:
+        return self
+
+    def an_exit_is_on_its_way(self) -> bool:
+        return self.exit_comes
+
+    def tell_generation(self, generation: Generation) -> None: ...
+
+    def suspects(self, kind: int, generation: int = 3) -> None:
+        said = session_pb2.Suspected(
+            generation=generation, kind=cast(pb.Suspicion.Kind, kind), waited_s=1.5, usual_step_s=0.5
+        )
+        self.ways.said("w", session_pb2.WorkerMessage(suspected=said), 1.0)
+
+    def goes_on(self, generation: int = 3) -> None:
+        said = session_pb2.WentOn(generation=generation)
+        self.ways.said("w", session_pb2.WorkerMessage(went_on=said), 2.0)
+
+    @property
+    def suspicion(self) -> pb.Suspicion | None:
+        value = self.keys.get(KEYS.suspicion("w"))
+        return None if value is None else pb.Suspicion.FromString(value)
+
+
+def test_a_stall_goes_with_its_wait() -> None:
+    node = Node()
+    node.suspects(pb.Suspicion.STALLED)
+    assert node.suspicion is not None
+    assert (node.suspicion.waited_s, node.suspicion.usual_step_s) == (1.5, 0.5)
+    node.goes_on(generation=2)
+    assert node.suspicion is not None, "another wait"
+    node.goes_on()
+    assert node.suspicion is None
+    node.goes_on()
+
+
+def test_a_break_stands_until_a_generation_ends_it() -> None:
+    node = Node()
+    node.suspects(pb.Suspicion.STALLED)
+    node.suspects(pb.Suspicion.BROKEN)
+    node.goes_on()
+    assert node.suspicion is not None
+    node.ways.follow(Generation(4, 3, GenerationKind.LOSS, (), "nonce"))
+    assert node.suspicion is None
+
+
+def test_a_stall_that_is_over_before_it_was_told_is_not_told() -> None:
+    node = Node(exit_comes=True)
+    node.suspects(pb.Suspicion.STALLED)
+    node.goes_on()
+    node.exit_comes = False
+    for due in node.timers.take_due(10.0):
+        due(10.0)
+    assert node.suspicion is None
+
+
+def test_a_straggler_is_told_with_its_place() -> None:
+    node = Node()
+    told = session_pb2.Straggler(generation=3, global_rank=1, computing_s=0.3, others_s=0.1)
+    node.ways.said("w", session_pb2.WorkerMessage(straggler=told), 1.0)
+    assert node.told[0].startswith("global rank 1 is the slowest")

@@ -1,0 +1,71 @@
+"""A worker hangs in its step while its agent lives: it is named, its stacks are saved, and it is replaced.
+
+Times are short here; the defaults are half a minute and ten. Whoever only saves a checkpoint must be left alone.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from tests.faults.conftest import MakeJob
+from tests.faults.job import Job, Node
+
+NOTICE_S, TIMEOUT_S = 1.0, 4.0
+SHORT = ["--rdzv-conf", f"hang_notice={NOTICE_S},hang_renew=2"]
+# To its successor's first step: the timeout, stacks, and a start of a process.
+REPLACED_BOUND_S = TIMEOUT_S + 12.0
+
+
+def hanging(job: MakeJob, *words: str, timeout: str = f"{TIMEOUT_S:g}") -> tuple[Job, Node]:
+    """Two workers on this machine, of which slot 1 hangs where `words` say."""
+    one = job(script=words, options=[*SHORT, "--hang-timeout", timeout])
+    node = one.start(slots=2)
+    one.await_world(2, after_step=10)
+    return one, node
+
+
+def stacks(node: Node, worker_id: str) -> str:
+    """All that was saved of that worker."""
+    paths = re.findall(rf"stacks of worker {re.escape(worker_id)} in (\S+)", node.log)
+    return "\n".join(Path(path).read_text() for path in paths)
+
+
+def test_a_worker_that_sleeps_in_its_step_is_named_and_replaced(job: MakeJob) -> None:
+    one, node = hanging(job, "--hang-at", "20", "--hang-in-slot", "1")
+    victim = node.workers[1]
+    node.await_line("1 of 2 wait for global rank 1", "outside the step's collectives")
+    node.await_line("stacks of worker", victim.worker_id)
+    assert "hang_here" in stacks(node, victim.worker_id)
+    stalled = one.step
+    node.await_line("worker in slot 1 ended: hung: 1 of 2 wait for global rank 1", "killed by SIGKILL")
+    alone = one.await_world(1, after_step=stalled - 1, deadline_s=REPLACED_BOUND_S)
+    one.await_world(2, after_step=alone)
+    one.finish()
+    one.check(finished=2)
+
+
+def test_without_a_timeout_it_is_named_and_left_alone(job: MakeJob) -> None:
+    words = ("--hang-at", "20", "--hang-in-slot", "1", "--hang-s", "7")
+    one, node = hanging(job, *words, timeout="never")
+    victim = node.workers[1]
+    node.await_line("stacks of worker", victim.worker_id)
+    stalled = one.step
+    one.await_world(2, after_step=stalled + 5)
+    assert not node.says("ended: hung")
+    assert node.workers[1].worker_id == victim.worker_id
+    one.finish()
+    one.check(finished=2)
+
+
+def test_a_stopped_worker_is_replaced(job: MakeJob) -> None:
+    one, node = hanging(job)
+    victim = node.workers[1]
+    victim.send(signal.SIGSTOP)
+    node.await_line("stacks of worker", victim.worker_id, "is stopped")
+    node.await_line("worker in slot 1 ended: hung:")
+    alone = one.await_world(1, deadline_s=REPLACED_BOUND_S)
+    one.await_world(2, after_step=alone)
+    one.finish()
+    one.check(finished=2)
