@@ -14,12 +14,12 @@ from pathlib import Path
 
 from bagua_agent.errors import BaguaError
 from bagua_agent.job_config import JobConfig
-from bagua_agent.job_replaced import JobReplaced
-from bagua_agent.local_address import local_address
-from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.node.local_address import local_address
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.runtime_directory import make_runtime_directory
+from bagua_agent.node.script_mode import Mode, guess_mode
 from bagua_agent.process_messages import SignalCame, WorkerExited
-from bagua_agent.runtime_directory import make_runtime_directory
-from bagua_agent.script_mode import Mode, guess_mode
 from bagua_agent.signals import SignalsToInbox
 
 MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent import job_history, narrator
+from bagua_agent import narrator
 from bagua_agent.desired_writes import DesiredWrites
-from bagua_agent.hang_orders import HangOrders
-from bagua_agent.history_keeper import HistoryKeeper
-from bagua_agent.history_writer import HistoryWriter
+from bagua_agent.history import job_history
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.inbox import LeadershipReported, LeaseChanged, StoreChanged, StoreConnected, WorkerSaid
 from bagua_agent.job_config import JobConfig
 from bagua_agent.job_membership import JobMembership
@@ -27,26 +27,27 @@ from bagua_agent.job_store import JobStore, is_exposed, open_store
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.last_words import say_last_words, wait_for_followers
 from bagua_agent.leadership import Leadership
-from bagua_agent.live_workers import LiveWorkers
-from bagua_agent.lost_keys import LostKeys
+from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
-from bagua_agent.node_ending import Ending, NodeSituation, how_it_ends
-from bagua_agent.node_workers import NodeWorkers
-from bagua_agent.own_key import OwnKey
+from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.live_workers import LiveWorkers
+from bagua_agent.node.node_ending import Ending, NodeSituation, how_it_ends
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.restarted_workers import RestartedWorkers
+from bagua_agent.node.runtime_directory import session_socket, store_directory
+from bagua_agent.node.script_mode import Mode
+from bagua_agent.node.worker_way import WorkerWay
 from bagua_agent.process_messages import SignalCame, WorkerExited
-from bagua_agent.restarted_workers import RestartedWorkers
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.runtime_directory import session_socket, store_directory
-from bagua_agent.script_mode import Mode
 from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
 from bagua_agent.store.mirror import PrefixMirror
 from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
-from bagua_agent.worker_way import WorkerWay
 
 IDLE_LOOK_S = 1.0
 

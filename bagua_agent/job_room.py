@@ -7,10 +7,10 @@ import time
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent import job_history
 from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.history import job_history
 from bagua_agent.job_config import JobConfig
-from bagua_agent.script_mode import Mode
+from bagua_agent.node.script_mode import Mode
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb

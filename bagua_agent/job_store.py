@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.job_config import JobConfig
-from bagua_agent.local_address import LOOPBACK
+from bagua_agent.node.local_address import LOOPBACK
 from bagua_agent.store.client import Store
 from bagua_agent.store.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
 from bagua_agent.store.hosted import HostedEtcd

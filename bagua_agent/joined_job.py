@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bagua_agent.desired_writes import DesiredWrites
-from bagua_agent.history_keeper import HistoryKeeper
+from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.narrator import Narrator
 from bagua_agent.store.client import Store

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from bagua_agent import job_history, narrator
-from bagua_agent.history_keeper import HistoryKeeper
+from bagua_agent import narrator
+from bagua_agent.history import job_history
+from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settin
 from bagua_core.elastic.commit_history import Entry
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
+from bagua_core.elastic.default_group import forbid_default_group
 from bagua_core.elastic.digest_check import DigestCheck
 from bagua_core.elastic.failpoints import Failpoints
 from bagua_core.elastic.heal_plan import HealPlan
@@ -103,10 +103,6 @@ class Engine:
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
         if environment is not None:
-            # here, because it makes engines
-            from bagua_core.elastic.runtime import forbid_default_group
-
-            self._forbid_default_group: Callable[[], None] = forbid_default_group
             member = self._member = Member(environment, self)
             self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._outside = OutsideCollectives(self, self.state, member)
@@ -240,7 +236,7 @@ class Engine:
         if self._step_begun:
             self._end_step()
         if self._member is not None:
-            self._forbid_default_group()
+            forbid_default_group()
             try:
                 self._member.follow()
             except SystemExit:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-import torch.distributed
-
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core.elastic.default_group import forbid_default_group
 from bagua_core.elastic.engine import Engine
 
 _lock = threading.Lock()
@@ -17,22 +16,6 @@ _owner_pid = 0
 
 class ForkedWorkerError(RuntimeError):
     """The engine was used in a child of the worker, such as a DataLoader process."""
-
-
-class MixedModesError(RuntimeError):
-    """The script uses torch's default process group and this runtime, which follow membership in different ways."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "torch.distributed.init_process_group and bagua_core.init_process_group were both called: a worker either "
-            "follows membership in its process, or is started again for each change; call only one of the two"
-        )
-
-
-def forbid_default_group() -> None:
-    """Raises MixedModesError if torch's default process group exists: nobody would renew it after a change."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise MixedModesError
 
 
 def engine() -> Engine:

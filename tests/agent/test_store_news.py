@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bagua_agent.history_keeper import HistoryKeeper
+from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.view import JobView

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from bagua_agent.history.job_history import EventKind, JobEvent, events_of
 from bagua_agent.job_config import StoreCredentials
-from bagua_agent.job_history import EventKind, JobEvent, events_of
 from bagua_agent.store.client import Store
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent import runtime_directory as module
-from bagua_agent.runtime_directory import make_runtime_directory, session_socket, store_directory
+from bagua_agent.node import runtime_directory as module
+from bagua_agent.node.runtime_directory import make_runtime_directory, session_socket, store_directory
 from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
 
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from bagua_agent.history_keeper import HistoryKeeper
-from bagua_agent.job_replaced import JobReplaced
+from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.joined_job import JoinedJob
-from bagua_agent.lost_keys import LOOK_AGAIN_S, LostKeys
+from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.lost_store.lost_keys import LOOK_AGAIN_S, LostKeys
+from bagua_agent.lost_store.recreation import SETTLE_S
 from bagua_agent.membership.view import JobView
 from bagua_agent.narrator import Narrator
-from bagua_agent.recreation import SETTLE_S
 from bagua_agent.store.client import KeyValue
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change

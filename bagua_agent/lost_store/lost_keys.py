@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bagua_agent import job_history
-from bagua_agent.job_replaced import JobReplaced
+from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
-from bagua_agent.recreation import (
+from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.lost_store.recreation import (
     SETTLE_S,
     GiveWay,
     Memory,

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from bagua_agent.joined_job import JoinedJob
-from bagua_agent.live_workers import LiveWorkers
 from bagua_agent.membership.policy import Policy
-from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.node.live_workers import LiveWorkers
+from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.timers import Timers

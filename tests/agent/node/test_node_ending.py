@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.node_ending import (
+from bagua_agent.node.node_ending import (
     RESULT_GRACE_S,
     STORE_AWAY_AT_THE_END_S,
     NodeSituation,

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.hang import HangOrder, Outcome
-from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.stacks import SavedStacks, StackTarget, save_stacks
 
 log = logging.getLogger(__name__)

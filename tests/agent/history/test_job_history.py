@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent import job_history as history
 from bagua_agent.errors import StoreUnavailable
-from bagua_agent.history_keeper import MOST_OWED, HistoryKeeper
-from bagua_agent.history_writer import MOST_WAITING, HistoryWriter
+from bagua_agent.history import job_history as history
+from bagua_agent.history.history_keeper import MOST_OWED, HistoryKeeper
+from bagua_agent.history.history_writer import MOST_WAITING, HistoryWriter
+from bagua_agent.history.job_history import EventKind, JobEvent, events_of, superfluous
 from bagua_agent.job_config import StoreCredentials
-from bagua_agent.job_history import EventKind, JobEvent, events_of, superfluous
 from bagua_agent.store.client import KeyValue, Store, Transaction
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.script_mode import LARGEST_SCRIPT_BYTES, Mode, guess_mode, opens_a_session
+from bagua_agent.node.script_mode import LARGEST_SCRIPT_BYTES, Mode, guess_mode, opens_a_session
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from bagua_agent.job_history import JobEvent, superfluous
+from bagua_agent.history.job_history import JobEvent, superfluous
 from bagua_agent.store.keys import LONGEST_ID, JobKeys
 from bagua_agent.store.mirror import Change
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from bagua_agent.worker_exits import Consequence, LastSeen, Record, consequence
+from bagua_agent.node.worker_exits import Consequence, LastSeen, Record, consequence
 
 MEMBER, NO_MEMBER = LastSeen(True, False), LastSeen(False, False)
 TRAINED = LastSeen(True, True)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from bagua_agent import narrator
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.policy import Policy
-from bagua_agent.node_workers import NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.worker_exits import LastSeen, WorkerExits
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.store.client import Put
-from bagua_agent.worker_exits import LastSeen, WorkerExits
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind

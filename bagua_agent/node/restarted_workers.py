@@ -20,8 +20,8 @@ from collections.abc import Callable
 from bagua_agent.errors import BaguaError
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.view import Run
-from bagua_agent.node_workers import NodeWorkers, StartedFor
-from bagua_agent.own_key import OwnKey
+from bagua_agent.node.node_workers import NodeWorkers, StartedFor
+from bagua_agent.node.own_key import OwnKey
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
 from bagua_agent.workers.worker_environment import TorchrunPlace

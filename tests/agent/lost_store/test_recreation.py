@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.recreation import (
+from bagua_agent.lost_store.recreation import (
     GiveWay,
     Memory,
     NothingLost,

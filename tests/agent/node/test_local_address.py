@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from bagua_agent.errors import UserError
-from bagua_agent.local_address import LOOPBACK, local_address
+from bagua_agent.node.local_address import LOOPBACK, local_address
 
 
 def has_ipv6_loopback() -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_agent import job_history
+from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restart_policy import succession
 from bagua_agent.membership.view import FailureView
-from bagua_agent.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
 from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
 from bagua_contract import membership_pb2 as pb
 

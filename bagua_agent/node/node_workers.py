@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bagua_agent.job_config import JobConfig
-from bagua_agent.runtime_directory import session_socket
+from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
 from bagua_agent.workers.guardian import Guardian

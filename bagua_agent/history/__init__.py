@@ -1,0 +1,1 @@
+"""What has happened to a job, for people: records, who writes them, and how."""

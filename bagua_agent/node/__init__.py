@@ -1,0 +1,1 @@
+"""What does this node do for its job? Its workers, its own key, its end."""
