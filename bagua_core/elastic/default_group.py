@@ -15,7 +15,11 @@ class MixedModesError(RuntimeError):
         )
 
 
+def is_made() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def forbid_default_group() -> None:
     """Raises MixedModesError if torch's default process group exists: nobody would renew it after a change."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if is_made():
         raise MixedModesError

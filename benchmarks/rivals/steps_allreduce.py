@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import both_in_one_process  # noqa: F401 - before anything opens a session
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

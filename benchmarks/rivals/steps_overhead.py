@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import both_in_one_process  # noqa: F401 - before anything opens a session
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
