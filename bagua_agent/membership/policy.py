@@ -78,9 +78,11 @@ class Policy:
 
     @property
     def hang_limits(self) -> HangLimits:
+        # who asks for a replacement after 5 s does not want to wait 30 s for its being named
+        notice_s = min(self.hang_notice_s, self.hang_timeout_s or self.hang_notice_s)
         return HangLimits(
             usual_factor=self.hang_usual_factor,
-            notice_s=self.hang_notice_s,
+            notice_s=notice_s,
             renew_s=self.hang_renew_s,
             cut_s=self.hang_cut_s,
             hang_timeout_s=self.hang_timeout_s,

@@ -18,6 +18,7 @@ from bagua_agent.membership.hang import (
     order_for,
     wait_began_s,
 )
+from bagua_agent.membership.policy import Policy
 
 LIMITS = HangLimits()
 
@@ -223,3 +224,9 @@ def test_what_always_holds(
         )
         again = later.outcome is decision.outcome and later.wake_at_s is not None
         assert not again or later.wake_at_s > decision.wake_at_s + 1e-3, "a busy loop"
+
+
+def test_a_short_timeout_is_not_lengthened_by_the_notice() -> None:
+    assert Policy(hang_timeout_s=5.0).hang_limits.notice_s == 5.0
+    assert Policy(hang_timeout_s=None).hang_limits.notice_s == Policy().hang_notice_s
+    assert Policy().hang_limits.notice_s == Policy().hang_notice_s
