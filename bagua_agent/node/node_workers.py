@@ -117,6 +117,7 @@ class NodeWorkers:
         at_once: without a warm parent every slot's first worker is started here, held at the gate until `begin`.
         """
         self._guardian.start()
+        self._guardian.end_marked(f"{PREFIX}AGENT_ID={self._agent_id}")
         self._guardian.remove_directory(self._runtime_directory)
         if self._made_log_dir:
             self._guardian.prune_directory(self._layout.log_dir)

@@ -2,8 +2,9 @@
 
 It reads group ids and directories from a pipe that only the agent holds. End-of-file means that the agent is gone, in
 whatever way: every group still registered is killed, then the agent's runtime directory is removed, and its log
-directory as far as it is empty. Covers grandchildren, which get no parent-death signal. A process that made a session
-of its own (setsid) is out of its reach.
+directory as far as it is empty. Covers grandchildren, which get no parent-death signal: by group, and where they made
+a session of their own (setsid) by the agent's mark in their environment. One that wiped its environment is out of
+reach.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ STOP_TIMEOUT_S = 5.0
 # Runs isolated and without site packages, to stay small. A group number can be used again only after
 # the group is empty; then its leader has another start time, and it is left alone. A directory is known by its
 # inode, so that one made later under the same name is left alone too. Lines: +GROUP, -GROUP, and with the path in
-# hexadecimal d (remove) and e (remove what is empty in it).
+# hexadecimal d (remove) and e (remove what is empty in it); m and in hexadecimal a variable that the agent's
+# descendants have.
 PROGRAM = r"""
 import os
 import select
@@ -65,8 +67,19 @@ def remove(path, only_empty):
         except OSError:
             pass
 
+def marked(mark):
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        yield int(name)
+            except OSError:
+                pass
+
 groups = {}
 directories = {}
+mark = b""
 rest = b""
 while data := os.read(0, 65536):
     *lines, rest = (rest + data).split(b"\n")
@@ -74,6 +87,9 @@ while data := os.read(0, 65536):
         if line[:1] in b"de":
             path = bytes.fromhex(line[1:].decode())
             directories[path] = line[:1] == b"e", inode(path)
+            continue
+        if line[:1] == b"m":
+            mark = bytes.fromhex(line[1:].decode())
             continue
         group = int(line[1:])
         if line[:1] == b"+":
@@ -93,6 +109,18 @@ for group, start in groups.items():
             os.killpg(group, signal.SIGKILL)
         except OSError:
             pass
+while mark and time.monotonic() < until:  # again, for what was forked meanwhile
+    killed = []
+    for pid in marked(mark):
+        try:
+            killed.append(os.pidfd_open(pid))
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    dying += killed
+    if not killed:
+        break
+    await_end(killed, time.monotonic() + 0.2)
 await_end(dying, until)  # what still runs might write into what is removed
 for path, (only_empty, known) in directories.items():
     if known is not None and inode(path) == known:
@@ -108,6 +136,7 @@ class Guardian:
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
         self._directories: dict[Path, bytes] = {}
+        self._mark = b""
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -132,6 +161,15 @@ class Guardian:
         with self._lock:
             self._groups.discard(pgid)
             self._tell(b"-%d\n" % pgid)
+
+    def end_marked(self, variable: str) -> None:
+        """No process with `variable` (NAME=value) in its environment outlives this one."""
+        name, equals, value = variable.partition("=")
+        if not (name and equals and value):
+            raise InternalError(f"{variable!r} marks nothing")
+        with self._lock:
+            self._mark = b"m%b\n" % os.fsencode(variable).hex().encode()
+            self._tell(self._mark)
 
     def remove_directory(self, path: Path) -> None:
         """From now on `path` and all in it does not outlive this process."""
@@ -186,7 +224,9 @@ class Guardian:
         os.write(self._process.stdin.fileno(), self._everything())
 
     def _everything(self) -> bytes:
-        return b"".join((*(b"+%d\n" % group for group in self._groups), *self._directories.values()))
+        return b"".join(
+            (*(b"+%d\n" % group for group in self._groups), *self._directories.values(), self._mark)
+        )
 
     @staticmethod
     def _launch() -> subprocess.Popen[bytes]:

@@ -190,3 +190,20 @@ def _ignored_signals(pid: int) -> int:
 def test_not_started_is_our_bug() -> None:
     with pytest.raises(InternalError):
         Guardian().register(os.getpid())
+
+
+def test_a_process_with_a_session_of_its_own_is_found_by_its_mark() -> None:
+    guardian = Guardian()
+    guardian.start()
+    guardian.end_marked("BAGUA_TEST_MARK=guardian-1")
+    environment = {"PATH": os.environ["PATH"], "BAGUA_TEST_MARK": "guardian-1"}
+    mine = subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True)
+    other = subprocess.Popen(["sleep", "1000"], env={**environment, "BAGUA_TEST_MARK": "guardian-12"})
+    try:
+        guardian.stop()
+        assert mine.wait(5) == -signal.SIGKILL
+        assert other.poll() is None, "another agent's"
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait(5)
