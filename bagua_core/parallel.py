@@ -6,17 +6,17 @@ begins, commits or fails is the engine's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from bagua_core.algorithms import Algorithm, find_algorithm
+from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
 from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.buffer_broadcast import broadcast_buffers as share_buffers
-from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.communication.communicator import CollectiveFailed, Lane
 from bagua_core.communication.reducer import SparseGradientError
 from bagua_core.elastic.step_interface import StepEngine
 from bagua_core.module_buffers import ModuleBuffers
@@ -50,12 +50,17 @@ class DistributedDataParallel(nn.Module):
             engine = runtime.engine()
         self.module = module
         self.optimizers = list(optimizers)
-        self.algorithm_name = chosen.name
+        self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
         self.require_backward_grad_sync = True
         self._engine = engine
-        self._reducer = chosen.attach(module.parameters(), engine, int(bucket_cap_mb * 1024 * 1024))
+        parameters = {id(p): p for p in module.parameters() if p.requires_grad}
+        if not parameters:
+            raise ValueError("no parameter requires a gradient; there is nothing to train")
+        self._exchange = chosen.attach(
+            Attachment(tuple(parameters.values()), self.optimizers, engine, int(bucket_cap_mb * 1024 * 1024))
+        )
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, engine)
         engine.attach_model(self)
@@ -64,7 +69,9 @@ class DistributedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             self._engine.forward_begins()
             # decided here and not in backward, as torch does: no_sync must cover the forward
-            self._reducer.synced = self.require_backward_grad_sync
+            self._exchange.synced = self.require_backward_grad_sync
+            if self._engine.in_step and not self._engine.step_failed:
+                self._exchange.forward_begins()
             if self.training and self.broadcast_buffers and self.require_backward_grad_sync:
                 self._broadcast_buffers()
         return self.module(*inputs, **keywords)
@@ -82,16 +89,43 @@ class DistributedDataParallel(nn.Module):
     @property
     def is_unfinished(self) -> bool:
         """A backward began and never ended, so peers may wait for buckets of it."""
-        return self._reducer.is_unfinished
+        return self._exchange.is_unfinished
+
+    @property
+    def algorithm_name(self) -> str:
+        """See step_interface.Model."""
+        return self.algorithm.described
+
+    @property
+    def equal_states(self) -> bool:
+        """See step_interface.Model."""
+        return self.algorithm.equal_states
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        """See step_interface.Model."""
+        return self.algorithm.lanes
+
+    def travelling(self) -> Mapping[str, torch.Tensor]:
+        """See step_interface.Model."""
+        return self._exchange.travelling()
+
+    def step_committed(self) -> None:
+        """See step_interface.Model."""
+        self._exchange.step_committed()
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """See step_interface.Model."""
+        self._exchange.finish(average)
 
     def step_rolled_back(self) -> None:
         """See step_interface.Model."""
-        self._reducer.step_rolled_back()
+        self._exchange.step_rolled_back()
 
     def communicator_changed(self) -> None:
         """See step_interface.Model."""
         self._module_buffers.refresh()
-        self._reducer.communicator_changed()
+        self._exchange.communicator_changed()
 
     def _broadcast_buffers(self) -> None:
         engine = self._engine

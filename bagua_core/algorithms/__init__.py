@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_core.algorithms.algorithm import Algorithm
+from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 
 _BY_NAME: dict[str, type[Algorithm]] = {GradientAllreduce.name: GradientAllreduce}
@@ -27,4 +27,11 @@ def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
     return _BY_NAME[algorithm]()
 
 
-__all__ = ["Algorithm", "GradientAllreduce", "UnknownAlgorithmError", "algorithm_names", "find_algorithm"]
+__all__ = [
+    "Algorithm",
+    "Attachment",
+    "GradientAllreduce",
+    "UnknownAlgorithmError",
+    "algorithm_names",
+    "find_algorithm",
+]

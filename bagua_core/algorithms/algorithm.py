@@ -1,22 +1,48 @@
-"""What is an algorithm? Something that puts a reducer on a model's parameters."""
+"""What is an algorithm? A name with arguments that can begin to act on a model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.communicator import Lane
+from bagua_core.communication.exchange import Exchange
 from bagua_core.elastic.step_interface import StepEngine
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What an algorithm acts on. parameters: those that need gradients, in registration order, each once."""
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    optimizers: Sequence[torch.optim.Optimizer]
+    engine: StepEngine
+    bucket_cap_bytes: int
+
+
 class Algorithm(ABC):
+    """Arguments only: one object may be given to several models."""
+
     name: ClassVar[str]
 
+    equal_states: ClassVar[bool] = True
+    """Whether all ranks hold the same parameters after each step. If not, digests are not compared, a newcomer copies
+    from one holder instead of all, and `Exchange.finish` averages the replicas at the end."""
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        """Communicators beside the main one that every generation must bring."""
+        return frozenset()
+
+    @property
+    def described(self) -> str:
+        """Name and arguments that must agree on all workers; part of the fingerprint."""
+        return self.name
+
     @abstractmethod
-    def attach(
-        self, parameters: Iterable[torch.nn.Parameter], engine: StepEngine, bucket_cap_bytes: int
-    ) -> Reducer:
-        """Begin to act on the gradients of `parameters`, given in registration order."""
+    def attach(self, attachment: Attachment) -> Exchange:
+        """Begin to act on the gradients and parameters. Raises ValueError for what it cannot act on."""

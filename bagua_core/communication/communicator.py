@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 
 import torch
 
@@ -20,6 +21,15 @@ class ReduceOp(Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+
+
+class Lane(Enum):
+    """A communicator beside a generation's main one. NODE: the workers of this rank's node. LEADERS: the first worker
+    of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps."""
+
+    NODE = "node"
+    LEADERS = "leaders"
+    BACKGROUND = "background"
 
 
 class CollectiveFailed(Exception):
@@ -89,12 +99,17 @@ class Pending(ABC):
 
 
 class Communicator(ABC):
-    """global_rank and world_size are of its generation. All tensors are contiguous."""
+    """global_rank and world_size are of its generation, or places among the members of a lane. All tensors are
+    contiguous."""
 
     generation: int
     global_rank: int
     world_size: int
     abort_flag: AbortFlag
+    nodes: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each node, both in ascending order; empty where it does not matter."""
+    lanes: Mapping[Lane, Communicator] = MappingProxyType({})
+    """Those that the job's algorithms asked for; they share this communicator's abort flag."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
@@ -114,9 +129,13 @@ class Communicator(ABC):
     @abstractmethod
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
-    def close(self) -> None:  # noqa: B027 (one without connections has nothing to give back)
+    def close(self) -> None:
         """Give back connections and threads. Only when every member is known to be done with it."""
+        for lane in self.lanes.values():
+            lane.close()
 
     def abort(self, reason: str) -> None:
-        """Release every wait; afterwards the communicator is of no use."""
+        """Release every wait; afterwards neither the communicator nor its lanes are of any use."""
+        for lane in self.lanes.values():
+            lane.abort(reason)
         self.abort_flag.set(reason)

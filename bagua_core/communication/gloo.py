@@ -157,6 +157,7 @@ class GlooCommunicator(Communicator):
         super().abort(reason)
 
     def close(self) -> None:
+        super().close()
         with self._retire_lock:
             if self._is_retired:
                 return  # something in it may still run

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bagua_core.communication.bucket_buffer import PAIR_ELEMENTS, Bucket
+from bagua_core.communication.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.buckets import (
     DEFAULT_BUCKET_CAP_MB,
     FIRST_BUCKET_BYTES,
@@ -24,6 +25,7 @@ from bagua_core.communication.buckets import (
     plan_buckets,
 )
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.exchange import Exchange
 from bagua_core.elastic.step_interface import MicroBatch, StepEngine
 
 
@@ -45,12 +47,13 @@ class _End:
         self._call()
 
 
-class Reducer:
+class Reducer(Exchange):
     """Averages gradients over the job within backward, weighted by samples.
 
-    After the backward of a step's last micro-batch every .grad is the job's mean. Before that the
-    contributions gather in the buckets, and .grad is zero, so that the script's own zero_grad and clipping
-    do no harm. A parameter that took no part counts as zero. Close it to remove its hooks.
+    After the backward of a step's last micro-batch every .grad is the job's mean, or whatever `operation` makes of
+    the ranks' contributions. Before that the contributions gather in the buckets, and .grad is zero, so that the
+    script's own zero_grad and clipping do no harm. A parameter that took no part counts as zero. Close it to remove
+    its hooks.
     """
 
     def __init__(
@@ -59,15 +62,17 @@ class Reducer:
         engine: StepEngine,
         bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        operation: BucketOperation | None = None,
     ) -> None:
         unique = {id(p): p for p in parameters if p.requires_grad}
         self._parameters = list(unique.values())
         if not self._parameters:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
+        self._operation = operation or Sum()
         specs = [GradientSpec(p.numel(), p.dtype, p.device) for p in self._parameters]
         plans = plan_buckets(specs, bucket_cap_bytes, first_bucket_bytes)
-        rides = carries_pair(plans[-1])
+        rides = carries_pair(plans[-1]) and self._operation.carries_pair
         self._buckets = [
             Bucket(plan, self._parameters, with_pair=rides and plan is plans[-1]) for plan in plans
         ]
@@ -80,13 +85,12 @@ class Reducer:
                 self._bucket_of[index] = number
         self._collect_views()
 
-        self.synced = True
-        """Whether backward reduces; DistributedDataParallel sets it at each forward, as torch does."""
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
         self._task: int | None = None  # autograd's id of the backward under way
         self._end: weakref.ref[_End] | None = None
         self._communicator: Communicator | None = None
         self._micro_batch = MicroBatch(1.0, True)
+        self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
         self._skips = False
         self._next_bucket = 0
         self._ready = bytearray(len(self._parameters))
@@ -123,6 +127,7 @@ class Reducer:
         with self._lock:
             self._forget()
             self._communicator = None
+            self._operation.communicator_changed()
 
     # -- during backward, called by autograd
 
@@ -199,7 +204,7 @@ class Reducer:
         elif gradient is view:
             if weight != 1.0:
                 view.mul_(weight)
-        elif weight == 1.0 and last and self._communicator is None:
+        elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
             return  # a world of one: .grad is the mean already
         else:
             torch.mul(gradient, weight, out=view)
@@ -215,15 +220,22 @@ class Reducer:
 
     def _launch_filled(self) -> None:
         communicator = self._communicator
-        if communicator is None:
+        if communicator is None and not self._operation.acts_alone:
             return
         buckets = self._buckets
+        weight = self._earlier_weight + self._micro_batch.weight
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].missing == 0:
-            bucket = buckets[self._next_bucket]
+            number, bucket = self._next_bucket, buckets[self._next_bucket]
             self._next_bucket += 1
-            if bucket.pair is not None:
+            if bucket.pair is not None and communicator is not None:
                 self._write_pair(bucket.pair)
-            bucket.pending = communicator.allreduce(bucket.reducible)
+            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+
+    def _launch_lone_pair(self, communicator: Communicator) -> Pending | None:
+        if self._lone_pair is None:
+            return None
+        self._write_pair(self._lone_pair)
+        return communicator.allreduce(self._lone_pair)
 
     def _write_pair(self, pair: torch.Tensor) -> None:
         v = self._engine.switch_value()
@@ -252,6 +264,7 @@ class Reducer:
                 if last or parameter.grad is not None:
                     self._contribute(index, parameter)
         if not last:
+            self._earlier_weight += self._micro_batch.weight
             self._separate_mean()
             return
         for bucket in self._buckets:
@@ -264,23 +277,28 @@ class Reducer:
             self._engine.reduction_failed(error)
             return
         self._accumulated = bytearray(len(self._parameters))
+        self._earlier_weight = 0.0
         self._engine.reduction_done(pair)
         if self._engine.step_failed:
+            self._operation.failed()
             self._zero_gradients()
+        else:
+            self._operation.reduced()
 
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launch what is left and wait for everything. Returns the sums of the switch pair."""
         communicator = self._communicator
-        if communicator is None:
-            return None
         self._launch_filled()
-        lone: Pending | None = None
-        if self._lone_pair is not None:
-            self._write_pair(self._lone_pair)
-            lone = communicator.allreduce(self._lone_pair)
+        if communicator is None:
+            for bucket in self._buckets:
+                bucket.pending = None
+            return None
+        lone = self._launch_lone_pair(communicator) if self._operation.starts_at_once else None
         for bucket in self._buckets:
             assert bucket.pending is not None
             self._engine.wait(bucket.pending)
+        self._operation.before_vote(communicator)
+        lone = lone or self._launch_lone_pair(communicator)
         if lone is not None:
             self._engine.wait(lone)
         for bucket in self._buckets:
@@ -338,6 +356,7 @@ class Reducer:
 
     def _forget(self) -> None:
         self._task = None
+        self._earlier_weight = 0.0
         self._accumulated = bytearray(len(self._parameters))
         if any(b.pending is not None for b in self._buckets):
             self._retire_buckets()
@@ -345,6 +364,7 @@ class Reducer:
 
     def _retire_buckets(self) -> None:
         """Operations that were given up may still write: into memory that nothing else uses any more."""
+        self._operation.failed()
         if self._lone_pair is not None:
             self._lone_pair = torch.zeros(PAIR_ELEMENTS)
         for bucket in self._buckets:

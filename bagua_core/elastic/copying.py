@@ -58,19 +58,19 @@ class Copying:
         """Copy at once as planned, and begin the copy beside the first step. Raises CollectiveFailed."""
         self.drop()
         own = communicator.global_rank
-        is_holder = own in plan.holders
-        state = self._state.capture() if is_holder and plan.healing else None
+        is_source = own in plan.sources
+        state = self._state.capture() if is_source and plan.healing else None
         if own in plan.beside:
             self._transfer = self._receiving(communicator, plan)
         for number, receivers in enumerate(plan.rounds):
             if number:  # everyone takes part, so the copies of the round before are verified
                 self._member.wait_unlearned(communicator.allreduce(torch.zeros(1)))
-            if is_holder:
+            if is_source:
                 self._await(self._sending(communicator, state, plan, receivers))
             elif own in receivers:
                 self._transfer = self._receiving(communicator, plan)
                 self.swap_in()
-        if is_holder and plan.beside:
+        if is_source and plan.beside:
             self._transfer = self._sending(communicator, state, plan, plan.beside)
 
     def _sending(
@@ -78,7 +78,7 @@ class Copying:
     ) -> heal.Transfer:
         def send() -> None:
             self._reach("heal.send")
-            heal.send_state(communicator, state, plan.holders, sorted(receivers))
+            heal.send_state(communicator, state, plan.sources, sorted(receivers))
 
         return heal.Transfer(send, self._member.changed)
 
@@ -87,7 +87,7 @@ class Copying:
 
         def receive() -> Any:
             try:
-                return heal.receive_state(communicator, plan.holders, landing)
+                return heal.receive_state(communicator, plan.sources, landing)
             except (MemoryError, RuntimeError) as error:
                 if not (isinstance(landing, Staging) and heal_memory.is_out_of_memory(error)):
                     raise

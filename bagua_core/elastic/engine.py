@@ -210,7 +210,9 @@ class Engine:
 
     def attach_model(self, model: Model) -> None:
         self._models.append(model)
-        self.registry.add_model(model.module, model.optimizers)
+        self.registry.add_model(model.module, model.optimizers, model.travelling, model.equal_states)
+        if self._member is not None:
+            self._member.rendezvous.lanes |= model.lanes
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registry.register(name, stateful)
@@ -327,6 +329,8 @@ class Engine:
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)
+        for model in self._models:
+            model.step_committed()
         self._healing = self._newcomers = frozenset()
         self._drop_copy()
         if self._reports is None:
@@ -347,7 +351,11 @@ class Engine:
             return
         try:
             computing_us = self._digest_check.compare(
-                communicator, self.registry.parameters(), step, self.wait, self._computing.take()
+                communicator,
+                [p.detach() for p in self._parameters()],
+                step,
+                self.wait,
+                self._computing.take(),
             )
         except CollectiveFailed as error:
             assert self._member is not None
@@ -358,7 +366,9 @@ class Engine:
             self._reports.stragglers(step, found)
 
     def _parameters(self) -> list[torch.Tensor]:
-        """The very ones, whatever memory a script gives them later."""
+        """What must be the same on all ranks: the very ones, whatever memory a script gives them later."""
+        if not self.registry.equal_states:
+            return []
         return [p for module in self.registry.modules for p in module.parameters()]
 
     def _report_progress(self) -> None:
@@ -401,11 +411,12 @@ class Engine:
         self._part += 1
         if self._part <= self.state.final_parts:
             return False
-        self._before_optimizer_step()
+        self.parameters_change()
         self.state.part_committed(self.generation_number, self._part)
         return True
 
-    def _before_optimizer_step(self) -> None:
+    def parameters_change(self) -> None:
+        """See StepEngine."""
         if self._copying is None or self.global_rank in self._healing:
             return
         try:
@@ -447,7 +458,14 @@ class Engine:
     def info(self) -> entry.Info:
         state = self.state
         stages = self._copying is None or self._copying.stages()
-        return entry.Info(state.name, state.operations.is_running, state.position, stages, state.half)
+        return entry.Info(
+            state.name,
+            state.operations.is_running,
+            state.position,
+            stages,
+            state.half,
+            self.registry.equal_states,
+        )
 
     def stepped_out(self, *, keeps_state: bool) -> None:
         self._drop_copy()
@@ -527,10 +545,13 @@ class Engine:
                 member.wait_closed()
                 self._finished = True
                 return True
+            outside = self._outside
+            for model in self._models:
+                model.finish(lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True))
             # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
             # that completes the second knows that everyone has written.
             for _ in range(2):
-                self._outside.operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
+                outside.operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
             if not member.is_closed and (member.generation is None or self.state.name.step != steps):
                 self.boundary()
                 return False

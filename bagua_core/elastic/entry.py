@@ -21,13 +21,15 @@ _COLUMNS = 8
 @dataclass(frozen=True, slots=True)
 class Info:
     """One member's row. outside: it stands in a collective outside a step, not at a boundary. stages: a copy would
-    not touch its own state until it is verified. half: what a copy that failed has left of its state."""
+    not touch its own state until it is verified. half: what a copy that failed has left of its state.
+    equal_states: holders have the same parameters; it follows from the algorithm, so it is not sent."""
 
     name: StateName
     outside: bool
     position: Mapping[str, int]
     stages: bool = True
     half: HalfCopy = HalfCopy.NONE
+    equal_states: bool = True
 
     def to_row(self) -> list[int]:
         return [
@@ -68,6 +70,7 @@ def exchange(
             since,
             [i.stages for i in infos],
             [i.half for i in infos],
+            own.equal_states,
         )
     except StateGone as error:
         if communicator.global_rank in error.ranks:

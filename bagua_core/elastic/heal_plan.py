@@ -43,6 +43,7 @@ class HealPlan:
     step was ever committed; the initial state of its one holder is the job's. newcomers: came without any state, so
     they take part in nothing before their first step. spared: of those at once, whoever copies only when all others
     have verified theirs, for until then it holds the only complete state that is neither read nor written.
+    one_source: holders' parameters differ by the algorithm's nature, so a copy must come from one of them.
     """
 
     furthest: StateName
@@ -53,11 +54,17 @@ class HealPlan:
     reason: str
     newcomers: frozenset[int] = frozenset()
     spared: frozenset[int] = frozenset()
+    one_source: bool = False
 
     def __post_init__(self) -> None:
         # no copy may ever be written over by another
         if not self.holders or self.healing & set(self.holders) or not self.spared <= self.at_once:
             raise ValueError(f"not a plan: {self}")
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Those of the holders that send, striped if several."""
+        return self.holders[:1] if self.one_source else self.holders
 
     @property
     def rounds(self) -> tuple[frozenset[int], ...]:
@@ -89,9 +96,10 @@ def plan(
     since: Sequence[int],
     stages: Sequence[bool] | None = None,
     half: Sequence[HalfCopy] | None = None,
+    equal_states: bool = True,
 ) -> HealPlan:
     """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
-    a copy is verified; default: all), half (default: none), by global_rank.
+    a copy is verified; default: all), half (default: none), by global_rank. equal_states: of all holders.
 
     Raises ValueError when they do not describe the same members, StateGone.
     """
@@ -119,7 +127,7 @@ def plan(
         reason = f"ranks {sorted(at_once)} copy at once, ranks {sorted(beside)} beside the first step"
     if spared:
         reason += f", ranks {sorted(spared)} when the others have"
-    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers, spared)
+    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers, spared, not equal_states)
 
 
 def _initial(half: Sequence[HalfCopy]) -> HealPlan:

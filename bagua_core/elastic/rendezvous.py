@@ -13,8 +13,9 @@ from collections.abc import Callable
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_contract.records import Generation
-from bagua_core.communication.communicator import AbortFlag, Communicator
-from bagua_core.communication.gloo import build_gloo
+from bagua_core.communication import lanes
+from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
+from bagua_core.communication.gloo import GlooCommunicator, build_gloo
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
 
 MEETING_TIMEOUT_S = 60.0
@@ -58,6 +59,7 @@ class Rendezvous:
     ) -> None:
         """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
         allow_descriptors()
+        self.lanes: frozenset[Lane] = frozenset()  # that every main communicator built from now on brings
         self._on_failure = on_failure
         self._worker_id = worker_id
         self._bind_host = bind_host
@@ -79,6 +81,30 @@ class Rendezvous:
         ).start()
         return building
 
+    def _connect(
+        self, building: Building, members: tuple[int, ...], global_rank: int, store: PrefixStore
+    ) -> GlooCommunicator:
+        return build_gloo(
+            building.generation.number,
+            members.index(global_rank),
+            len(members),
+            store,
+            self._bind_host,
+            OPERATION_TIMEOUT_S,
+            building.abort_flag,
+        )
+
+    def _lanes(
+        self, building: Building, main: GlooCommunicator, store: PrefixStore
+    ) -> dict[Lane, Communicator]:
+        built: dict[Lane, Communicator] = {}
+        for lane in sorted(self.lanes, key=lambda lane: lane.value):
+            members = lanes.members_of(lane, main.nodes, main.global_rank)
+            if members is not None:
+                prefix = f"{lane.value}/{members[0]}"
+                built[lane] = self._connect(building, members, main.global_rank, PrefixStore(prefix, store))
+        return built
+
     def _build(self, building: Building) -> None:
         generation = building.generation
         store: MeetingStore | None = None
@@ -90,15 +116,11 @@ class Rendezvous:
             store = MeetingStore(host.strip("[]"), int(port), MEETING_TIMEOUT_S)
             building.abort_flag.add_waiter(store.interrupt)
             prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
-            building.communicator = build_gloo(
-                generation.number,
-                building.members.index(own.global_rank),
-                len(building.members),
-                PrefixStore(prefix, store),
-                self._bind_host,
-                OPERATION_TIMEOUT_S,
-                building.abort_flag,
-            )
+            main = self._connect(building, building.members, own.global_rank, PrefixStore(prefix, store))
+            if len(building.members) == generation.world_size:
+                main.nodes = lanes.nodes_of([m.agent_id for m in generation.members])
+                main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store))
+            building.communicator = main
         except Exception as error:  # noqa: BLE001 (whatever the transport raises; the member reports it)
             building.error = error
             if not building.abort_flag.is_set():

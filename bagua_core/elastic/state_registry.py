@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -45,15 +45,27 @@ class StateRegistry:
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.equal_states = True
         self.optimizers: list[torch.optim.Optimizer] = []
         self.registered: dict[str, Stateful] = {}
         self._module_buffers: list[ModuleBuffers] = []
+        self._travelling: list[Callable[[], Mapping[str, torch.Tensor]]] = []
         self._snapshot_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._snapshot_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._snapshot_registered: dict[str, Any] = {}
 
-    def add_model(self, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    def add_model(
+        self,
+        module: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        travelling: Callable[[], Mapping[str, torch.Tensor]] = dict,
+        equal_states: bool = True,
+    ) -> None:
+        """travelling: an algorithm's own tensors for this model, see Exchange.travelling. equal_states: all ranks hold
+        the same parameters after each step."""
+        self.equal_states = self.equal_states and equal_states
         self.modules.append(module)
+        self._travelling.append(travelling)
         self._module_buffers.append(ModuleBuffers(module))
         for optimizer in optimizers:
             if not any(optimizer is known for known in self.optimizers):
@@ -109,7 +121,9 @@ class StateRegistry:
     def capture(self) -> dict[str, Any]:
         """The state as nested plain values and the live tensors themselves: read, do not keep."""
         return {
-            "modules": [{name: tensor.detach() for name, tensor in self._tensors(m)} for m in self.modules],
+            "modules": [
+                {name: tensor.detach() for name, tensor in self._tensors(i)} for i in range(len(self.modules))
+            ],
             "optimizers": [o.state_dict() for o in self.optimizers],
             # Copies: the script may change these objects while a copy is under way.
             "registered": {name: _copied(s.state_dict()) for name, s in self.registered.items()},
@@ -118,18 +132,20 @@ class StateRegistry:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a captured state of the same models. Raises KeyError or ValueError where it does not fit."""
         with torch.no_grad():
-            for module, tensors in zip(self.modules, state["modules"], strict=True):
-                for name, tensor in self._tensors(module):
+            for index, tensors in zip(range(len(self.modules)), state["modules"], strict=True):
+                for name, tensor in self._tensors(index):
                     tensor.copy_(tensors[name])
         for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(optimizer_state)
         for name, value in state["registered"].items():
             self.registered[name].load_state_dict(value)
 
-    @staticmethod
-    def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, index: int) -> Iterator[tuple[str, torch.Tensor]]:
+        module = self.modules[index]
         for name, parameter in module.named_parameters():
             yield "parameter." + name, parameter
+        for name, tensor in self._travelling[index]().items():
+            yield "algorithm." + name, tensor
         for name, buffer in module.named_buffers():
             yield "buffer." + name, buffer
 
@@ -149,7 +165,9 @@ class StateRegistry:
     def fingerprint(self) -> dict[str, str]:
         """What must agree on all workers for one to heal from another."""
         described = [
-            f"{name}:{tuple(t.shape)}:{t.dtype}" for m in self.modules for name, t in self._tensors(m)
+            f"{name}:{tuple(t.shape)}:{t.dtype}"
+            for i in range(len(self.modules))
+            for name, t in self._tensors(i)
         ]
         count = sum(p.numel() for p in self.parameters())
         digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]

@@ -6,12 +6,13 @@ types, so each is tested with a small fake of the other side.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.communicator import Communicator, Lane, Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,25 @@ class Model(Protocol):
     def optimizers(self) -> list[torch.optim.Optimizer]: ...
 
     @property
-    def algorithm_name(self) -> str: ...
+    def algorithm_name(self) -> str:
+        """With the arguments that must agree on all workers."""
+
+    @property
+    def equal_states(self) -> bool:
+        """All ranks hold the same parameters after each step."""
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        """What each generation's communicator must bring for it."""
+
+    def travelling(self) -> Mapping[str, torch.Tensor]:
+        """See Exchange.travelling."""
+
+    def step_committed(self) -> None:
+        """The step is final and the optimizer has stepped."""
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """See Exchange.finish."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -118,6 +137,10 @@ class StepEngine(Protocol):
     @property
     def in_step(self) -> bool: ...
 
+    @property
+    def plan(self) -> StepPlan:
+        """Of the step under way."""
+
     def communicator(self) -> Communicator | None:
         """The generation's communicator; None in a world of one (nothing to reduce)."""
 
@@ -133,6 +156,10 @@ class StepEngine(Protocol):
         Blocks until a copy that this rank receives in the shadow step has been swapped in."""
 
     def reduction_failed(self, error: Exception) -> None: ...
+
+    def parameters_change(self) -> None:
+        """Call it before parameters change other than by the optimizer: blocks until copies of the state that are
+        being sent to others no longer read them."""
 
     def wait(self, pending: Pending) -> None:
         """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""

@@ -37,7 +37,8 @@ class Settings:
 class Moment:
     """This rank at a boundary, or at the end: the state it holds and who else holds it.
 
-    part, parts: this rank's place among those that write, as a rule its global_rank and the world's size.
+    part, parts: this rank's place among those that have the state, as a rule its global_rank and the world's size.
+    alone: their parameters differ by the algorithm's nature, so the first writes all of its own.
     """
 
     job: str
@@ -45,6 +46,7 @@ class Moment:
     part: int
     parts: int
     position: Mapping[str, int]
+    alone: bool = False
 
 
 class Checkpointer:
@@ -174,16 +176,19 @@ class Checkpointer:
         return due.look(every, step, now_s - self._last_due_s, self._pace)
 
     def _stage(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
+        if moment.alone and moment.part != 0:
+            return
+        parts = 1 if moment.alone else moment.parts
         began_s = self._clock()
         if self._script is None:
             self._script = dict(self._fingerprint())  # once: it walks the whole model
-        stripe = layout.stripe(capture(), moment.part, moment.parts)
+        stripe = layout.stripe(capture(), moment.part, parts)
         header = Header(
             run=self.run,
             job=moment.job,
             name=moment.name,
             part=moment.part,
-            parts=moment.parts,
+            parts=parts,
             body_bytes=stripe.body.size_bytes,
             body_range=stripe.body_range,
             lead_bytes=stripe.lead_bytes,

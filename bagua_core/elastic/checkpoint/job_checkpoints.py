@@ -139,4 +139,11 @@ class JobCheckpoints:
     def _moment(self, part: int, parts: int) -> Moment:
         generation = self._member.generation
         assert generation is not None
-        return Moment(generation.nonce, self._state.name, part, parts, self._state.position)
+        return Moment(
+            generation.nonce,
+            self._state.name,
+            part,
+            parts,
+            self._state.position,
+            not self._state.registry.equal_states,
+        )

@@ -17,7 +17,7 @@ import torch
 
 from bagua_core.elastic import state_codec
 
-_PARAMETER = "parameter."
+_BUFFER = "buffer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ def layout_digest(manifest: bytes) -> str:
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     lead = {key: value for key, value in state.items() if key not in ("modules", "optimizers")}
     lead["modules"] = [
-        {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARAMETER)}
+        {name: tensor for name, tensor in tensors.items() if name.startswith(_BUFFER)}
         for tensors in state["modules"]
     ]
     body = {
         "modules": [
-            {name: tensor for name, tensor in tensors.items() if name.startswith(_PARAMETER)}
+            {name: tensor for name, tensor in tensors.items() if not name.startswith(_BUFFER)}
             for tensors in state["modules"]
         ],
         "optimizers": state["optimizers"],

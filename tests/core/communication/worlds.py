@@ -63,6 +63,9 @@ class FakeEngine:
         self.in_step = True
         self.v = 0.0
         self.waits_before_step = 0
+        self.parameter_changes = 0
+        self.step = 0
+        self.healing: frozenset[int] = frozenset()
         self.stall_after_s = 0.5
 
     def attach_model(self, model: Model) -> None:
@@ -115,6 +118,15 @@ class FakeEngine:
 
     def forward_begins(self) -> None:
         pass
+
+    def parameters_change(self) -> None:
+        self.parameter_changes += 1
+
+    @property
+    def plan(self) -> StepPlan:
+        communicator = self._communicator
+        rank, size = (communicator.global_rank, communicator.world_size) if communicator else (0, 1)
+        return StepPlan(1, self.step, rank, size, self.healing)
 
     def enter(self, communicator: Communicator | None) -> None:
         """Another generation, its first step."""
