@@ -74,17 +74,19 @@ def ensure_job(
 def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
     """A worker has opened a session, so the job's workers follow in process. Done twice it does no harm.
 
-    Raises InfrastructureLost.
+    Raises InfrastructureLost, also when the spec is gone or changes meanwhile: whoever puts it again may not know of
+    the session, so it is to be done again.
     """
     found = store.get(keys.spec)
     if found is None:
-        return  # whoever puts it again does it
+        raise InfrastructureLost(f"{keys.spec} is gone, so job {keys.job_id!r} can't be made live")
     spec = pb.JobSpec.FromString(found.value)
-    if spec.nonce == nonce and spec.mode == pb.JobSpec.RESTART:
-        spec.mode = pb.JobSpec.LIVE
-        store.transact(
-            [mod_revision_is(keys.spec, found.mod_revision)], [Put(keys.spec, spec.SerializeToString())]
-        )
+    if spec.nonce != nonce or spec.mode != pb.JobSpec.RESTART:
+        return
+    spec.mode = pb.JobSpec.LIVE
+    unchanged = [mod_revision_is(keys.spec, found.mod_revision)]
+    if not store.transact(unchanged, [Put(keys.spec, spec.SerializeToString())]).succeeded:
+        raise InfrastructureLost(f"{keys.spec} was written by others meanwhile")
 
 
 def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:

@@ -16,7 +16,7 @@ States of the job, all read from the picture:
 
 Invariants: one generation of one number (the store's transaction); workers of a generation are started only after
 those of the one before have ended on that node; a failure is charged to the budget once, and only if the first
-cause among the failures of its generation is the script's.
+cause among the failures of its generation is the script's; nodes that stay keep their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.root_cause import first_cause
 from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, Run, Waiting
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, Placement
 
 
 def worker_id_of(agent_id: str, slot: int, generation: int) -> str:
@@ -62,7 +62,7 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         grace_until_s = evidence.elected_at_s + policy.election_grace_s
         if not failed and now_s < grace_until_s and not any(evidence.is_dead(a) for a in inside):
             # after etcd was away agents may only be putting their keys again
-            return Decision(None, f"waiting: {', '.join(gone)} may come back", grace_until_s)
+            return Decision(None, f"waiting: {_names(record, gone)} may come back", grace_until_s)
         return _next(view, view.desired, there, record, f"lost {_names(record, gone)}")
     if failed:
         return _after_failure(view, view.desired, there, record, inside, failed, now_s, policy)
@@ -75,7 +75,7 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
 def _begin(
     view: JobView, desired: Desired, evidence: Evidence, there: list[AgentView], now_s: float, policy: Policy
 ) -> Decision:
-    ready = _candidates(there, view.generation)
+    ready = _candidates(view, there)
     if len(ready) < desired.min_nodes:
         limit_s, wake_s = policy.below_minimum_timeout_s, None
         reason = f"{len(ready)} of {_count(desired.min_nodes)} ready"
@@ -155,7 +155,7 @@ def _change(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    target = _candidates(there, record)[: desired.max_nodes]
+    target = _candidates(view, there)[: desired.max_nodes]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
     stands = f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
@@ -182,7 +182,7 @@ def _next(
     script_failures: int | None = None,
 ) -> Decision:
     """The generation of those who are there; an empty one, in which nobody runs, if they are too few."""
-    target = _candidates(there, record)[: desired.max_nodes]
+    target = _candidates(view, there)[: desired.max_nodes]
     if len(target) < desired.min_nodes:
         target, why = [], f"{why}; {len(target)} of {_count(desired.min_nodes)} remain"
     return _write(view, target, record, why, script_failures)
@@ -196,7 +196,7 @@ def _write(
     script_failures: int | None = None,
 ) -> Decision:
     number = targets.next_number(view)
-    since = {m.agent_id: m.since_generation for m in record.members} if record is not None else {}
+    places = {m.agent_id: (m.since_generation, m.join_revision) for m in _last_members(view)}
     chosen = [
         Chosen(
             worker_id=worker_id_of(agent.agent_id, slot, number),
@@ -205,12 +205,13 @@ def _write(
             slot=slot,
             topology=agent.topology,
             store_address="",
-            # a node keeps its place, so that rank 0 stays where the script keeps its files
-            since_generation=since.get(agent.agent_id, number),
-            join_revision=agent.join_revision,
+            # a node keeps its place, so that rank 0 stays where the script keeps its files; its key may be younger
+            since_generation=since_generation,
+            join_revision=join_revision,
             holder=False,
         )
         for agent in nodes
+        for since_generation, join_revision in [places.get(agent.agent_id, (number, agent.join_revision))]
         for slot in range(agent.slots)
     ]
     if script_failures is None:
@@ -231,11 +232,18 @@ def _write(
     )
 
 
-def _candidates(there: list[AgentView], record: Generation | None) -> list[AgentView]:
-    """Nodes that may be in the next generation: those that are in first, then in the order they came."""
-    inside = set(_agents_of(record)) if record is not None else set()
-    usable = [a for a in there if not a.leaving and (a.ready or a.agent_id in inside)]
-    return sorted(usable, key=lambda a: (a.agent_id not in inside, a.join_revision, a.agent_id))
+def _candidates(view: JobView, there: list[AgentView]) -> list[AgentView]:
+    """Nodes that may be in the next generation: those that are in first, by rank, then in the order they came."""
+    node_ranks = {m.agent_id: m.node_rank for m in _last_members(view)}
+    usable = [a for a in there if not a.leaving and (a.ready or a.agent_id in node_ranks)]
+    newest = len(node_ranks)
+    return sorted(usable, key=lambda a: (node_ranks.get(a.agent_id, newest), a.join_revision, a.agent_id))
+
+
+def _last_members(view: JobView) -> tuple[Placement, ...]:
+    """Of the newest record that lists anybody: an empty one only says that they wait."""
+    records = (view.generation, *reversed(view.earlier))
+    return next((record.members for record in records if record is not None and record.members), ())
 
 
 def _agents_of(record: Generation) -> list[str]:

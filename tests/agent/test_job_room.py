@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from bagua_agent import job_room as module
-from bagua_agent.errors import UserError
+from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_room import ensure_job
-from bagua_agent.store.client import Store
+from bagua_agent.job_room import ensure_job, make_live
+from bagua_agent.node.script_mode import Mode
+from bagua_agent.store.client import Compare, KeyValue, Put, Store, Transaction
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store_access import store_config
@@ -33,8 +34,8 @@ class Comer:
     store: Store
     config: JobConfig
 
-    def ensure(self) -> pb.JobSpec:
-        return ensure_job(self.store, KEYS, self.config)
+    def ensure(self, mode: Mode = Mode.LIVE) -> pb.JobSpec:
+        return ensure_job(self.store, KEYS, self.config, mode=mode)
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +186,105 @@ def test_a_corrupted_job_is_named_with_the_way_out(make_agent: Callable[..., Com
     store.put(KEYS.spec, b"\xff\xff")
     with pytest.raises(UserError, match=rf"{KEYS.spec} can't be read .*etcdctl del --prefix {KEYS.prefix}"):
         make_agent().ensure()
+
+
+# -- a job of restart mode becomes live
+
+
+def spec_in(store: Store) -> tuple[pb.JobSpec, int]:
+    """The spec that stands and its revision."""
+    found = store.get(KEYS.spec)
+    assert found is not None
+    return pb.JobSpec.FromString(found.value), found.mod_revision
+
+
+@pytest.mark.parametrize(("mode", "told"), [(Mode.LIVE, pb.JobSpec.LIVE), (Mode.RESTART, pb.JobSpec.RESTART)])
+def test_the_first_agent_says_how_workers_follow(
+    make_agent: Callable[..., Comer], store: Store, mode: Mode, told: int
+) -> None:
+    make_agent().ensure(mode)
+    other = Mode.RESTART if mode is Mode.LIVE else Mode.LIVE
+    assert make_agent().ensure(other).mode == told, "whoever comes later takes the job as it is"
+    assert spec_in(store)[0].mode == told
+
+
+def test_a_job_becomes_live_and_keeps_all_else(make_agent: Callable[..., Comer], store: Store) -> None:
+    before = make_agent(max_restarts=3).ensure(Mode.RESTART)
+    others = keys_of(store)
+    make_live(store, KEYS, before.nonce)
+    after, _ = spec_in(store)
+    assert after.mode == pb.JobSpec.LIVE
+    after.mode = pb.JobSpec.RESTART
+    assert after == before
+    assert keys_of(store) == others
+
+
+def test_a_job_becomes_live_once(make_agent: Callable[..., Comer], store: Store) -> None:
+    """Every agent whose worker opened a session says so; each write would wake all of them."""
+    nonce = make_agent().ensure(Mode.RESTART).nonce
+    make_live(store, KEYS, nonce)
+    _, revision = spec_in(store)
+    make_live(store, KEYS, nonce)
+    assert spec_in(store)[1] == revision
+
+
+def test_a_session_says_nothing_of_the_next_job(make_agent: Callable[..., Comer], store: Store) -> None:
+    before = make_agent().ensure(Mode.RESTART)
+    end_job(store, before.nonce)
+    after = make_agent().ensure(Mode.RESTART)
+    _, revision = spec_in(store)
+    make_live(store, KEYS, before.nonce)
+    assert spec_in(store) == (after, revision)
+
+
+def test_a_job_whose_spec_is_lost_becomes_live_once_it_is_back(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    """Whoever puts the spec again may remember it as it was."""
+    spec = make_agent().ensure(Mode.RESTART)
+    store.delete(KEYS.spec)
+    with pytest.raises(InfrastructureLost, match=f"{KEYS.spec} is gone"):
+        make_live(store, KEYS, spec.nonce)
+    assert store.get(KEYS.spec) is None, "a spec is not made up"
+    store.put(KEYS.spec, spec.SerializeToString())
+    make_live(store, KEYS, spec.nonce)
+    assert spec_in(store)[0].mode == pb.JobSpec.LIVE
+
+
+class ReplacedMeanwhile(Store):
+    """The real store, in which somebody writes the spec after it was read and before it is written."""
+
+    def __init__(self, inner: Store, theirs: pb.JobSpec) -> None:
+        self._inner = inner
+        self._theirs = theirs
+
+    def get(self, key: str, timeout_s: float | None = None) -> KeyValue | None:
+        return self._inner.get(key, timeout_s)
+
+    def transact(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Transaction:
+        self._inner.put(KEYS.spec, self._theirs.SerializeToString())
+        return self._inner.transact(compares, puts, deletes, timeout_s)
+
+
+@pytest.mark.parametrize("another_job", [False, True])
+def test_what_others_write_meanwhile_is_not_undone(
+    make_agent: Callable[..., Comer], store: Store, another_job: bool
+) -> None:
+    ours = make_agent().ensure(Mode.RESTART)
+    theirs = pb.JobSpec()
+    theirs.CopyFrom(ours)
+    theirs.max_restarts = 9
+    if another_job:
+        theirs.nonce = "theirs"
+    with pytest.raises(InfrastructureLost, match="was written by others meanwhile"):
+        make_live(ReplacedMeanwhile(store, theirs), KEYS, ours.nonce)
+    assert spec_in(store)[0] == theirs
+    make_live(store, KEYS, ours.nonce)  # done again, as it is until it does not raise
+    theirs.mode = pb.JobSpec.RESTART if another_job else pb.JobSpec.LIVE
+    assert spec_in(store)[0] == theirs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
-LOSS, PLANNED = GenerationKind.LOSS, GenerationKind.PLANNED
+LOSS, PLANNED, RESTART = GenerationKind.LOSS, GenerationKind.PLANNED, GenerationKind.RESTART
 
 
 def generation(
@@ -74,6 +75,34 @@ def test_a_change_names_nodes_or_the_workers_of_nodes_that_stay(after: Generatio
     assert describe_change(BEFORE, after) == text
 
 
+def restarted(number: int, *workers: str) -> Generation:
+    """workers: as NODE:SLOT. Each is a new process, and its id says of which generation."""
+    kept = generation(number, *workers, kind=RESTART)
+    members = (replace(m, worker_id=f"{m.agent_id}.{m.slot}.g{number}") for m in kept.members)
+    return replace(kept, base=0, members=tuple(members))
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        (("a:0", "a:1", "b:0", "b:1"), "same workers"),
+        (("b:0", "b:1", "a:0", "a:1"), "same workers"),
+        (("a:0", "a:1", "b:0", "b:1", "c:0"), "+c"),
+        (("a:0", "a:1"), "-b"),
+        (("a:0", "a:1", "c:0", "c:1"), "+c -b"),
+        (("a:0", "a:1", "b:0"), "-b:1"),
+        ((), "-a, b"),
+    ],
+)
+def test_workers_that_are_started_again_are_the_same_slots(workers: tuple[str, ...], text: str) -> None:
+    before = restarted(1, "a:0", "a:1", "b:0", "b:1")
+    assert describe_change(before, restarted(2, *workers)) == text
+
+
+def test_the_same_slot_of_two_nodes_is_not_the_same() -> None:
+    assert describe_change(restarted(1, "a:0"), restarted(2, "b:0")) == "+b -a"
+
+
 def test_the_first_generation_names_its_nodes() -> None:
     assert describe_change(None, BEFORE) == "a, b"
 
@@ -93,6 +122,11 @@ def test_the_first_generation_names_its_nodes() -> None:
             "generation 2, now: 2 workers on 1 node (-b); b is gone",
         ),
         (BEFORE, generation(2, kind=LOSS, reason="too few"), "generation 2, now: no workers; too few"),
+        (
+            restarted(1, "a:0", "b:0"),
+            restarted(2, "a:0", "b:0"),
+            "generation 2, now: 2 workers on 2 nodes (same workers); 2 nodes are complete",
+        ),
     ],
 )
 def test_a_generation_in_one_line(before: Generation | None, after: Generation, text: str) -> None:

@@ -8,6 +8,9 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
+from bagua_contract.records import GenerationKind
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import ROOT, Job, Node
 from tests.lab.wait import eventually
@@ -178,6 +181,41 @@ def test_a_failing_script_ends_the_job_with_its_code_and_cause(job: MakeJob, tmp
     assert node.process.wait(20) == 1
     assert node.says("ValueError: told to fail")
     assert not node.says("generation 2")
+    look.job.check_nothing_left()
+
+
+@pytest.mark.parametrize("holds_rank_0", [True, False], ids=["rank 0 leaves", "another leaves"])
+def test_a_node_that_leaves_ends_well_and_the_others_go_on(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path, holds_rank_0: bool
+) -> None:
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[0])
+    look = Looking(tmp_path, job, endpoints=cluster.endpoints, nodes="1:3")
+    nodes = {host.address: look.job.start(host) for host in lab.hosts}
+    rank_0_at = look.await_starts(3)[0]["MASTER_ADDR"]
+    leaver = nodes[rank_0_at] if holds_rank_0 else next(n for a, n in nodes.items() if a != rank_0_at)
+    stays = [node for node in nodes.values() if node is not leaver]
+    records, starts = len(look.job.generations(cluster)), len(look.starts())
+    asked_at_s = time.monotonic()
+    leaver.send(signal.SIGTERM)
+    assert leaver.process.wait(15) == 0, leaver.log
+    second = look.await_starts(2, since=starts)
+    look.job.measured("restart mode, node leaves -> all started", time.monotonic() - asked_at_s, 6.0)
+    assert leaver.says("leaving") and leaver.says("left; the job goes on without this node")
+    assert {s["total"] for s in second} == {2.0}
+    assert {s["TORCHELASTIC_RESTART_COUNT"] for s in second} == {"0"}, "the budget is not touched"
+    [new] = look.job.generations(cluster)[records:]
+    assert (new.kind, new.world_size, new.script_failures) == (GenerationKind.RESTART, 2, 0)
+    assert new.reason.endswith("leaves") and all(node.says(new.reason) for node in stays)
+    now_at = {s["MASTER_ADDR"] for s in second}
+    if holds_rank_0:
+        assert now_at < nodes.keys() - {rank_0_at}, "the workers meet where somebody stays"
+    else:
+        assert now_at == {rank_0_at}, "rank 0 stays where the script keeps its files"
+    look.stop()
+    look.job.finish([0, 0, 0])
+    assert len(look.job.generations(cluster)) == records + 1
+    assert all(node.says("succeeded: every worker ended with 0") for node in stays)
     look.job.check_nothing_left()
 
 

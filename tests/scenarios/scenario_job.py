@@ -4,11 +4,15 @@
       -> write 2 PLANNED base 1: a0* b0     the leader's action (* holds the state)
       because adds host-b
 
-Lines: desired MIN MAX | agent A [slots=N] [leaving] | agent-gone A | ready A0 [committed=N] | gone A0 |
+Lines: desired MIN MAX | mode live|restart (a job is live unless that is said) |
+agent A [slots=N] [leaving] [startable] [runs=STATE:GENERATION] (all but leaving is kept when it is put again; the last
+two are restart mode's, in which b.0.g2 is the worker of agent b in slot 0 of generation 2) |
+agent-gone A | ready A0 [committed=N] | gone A0 |
 stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | went-on A0 |
 stalled A0 GENERATION [hosts] [waited=S] [usual=S] | ordered (the hang order asked for stands) |
 unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
-failed A0 step=N [signal] [early: before it was a member] | finished A0 | closing GENERATION | time |
+failed A0 [step=N] [signal] [early: before it was a member] [generation=N: of restart mode] |
+finished A0 | closing GENERATION | time |
 checkpoints (the job has some) | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
 """
 
@@ -31,7 +35,8 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.restarting import worker_id_of
+from bagua_agent.membership.view import Run, Verdict
 from bagua_contract.records import Generation
 
 
@@ -78,8 +83,10 @@ class ScenarioJob:
                 return self._put(
                     now_s, "desired", ev.DesiredChanged, min_nodes=int(least), max_nodes=int(most)
                 )
+            case "mode", [("live" | "restart") as mode]:
+                return self._put(now_s, "spec", ev.ModeSeen, restarts=mode == "restart")
             case "agent", [name, *flags]:
-                return self._agent(now_s, name, "leaving" in flags, options)
+                return self._agent(now_s, name, flags, options)
             case "agent-gone", [name]:
                 return self._delete(now_s, f"agents/{name}", ev.AgentGone, agent_id=name)
             case "ready", [name]:
@@ -122,18 +129,21 @@ class ScenarioJob:
                 )
             case "failed", [name, *how]:
                 signal = "signal" in how
+                generation = int(options.get("generation", 0))
+                worker_id = worker_id_of(name[0], int(name[1]), generation) if generation else name
                 return self._put(
                     now_s,
-                    f"failures/{name}",
+                    f"failures/{worker_id}",
                     ev.FailureRecorded,
-                    worker_id=name,
+                    worker_id=worker_id,
                     node_name=f"host-{name[0]}",
                     step=int(options.get("step", 0)),
-                    in_step=not signal and "early" not in how,
+                    in_step=not signal and "early" not in how and not generation,
                     was_member="early" not in how,
                     script_failure=not signal,
                     summary="killed by SIGKILL" if signal else "ValueError: bad sample",
                     order=self.revision,
+                    generation=generation,
                 )
             case "finished", [name]:
                 return self._put(now_s, f"finished/{name}", ev.WorkerFinished, worker_id=name)
@@ -148,9 +158,13 @@ class ScenarioJob:
             case _:
                 raise ValueError(f"not a scenario line: {command} {' '.join(words)}")
 
-    def _agent(self, now_s: float, name: str, leaving: bool, options: dict[str, str]) -> ev.Event:
+    def _agent(self, now_s: float, name: str, flags: list[str], options: dict[str, str]) -> ev.Event:
         key = f"agents/{name}"
         known = self.keys[key][1] if key in self.keys else {}
+        run, run_generation = known.get("run", Run.NONE), known.get("run_generation", 0)
+        if "runs" in options:
+            state, _, number = options["runs"].partition(":")
+            run, run_generation = Run[state], int(number)
         return self._put(
             now_s,
             key,
@@ -159,9 +173,12 @@ class ScenarioJob:
             node_name=f"host-{name}",
             slots=int(options.get("slots", known.get("slots", 1))),
             topology="",
-            leaving=leaving,
+            leaving="leaving" in flags,
             control_address=f"host-{name}:1",
             join_revision=known.get("join_revision", self.revision),
+            ready="startable" in flags or known.get("ready", False),
+            run_generation=run_generation,
+            run=run,
         )
 
     def _ready(self, now_s: float, name: str, committed: int) -> ev.Event:

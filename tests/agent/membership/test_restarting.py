@@ -244,3 +244,60 @@ def test_the_first_to_fail_on_one_node_may_only_have_noticed_first() -> None:
     both = replace(view, failures=failures(noticed, failure(record, "a1", 1, 2, summary="ValueError: bad")))
     assert "a worker on host-a1 failed (ValueError: bad)" in written(decide(both)).reason
     assert "DistBackendError" in written(decide(view, now_s=101.0)).reason, "but not for ever"
+
+
+def ranks_of(record: Generation) -> list[str]:
+    return [m.agent_id for m in record.members if m.local_rank == 0]
+
+
+def test_a_node_keeps_its_place_whoever_comes_to_the_job_before_or_after_it() -> None:
+    """Rank 0 stays where the script keeps its files; who comes in later comes in behind."""
+    view = running(picture(node("a5", 5)), Run.RUNNING)
+    # it put its key before, but only now workers can be started there
+    older = replace(view, agents={**view.agents, "a2": node("a2", 2)})
+    second = written(decide(older))
+    assert ranks_of(second) == ["a5", "a2"]
+    assert {m.agent_id: m.since_generation for m in second.members} == {"a5": 1, "a2": 2}
+
+    eldest = replace(older, generation=second, agents={**older.agents, "a1": node("a1", 1)})
+    third = written(decide(eldest))
+    assert ranks_of(third) == ["a5", "a2", "a1"]
+    assert {m.agent_id: m.since_generation for m in third.members} == {"a5": 1, "a2": 2, "a1": 3}
+
+
+def test_a_node_that_puts_its_key_anew_keeps_its_place() -> None:
+    """After etcd lost its lease a node's key is younger than everybody's; the node itself is not."""
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
+    again = replace(view, agents={"a1": replace(view.agents["a1"], join_revision=9), "a2": view.agents["a2"]})
+    grows = replace(again, agents={**again.agents, "a3": node("a3", 3)})
+    assert ranks_of(written(decide(grows))) == ["a1", "a2", "a3"]
+
+
+def test_a_place_is_lost_by_whoever_was_left_out() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
+    alone = replace(view, agents={"a2": view.agents["a2"]})
+    second = written(decide(alone))
+    back = replace(alone, generation=second, agents={**alone.agents, "a1": node("a1", 1)})
+    assert ranks_of(written(decide(back))) == ["a2", "a1"]
+
+
+def test_those_who_wait_below_the_minimum_keep_their_places() -> None:
+    view = running(picture(node("a5", 5), node("a6", 6), least=2), Run.RUNNING, Run.RUNNING)
+    first = view.generation
+    assert first is not None
+    alone = replace(view, agents={"a5": view.agents["a5"]})
+    empty = written(decide(alone))
+    # one that came before both, but could not start workers until now
+    back = replace(alone, generation=empty, earlier=(first,), agents={**alone.agents, "a1": node("a1", 1)})
+    assert ranks_of(written(decide(back))) == ["a5", "a1"]
+    full = replace(back, desired=Desired(1, 1))
+    assert ranks_of(written(decide(full))) == ["a5"], "who was in goes on before anybody else"
+
+
+def test_scaling_down_never_drops_whoever_holds_rank_0() -> None:
+    view = running(picture(node("a5", 5)), Run.RUNNING)
+    grows = replace(view, agents={**view.agents, "a1": node("a1", 1)})
+    second = written(decide(grows))
+    assert ranks_of(second) == ["a5", "a1"]
+    fewer = replace(grows, generation=second, desired=Desired(1, 1))
+    assert ranks_of(written(decide(fewer))) == ["a5"]

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from bagua_agent.node.worker_exits import Consequence, LastSeen, Record, consequence
+from bagua_agent.desired_writes import DesiredWrites
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_seen import JobSeen
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import FailureView, JobView
+from bagua_agent.narrator import Narrator
+from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.worker_exits import Consequence, LastSeen, Record, WorkerExits, consequence
+from bagua_agent.store.client import Store
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.timers import Timers
+from bagua_agent.workers.exit_cause import ExitCause, exit_cause
+from bagua_agent.workers.log_layout import WorkerFiles
+from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_contract import membership_pb2 as pb
+
+DEADLINE_S = 10.0
+STDERR = "Traceback (most recent call last):\nValueError: no such device\n"
 
 MEMBER, NO_MEMBER = LastSeen(True, False), LastSeen(False, False)
 TRAINED = LastSeen(True, True)
@@ -38,3 +62,149 @@ def test_a_lost_members_key_goes_at_once() -> None:
 def test_a_failure_is_known_before_its_key_is_gone(script_failure: bool, last: LastSeen) -> None:
     found = consequence(1, script_failure, last, leaving=False, stopping=False)
     assert found == Consequence(Record.FAILURE, at_once=False, unexpected=True)
+
+
+# -- what follows a failure in its slot
+
+
+class Node:
+    """An agent with two slots that stands for processes, store, lease and history alike, and takes notes."""
+
+    def __init__(self, *, trained: bool = True, max_restarts: int = 0, crashes_allowed: int = 5) -> None:
+        self.policy = Policy(crashes_before_quarantine=crashes_allowed)
+        self.timers = Timers()
+        self.writes = DesiredWrites(self.timers)
+        self.said: list[str] = []
+        self.stored: dict[str, bytes] = {}
+        self.own: list[pb.Agent] = []  # what stood in this agent's key, in order
+        self.events: list[object] = []
+        self.crashes = 0
+        self.spawned: list[int] = []
+        self.seen = JobSeen(
+            pb.JobSpec(max_restarts=max_restarts), JobView(committed_generation=1 if trained else 0)
+        )
+        keys = JobKeys("job")
+        leased = cast(LeasedKeys, SimpleNamespace(put=self._put_leased, remove=lambda key: None))
+        history = cast(HistoryKeeper, SimpleNamespace(own=self.events.append))
+        store = cast(Store, SimpleNamespace(put=self.stored.__setitem__))
+        tells = Narrator(self.said.append, "host")
+        self.keys = keys
+        job = JoinedJob("a", "host", keys, self.seen, store, leased, self.writes, self.timers, tells, history)
+        own_key = OwnKey(leased, keys, agent_id="a", node_name="host", control_address="host:1", slots=2)
+        self.exits = WorkerExits(job, cast(NodeWorkers, self), self.policy, own_key.one_slot_less)
+
+    def _put_leased(self, key: str, value: bytes) -> None:
+        assert key == self.keys.agent("a")
+        self.own.append(pb.Agent.FromString(value))
+
+    # of NodeWorkers
+
+    def ended(self, worker_id: str, returncode: int) -> tuple[NodeWorker, ExitCause]:
+        self.crashes += 1
+        process = cast(WorkerProcess, SimpleNamespace(worker_id=worker_id))
+        worker = NodeWorker(process, WorkerFiles(Path("/logs") / worker_id), slot=1)
+        return worker, exit_cause(returncode, stderr_tail=STDERR)
+
+    def early_crashes(self, slot: int) -> int:
+        assert slot == 1
+        return self.crashes
+
+    def spawn(self, slot: int) -> None:
+        self.spawned.append(slot)
+
+    # the test's part
+
+    def crash(self, now_s: float = 100.0, last: LastSeen = NO_MEMBER) -> float | None:
+        """A worker of slot 1 ends before its first step. In how many seconds another is started; None: never."""
+        self.exits.take(f"w{self.crashes}", 1, last, now_s)
+        assert self.writes.flush(DEADLINE_S)
+        return None if (due_s := self.timers.next_in_s(now_s)) == float("inf") else due_s
+
+    def time(self, now_s: float) -> None:
+        for due in self.timers.take_due(now_s):
+            due(now_s)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.partition("| ")[2] for line in self.said]
+
+
+@pytest.fixture
+def make_node() -> Iterator[Callable[..., Node]]:
+    """Takes Node's keywords."""
+    made: list[Node] = []
+
+    def make(**keywords: object) -> Node:
+        made.append(Node(**keywords))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.writes.stop()
+
+
+def test_a_slot_gets_another_worker_at_once_and_then_ever_later(make_node: Callable[..., Node]) -> None:
+    node = make_node()
+    assert [node.crash() for _ in range(4)] == [0.0, 0.5, 1.0, 2.0]
+    assert node.lines[:2] == [
+        "worker in slot 1 ended: ValueError: no such device; starting another",
+        "worker in slot 1 ended: ValueError: no such device; starting another in 0.5 s",
+    ]
+    node.time(101.9)
+    assert node.spawned == []
+    node.time(102.0)
+    assert node.spawned == [1]
+    assert node.own == [], "the node still has all its slots"
+
+
+def test_a_slot_whose_workers_never_start_well_is_given_up_and_the_node_says_so(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node(crashes_allowed=2)
+    assert node.crash() == 0.0
+    node.time(100.0)
+    assert node.spawned == [1]
+    assert node.crash(101.0) is None
+    node.time(1e6)
+    assert node.spawned == [1], "no third one"
+    assert [agent.slots for agent in node.own] == [1], "the leader must not wait for a worker in that slot"
+    assert node.lines[-1].startswith(
+        "worker in slot 1 is given up: 2 workers in a row ended before their first step, the last with: ValueError"
+    )
+    failures = [pb.Failure.FromString(node.stored[node.keys.failure(f"w{i}")]) for i in range(2)]
+    assert [f.slot for f in failures] == [1, 1], "both are on record"
+    assert len(node.events) == 2
+    assert node.exits.exit_code == 1
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_failure_that_ends_the_job_gives_up_no_slot(make_node: Callable[..., Node], closing: bool) -> None:
+    """The leader writes the result; what the job waits for until then is not this node's to change."""
+    node = make_node(trained=closing, crashes_allowed=1)
+    node.seen.closing = closing
+    assert node.crash() is None
+    assert node.own == []
+    assert node.lines == ["worker in slot 1 failed: ValueError: no such device"]
+
+
+@pytest.mark.parametrize("change", [{"leaving_since_s": 100.2}, {"closing": True}, {"result": pb.Result()}])
+def test_nobody_is_started_for_a_job_that_ends_meanwhile(
+    make_node: Callable[..., Node], change: dict[str, object]
+) -> None:
+    node = make_node()
+    node.crash()
+    assert node.crash() == 0.5
+    for name, value in change.items():
+        setattr(node.seen, name, value)
+    node.time(101.0)
+    assert node.spawned == []
+
+
+@pytest.mark.parametrize(("known", "follows_s"), [("w0", 0.0), ("of another node", None)])
+def test_a_failure_that_the_store_shows_already_counts_once(
+    make_node: Callable[..., Node], known: str, follows_s: float | None
+) -> None:
+    node = make_node(trained=False, max_restarts=1)
+    failure = FailureView(known, "host", 0, False, True, "ValueError: no such device", 1)
+    node.seen.view = JobView(failures={known: failure})
+    assert node.crash() == follows_s
