@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+from bagua_core import algorithms
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic import runtime as _runtime
@@ -29,6 +30,7 @@ __all__ = [
     "DistributedDataParallel",
     "ElasticDataLoader",
     "ReduceOp",
+    "algorithms",
     "allreduce",
     "barrier",
     "generation",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.algorithms.async_model_average import AsyncModelAverage
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 
-_BY_NAME: dict[str, type[Algorithm]] = {GradientAllreduce.name: GradientAllreduce}
+_BY_NAME: dict[str, type[Algorithm]] = {
+    AsyncModelAverage.name: AsyncModelAverage,
+    GradientAllreduce.name: GradientAllreduce,
+}
 
 
 class UnknownAlgorithmError(ValueError):
@@ -29,6 +33,7 @@ def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
 
 __all__ = [
     "Algorithm",
+    "AsyncModelAverage",
     "Attachment",
     "GradientAllreduce",
     "UnknownAlgorithmError",

@@ -64,9 +64,9 @@ def test_algorithms_are_found_by_name() -> None:
     found = find_algorithm("gradient_allreduce")
     assert isinstance(found, Algorithm)
     assert find_algorithm(found) is found
-    assert algorithm_names() == ("gradient_allreduce",)
+    assert "gradient_allreduce" in algorithm_names()
     with pytest.raises(
-        UnknownAlgorithmError, match=r"'gradient_alreduce' is unknown; use one of gradient_allreduce"
+        UnknownAlgorithmError, match=r"'gradient_alreduce' is unknown; use one of .*gradient_allreduce"
     ):
         DistributedDataParallel(nn.Linear(1, 1), algorithm="gradient_alreduce", engine=FakeEngine())
 

@@ -37,6 +37,8 @@ parser.add_argument("--hang-s", type=float, default=3600.0)
 parser.add_argument(
     "--slow-slot", type=int, help="its workers compute 0.1 s longer, until there is <out>/hurry"
 )
+parser.add_argument("--algorithm", default="gradient_allreduce")
+parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metavar="JSON")
 parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
 args = parser.parse_args()
 
@@ -101,8 +103,13 @@ def digest(state):
 bagua.init_process_group()
 torch.manual_seed(os.getpid())  # on purpose another on each worker: the job's beginning is rank 0's
 net = Net()
-optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+if args.algorithm == "qadam":
+    optimizer = bagua.algorithms.QAdamOptimizer(net.parameters(), lr=1e-2, warmup_steps=20)
+    algorithm = bagua.algorithms.QAdam(optimizer, **args.algorithm_arguments)
+else:
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    algorithm = type(bagua.algorithms.find_algorithm(args.algorithm))(**args.algorithm_arguments)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
 loader = bagua.ElasticDataLoader(
     Samples(), global_batch_size=args.batch, seed=1, num_workers=args.loader_workers
 )
@@ -147,7 +154,8 @@ for epoch in loader.epochs(args.epochs):
 end = {
     "worker": WORKER,
     "parameters": digest(dict(net.named_parameters())),
-    "optimizer": digest(optimizer.state_dict()),
+    # where replicas differ by nature their parameters are averaged at the end, optimizers stay apart
+    "optimizer": digest(optimizer.state_dict()) if algorithm.equal_states else "",
     "scheduler": digest(scheduler.state_dict()),
     "critic": digest(dict(critic.named_parameters())) if args.two_parts else "",
     "steps_of_scheduler": scheduler.last_epoch,

@@ -1,0 +1,227 @@
+"""Asynchronous model averaging: every worker trains on its own, and the models are averaged in the background.
+
+Owns when a round begins and how its result comes in: x = x + (mean - what x was when the round began), so what was
+learned meanwhile stays. Everything that touches parameters runs in the script's thread at the start of a forward; the
+round's thread sees copies only.
+
+Commits: a step is final when all members have computed it (a vote of two numbers at the end of backward); the models'
+exchange takes no part in that, so its traffic never stops a step. Heals: a newcomer copies one holder's model and
+optimizer. A change of membership ends the round under way without a trace. Exactly once: every sample is computed
+and counted once; what a worker learned since its last round goes with it when it is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.communication.background_average import Round
+from bagua_core.communication.bucket_buffer import Bucket
+from bagua_core.communication.bucket_operation import LocalMean
+from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.exchange import Exchange
+from bagua_core.communication.reducer import Reducer
+from bagua_core.elastic.step_interface import StepEngine
+
+DEFAULT_INTERVAL_MS = 500
+
+
+class AsyncModelAverage(Algorithm):
+    """sync_interval_ms: least time between the beginnings of two rounds. warmup_steps: so many steps with averaged
+    gradients first. peer_selection_mode: "all" is the only one. Raises ValueError."""
+
+    name = "async"
+    equal_states = False
+
+    def __init__(
+        self,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: int = DEFAULT_INTERVAL_MS,
+        warmup_steps: int = 0,
+    ) -> None:
+        if peer_selection_mode != "all":
+            raise ValueError(f'peer_selection_mode={peer_selection_mode!r} is unknown; use "all"')
+        if sync_interval_ms < 0:
+            raise ValueError(f"sync_interval_ms={sync_interval_ms} must not be negative")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps={warmup_steps} must not be negative")
+        self.sync_interval_ms = sync_interval_ms
+        self.warmup_steps = warmup_steps
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        return frozenset({Lane.BACKGROUND})
+
+    @property
+    def described(self) -> str:
+        return f"{self.name}(warmup_steps={self.warmup_steps})"
+
+    def attach(self, attachment: Attachment) -> AsyncExchange:
+        return AsyncExchange(attachment, self.sync_interval_ms / 1000, self.warmup_steps)
+
+
+class _WarmUp(LocalMean):
+    """The mean gradient over all workers in the first steps, over this worker's samples afterwards."""
+
+    def __init__(self, engine: StepEngine, warmup_steps: int) -> None:
+        self._engine = engine
+        self._warmup_steps = warmup_steps
+
+    @property
+    def is_over(self) -> bool:
+        return self._engine.plan.step >= self._warmup_steps
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        if communicator is None or self.is_over:
+            return super().launch(communicator, bucket, number, weight)
+        return communicator.allreduce(bucket.reducible)
+
+
+class AsyncExchange(Exchange):
+    def __init__(
+        self,
+        attachment: Attachment,
+        interval_s: float,
+        warmup_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = attachment.engine
+        self._parameters = list(attachment.parameters)
+        self._interval_s = interval_s
+        self._clock = clock
+        self._warm_up = _WarmUp(attachment.engine, warmup_steps)
+        self._reducer = Reducer(
+            attachment.parameters, attachment.engine, attachment.bucket_cap_bytes, operation=self._warm_up
+        )
+        self._round: Round | None = None
+        self._lane: Communicator | None = None
+        self._began_s = -interval_s
+        self._paused = False
+        self._snapshot = _FlatCopy(self._parameters)
+        self._mean = _FlatCopy(self._parameters)
+        self.rounds = 0
+        """That came in, on this worker."""
+
+    # -- what the script may do
+
+    def pause(self) -> None:
+        """Begin no further round; one under way still comes in. Peers go on training without new rounds."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def wait_for_round(self, limit_s: float) -> bool:
+        """Whether no round is under way any more, after limit_s at most. Its result comes in at the next forward."""
+        return self._round is None or self._round.wait(limit_s)
+
+    # -- Exchange
+
+    @property
+    def synced(self) -> bool:  # type: ignore[override]
+        return self._reducer.synced
+
+    @synced.setter
+    def synced(self, value: bool) -> None:
+        self._reducer.synced = value
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self._reducer.is_unfinished
+
+    def forward_begins(self) -> None:
+        plan = self._engine.plan
+        communicator = self._engine.communicator()
+        # One that heals has no model of the job yet; the others' round waits for it, in the background.
+        if communicator is None or plan.active_index is None or not self._warm_up.is_over:
+            return
+        self._take_in()
+        if self._round is None and not self._paused and self._clock() - self._began_s >= self._interval_s:
+            self._begin(communicator.lanes[Lane.BACKGROUND])
+
+    def step_rolled_back(self) -> None:
+        self._reducer.step_rolled_back()
+
+    def communicator_changed(self) -> None:
+        self._give_up("another generation is in force")
+        self._reducer.communicator_changed()
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._give_up("training is over")
+        flats = _FlatCopy(self._parameters)
+        flats.fill()
+        for flat in flats.flats:
+            flat.copy_(average(flat))
+        flats.write_back()
+
+    def close(self) -> None:
+        self._give_up("closed")
+        self._reducer.close()
+
+    # -- rounds
+
+    def _begin(self, lane: Communicator) -> None:
+        self._snapshot.fill()
+        self._mean.copy_from(self._snapshot)
+        self._began_s = self._clock()
+        self._lane = lane
+        self._round = Round(lane, self._mean.flats)
+
+    def _take_in(self) -> None:
+        ended = self._round
+        if ended is None or not ended.done:
+            return
+        self._round = None
+        if ended.error is not None:
+            # The peers that are gone break the generation by themselves, at the next vote.
+            self._mean = _FlatCopy(self._parameters)
+            return
+        self._engine.parameters_change()
+        self._mean.add_difference(self._snapshot)
+        self.rounds += 1
+
+    def _give_up(self, reason: str) -> None:
+        given_up, self._round = self._round, None
+        if given_up is None:
+            return
+        if not given_up.done:
+            assert self._lane is not None
+            self._lane.abort(reason)
+            self._mean = _FlatCopy(self._parameters)  # the thread may still write into the old one
+        self._lane = None
+
+
+class _FlatCopy:
+    """Parameters side by side in flat buffers, one for each dtype and device."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for parameter in parameters:
+            groups.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
+        self._parameters = [p for group in groups.values() for p in group]
+        self.flats: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []
+        for (dtype, device), group in groups.items():
+            flat = torch.empty(sum(p.numel() for p in group), dtype=dtype, device=device)
+            self.flats.append(flat)
+            for part, p in zip(flat.split([p.numel() for p in group]), group, strict=True):
+                self._views.append(part.view(p.shape))
+
+    def fill(self) -> None:
+        torch._foreach_copy_(self._views, self._parameters)
+
+    def write_back(self) -> None:
+        torch._foreach_copy_(self._parameters, self._views)
+
+    def copy_from(self, other: _FlatCopy) -> None:
+        torch._foreach_copy_(self.flats, other.flats)
+
+    def add_difference(self, older: _FlatCopy) -> None:
+        """parameters += self - older."""
+        torch._foreach_sub_(self.flats, older.flats)
+        torch._foreach_add_(self._parameters, self._views)
