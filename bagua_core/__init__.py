@@ -23,6 +23,7 @@ from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic import runtime as _runtime
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.parallel import DistributedDataParallel
+from bagua_core.sync_batchnorm import SyncBatchNorm
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "DistributedDataParallel",
     "ElasticDataLoader",
     "ReduceOp",
+    "SyncBatchNorm",
     "algorithms",
     "allreduce",
     "barrier",

@@ -21,6 +21,7 @@ from bagua_core.communication.reducer import SparseGradientError
 from bagua_core.elastic.step_interface import StepEngine
 from bagua_core.module_buffers import ModuleBuffers
 from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.sync_batchnorm import SyncBatchNorm
 
 
 class DistributedDataParallel(nn.Module):
@@ -104,7 +105,8 @@ class DistributedDataParallel(nn.Module):
     @property
     def lanes(self) -> frozenset[Lane]:
         """See step_interface.Model."""
-        return self.algorithm.lanes
+        own = {Lane.STATISTICS} if any(isinstance(m, SyncBatchNorm) for m in self.module.modules()) else set()
+        return self.algorithm.lanes | own
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See step_interface.Model."""

@@ -123,7 +123,7 @@ class AsyncExchange(Exchange):
     # -- Exchange
 
     @property
-    def synced(self) -> bool:  # type: ignore[override]
+    def synced(self) -> bool:
         return self._reducer.synced
 
     @synced.setter
@@ -209,7 +209,7 @@ class _FlatCopy:
         for (dtype, device), group in groups.items():
             flat = torch.empty(sum(p.numel() for p in group), dtype=dtype, device=device)
             self.flats.append(flat)
-            for part, p in zip(flat.split([p.numel() for p in group]), group, strict=True):
+            for part, p in zip(torch.split(flat, [p.numel() for p in group]), group, strict=True):
                 self._views.append(part.view(p.shape))
 
     def fill(self) -> None:

@@ -41,7 +41,7 @@ class Round:
     def _run(self) -> None:
         try:
             for flat in self._flats:
-                for piece in flat.split(max(1, PIECE_BYTES // flat.element_size())):
+                for piece in torch.split(flat, max(1, PIECE_BYTES // flat.element_size())):
                     self._communicator.allreduce(piece, ReduceOp.AVG).wait()
         except CollectiveFailed as error:
             self.error = error

@@ -25,11 +25,13 @@ class ReduceOp(Enum):
 
 class Lane(Enum):
     """A communicator beside a generation's main one. NODE: the workers of this rank's node. LEADERS: the first worker
-    of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps."""
+    of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps. STATISTICS: all workers,
+    for what layers exchange within forward and backward."""
 
     NODE = "node"
     LEADERS = "leaders"
     BACKGROUND = "background"
+    STATISTICS = "statistics"
 
 
 class CollectiveFailed(Exception):

@@ -1,0 +1,191 @@
+"""Batch normalization over the global batch: statistics of all workers' samples, in forward and in backward.
+
+Owns one layer's arithmetic and its two exchanges, on a lane of their own so that they never mix with gradients under
+way. The result is what one process would compute on the whole global batch, whatever the workers' shares: statistics
+count samples, and gradients are weighted as DistributedDataParallel weights them. A worker that heals contributes
+nothing. If a peer is lost in between, the step fails and the layer goes on with what it has, for the script's backward
+to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, ReduceOp
+from bagua_core.elastic.step_interface import StepEngine
+
+
+class SyncBatchNorm(_BatchNorm):
+    """As torch.nn.BatchNorm1d, 2d and 3d; inputs [samples, features, ...]. Outside steps and in evaluation the same.
+
+    The model must be wrapped in bagua.DistributedDataParallel. Parameters, buffers and state_dict are BatchNorm's.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        engine: StepEngine | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self._engine = engine
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input [samples, features, ...], not of {input.dim()} dimensions")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        peers = self._peers() if self.training else None
+        if peers is None:
+            return super().forward(input)
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, peers)  # type: ignore[no-untyped-call]
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            self._follow(mean, variance, int(count))
+        result: torch.Tensor = output
+        return result
+
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        factor = self.momentum
+        if factor is None:
+            factor = 1.0 / float(self.num_batches_tracked or 1)
+        unbiased = variance * (count / max(count - 1, 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+    def _peers(self) -> _Peers | None:
+        engine = self._engine
+        if engine is None:
+            from bagua_core.elastic import runtime  # late, as in DistributedDataParallel
+
+            engine = runtime.engine()
+        if not torch.is_grad_enabled() or not engine.in_step or engine.step_failed:
+            return None
+        communicator = engine.communicator()
+        if communicator is None:
+            return None
+        return _Peers(engine, communicator.lanes[Lane.STATISTICS])
+
+    @classmethod
+    def convert(cls, module: nn.Module) -> nn.Module:
+        """`module` with every BatchNorm layer replaced; parameters and buffers are the same objects."""
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            converted = cls(
+                module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+            )
+            converted.weight, converted.bias = module.weight, module.bias
+            converted.running_mean, converted.running_var = module.running_mean, module.running_var
+            converted.num_batches_tracked = module.num_batches_tracked
+            converted.training = module.training
+            return converted
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert(child))
+        return module
+
+
+class _Peers:
+    """The other workers in this forward, and in its backward. weight: of this micro-batch; 0 for one that heals."""
+
+    def __init__(self, engine: StepEngine, lane: Communicator) -> None:
+        self._engine = engine
+        self._lane = lane
+        self.weight = engine.micro_batch.weight
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """[world_size, *row.shape]; only this worker's if the step fails."""
+        rows = row.new_zeros((self._lane.world_size, *row.shape))
+        return self._done(lambda: self._engine.wait(self._lane.allgather(rows, row)), rows, row.unsqueeze(0))
+
+    def total(self, part: torch.Tensor) -> torch.Tensor:
+        whole = part.clone()
+        return self._done(lambda: self._engine.wait(self._lane.allreduce(whole, ReduceOp.SUM)), whole, part)
+
+    def _done(self, act: Callable[[], None], result: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
+        if self._engine.step_failed:
+            return alone
+        try:
+            act()
+        except CollectiveFailed as error:
+            self._engine.broadcast_failed(error)
+            return alone
+        return result
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        peers: _Peers,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        over = [d for d in range(input.dim()) if d != 1]
+        count = input.numel() // input.shape[1] if peers.weight else 0
+        row = wide.new_zeros(2 * input.shape[1] + 1)
+        if count:
+            variance, mean = torch.var_mean(wide, over, correction=0)
+            row = torch.cat([mean, variance * count, wide.new_tensor([float(count)])])
+        mean, squares, total = _combined(peers.gather(row))
+        if not total:  # nobody has samples here; whatever comes out is replaced by zero
+            mean, squares, total = wide.mean(over), wide.new_ones(input.shape[1]), 1
+        variance = squares / total
+        inverse = torch.rsqrt(variance + eps)
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        normal = (wide - mean.view(shape)) * inverse.view(shape)
+        output = normal if weight is None else normal * weight.view(shape)
+        if bias is not None:
+            output = output + bias.view(shape)
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.peers, ctx.total, ctx.over, ctx.shape, ctx.has_bias = peers, total, over, shape, bias is not None
+        ctx.mark_non_differentiable(mean, variance)
+        return output.to(input.dtype), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        (gradient, *_) = gradients
+        normal, inverse, weight = ctx.saved_tensors
+        over, shape, share = ctx.over, ctx.shape, ctx.peers.weight
+        wide = gradient.to(normal.dtype)
+        of_bias, of_weight = wide.sum(over), (wide * normal).sum(over)
+        # Every worker's loss counts by its share of the samples, so its part of the sums does; the reducer multiplies
+        # what comes out by the share once more, hence the division.
+        sums = ctx.peers.total(torch.stack([of_bias, of_weight]) * share)
+        if share:
+            mean_gradient, mean_product = sums / (share * ctx.total)
+            wide = wide - mean_gradient.view(shape) - normal * mean_product.view(shape)
+        scale = inverse if weight is None else inverse * weight
+        return (
+            (wide * scale.view(shape)).to(gradient.dtype),
+            None if weight is None else of_weight.to(weight.dtype),
+            of_bias.to(gradient.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
+            None,
+            None,
+        )
+
+
+def _combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean, sum of squared differences from it, and count, of all rows; in rank order, so alike on all workers."""
+    features = (rows.shape[1] - 1) // 2
+    means, squares, counts = rows[:, :features], rows[:, features : 2 * features], rows[:, -1:]
+    total = counts.sum()
+    if not total:
+        return means[0], squares[0], 0
+    mean = (means * counts).sum(0) / total
+    spread = (squares + counts * (means - mean) ** 2).sum(0)
+    return mean, spread, int(total)

@@ -1,0 +1,129 @@
+"""Is batch normalization over several workers what one process computes on the whole batch?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_core.communication.communicator import Communicator, Lane
+from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.parallel import DistributedDataParallel
+from bagua_core.sync_batchnorm import SyncBatchNorm
+from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
+
+
+def net(layer: type[nn.Module], dimensions: int) -> nn.Module:
+    if dimensions == 1:
+        return nn.Sequential(nn.Linear(4, 5), layer(5), nn.Tanh(), nn.Linear(5, 2))
+    return nn.Sequential(nn.Conv2d(4, 5, 2), layer(5), nn.Tanh(), nn.Conv2d(5, 2, 2))
+
+
+def plain(dimensions: int) -> nn.Module:
+    return seeded(lambda: net(nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d, dimensions))
+
+
+def data(dimensions: int, samples: int = 12) -> torch.Tensor:
+    shape = (samples, 4) if dimensions == 1 else (samples, 4, 5, 5)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 2 + 1
+
+
+class BreakingEngine(FakeEngine):
+    """As the real one, it gives the generation up when a step fails."""
+
+    def reduction_failed(self, error: Exception) -> None:
+        super().reduction_failed(error)
+        communicator = self.communicator()
+        assert communicator is not None
+        communicator.abort(str(error))
+
+
+class Worker:
+    def __init__(self, communicator: Communicator, dimensions: int) -> None:
+        self.engine = BreakingEngine(communicator)
+        inner = SyncBatchNorm.convert(plain(dimensions))
+        for layer in inner.modules():
+            if isinstance(layer, SyncBatchNorm):
+                layer._engine = self.engine
+        self.model = DistributedDataParallel(inner, broadcast_buffers=False, engine=self.engine)
+        self.global_rank = communicator.global_rank
+
+
+def workers(size: int, dimensions: int) -> tuple[list[Worker], list[Communicator]]:
+    main, lane = in_process_world(size), in_process_world(size)
+    for a, b in zip(main, lane, strict=True):
+        a.lanes = {Lane.STATISTICS: b}
+    return [Worker(c, dimensions) for c in main], lane
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("shares", [(6, 6), (2, 7, 3), (1, 11), (5, 0, 7)])
+def test_it_is_one_process_on_the_whole_batch(dimensions: int, shares: tuple[int, ...]) -> None:
+    x, reference = data(dimensions), plain(dimensions)
+    y = reference(x)
+    (y**2).mean().backward()
+    members, _ = workers(len(shares), dimensions)
+    assert members[0].model.lanes == {Lane.STATISTICS}
+
+    def act(w: Worker) -> None:
+        begin = sum(shares[: w.global_rank])
+        size = shares[w.global_rank]
+        w.engine.current = MicroBatch(size / 12, True)
+        part = x[begin : begin + size] if size else x[:1]  # one that heals is served a filler
+        output = w.model(part)
+        if size:
+            torch.testing.assert_close(output, y[begin : begin + size])
+        (output**2).mean().backward()
+        for p, q in zip(w.model.module.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        for b, c in zip(w.model.module.buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(b, c)
+
+    run_ranks(members, act)
+
+
+def test_evaluation_and_scripts_without_peers_see_plain_batch_norm() -> None:
+    layer, reference = SyncBatchNorm(4), nn.BatchNorm1d(4)
+    x = data(1)
+    torch.testing.assert_close(layer(x), reference(x))
+    layer.eval()
+    reference.eval()
+    torch.testing.assert_close(layer(x), reference(x))
+    assert layer.state_dict().keys() == reference.state_dict().keys()
+    with pytest.raises(ValueError, match=r"\[samples, features"):
+        layer(torch.ones(4))
+
+
+def test_a_loss_in_forward_fails_the_step_and_the_script_goes_on() -> None:
+    members, lane = workers(2, 1)
+    survivor = members[0]
+    lane[0].abort("rank 1 is gone")
+    output = survivor.model(data(1))
+    assert survivor.engine.step_failed
+    (output**2).mean().backward()
+    assert all(not p.grad.any() for p in survivor.model.module.parameters() if p.grad is not None)
+
+
+def test_a_loss_in_backward_fails_the_step_too() -> None:
+    members, lane = workers(2, 1)
+
+    def act(w: Worker) -> None:
+        output = w.model(data(1))
+        if w.global_rank == 1:
+            lane[1].abort("goes")
+            return
+        lane[0].abort("rank 1 is gone")
+        (output**2).mean().backward()
+        assert w.engine.step_failed
+        assert all(not p.grad.any() for p in w.model.module.parameters() if p.grad is not None)
+
+    run_ranks(members, act)
+
+
+def test_conversion_keeps_parameters_and_buffers() -> None:
+    before = plain(2)
+    parameters, buffers = list(before.parameters()), list(before.buffers())
+    after = SyncBatchNorm.convert(before)
+    assert all(p is q for p, q in zip(parameters, after.parameters(), strict=True))
+    assert all(p is q for p, q in zip(buffers, after.buffers(), strict=True))
+    assert any(isinstance(m, SyncBatchNorm) for m in after.modules())
