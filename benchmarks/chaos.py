@@ -94,6 +94,12 @@ class Chaos:
                 previous_s = time.monotonic()
                 self._act(event)
             self._settle()
+            # The job must not end while a node is still on its way to it: one that comes later begins a job anew.
+            job.until(
+                lambda: job.world_size == job.running_count,
+                START_DEADLINE_S,
+                "a step by all nodes that run",
+            )
         finally:
             self.end_s = time.time()
 

@@ -101,6 +101,17 @@ class ChaosJob:
         node = self.nodes.get(host.number)
         return node if node is not None and not node.codes and node.process.is_running else None
 
+    @property
+    def running_count(self) -> int:
+        """Nodes that are meant to run, and do."""
+        return sum(1 for host in self.hosts if self.running(host) is not None)
+
+    @property
+    def world_size(self) -> int:
+        """Of the newest committed step; 0 before the first."""
+        newest = self.ledger.steps.get(self.ledger.newest_step)
+        return newest.world_size if newest is not None else 0
+
     def is_busy(self, host: Host) -> bool:
         """A node that shall end may not have done so yet."""
         node = self.nodes.get(host.number)

@@ -63,8 +63,8 @@ class CommittedState:
     def size_bytes(self) -> int:
         """About what a copy of it takes; the small things beside the tensors are left out."""
         total = 0
-        for module in self.registry.modules:
-            total += sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+        for tensors in self.registry.capture_modules():
+            total += sum(t.nbytes for t in tensors.values())
         for optimizer in self.registry.optimizers:
             for of_one in optimizer.state.values():
                 total += sum(getattr(value, "nbytes", 0) for value in of_one.values())

@@ -121,13 +121,15 @@ class StateRegistry:
     def capture(self) -> dict[str, Any]:
         """The state as nested plain values and the live tensors themselves: read, do not keep."""
         return {
-            "modules": [
-                {name: tensor.detach() for name, tensor in self._tensors(i)} for i in range(len(self.modules))
-            ],
+            "modules": self.capture_modules(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             # Copies: the script may change these objects while a copy is under way.
             "registered": {name: _copied(s.state_dict()) for name, s in self.registered.items()},
         }
+
+    def capture_modules(self) -> list[dict[str, torch.Tensor]]:
+        """Parameters, buffers and algorithms' own tensors of each model: the live ones."""
+        return [{name: t.detach() for name, t in self._tensors(i)} for i in range(len(self.modules))]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a captured state of the same models. Raises KeyError or ValueError where it does not fit."""
