@@ -7,7 +7,8 @@ bagua_packages() {
   command -v ip >/dev/null || missing+=(iproute2)
   command -v unshare >/dev/null || missing+=(util-linux)
   command -v openssl >/dev/null || missing+=(openssl)
-  command -v cc >/dev/null || missing+=(gcc libc6-dev) # the lab shifts clocks by a preloaded library
+  command -v cc >/dev/null || missing+=(gcc libc6-dev) # the CPU's kernels; the lab shifts clocks by a preloaded library
+  command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
   [ ${#missing[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"
@@ -34,7 +35,7 @@ bagua_environment() {
   base=$(bagua_python) || return 1
   PYTHON=$PWD/.venv/bin/python
   stamp=.venv/installed-$extras
-  wanted=$(cat pyproject.toml tests/constraints.txt scripts/environment.sh | sha256sum)
+  wanted=$(cat pyproject.toml setup.py tests/constraints.txt scripts/environment.sh | sha256sum)
   [ -x "$PYTHON" ] || "$base" -m venv .venv
   if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     # torch first and alone: its constraint names a build, and nothing else may choose another one.

@@ -1,0 +1,20 @@
+"""Compile the CPU's library now, and say what serves this machine: python -m bagua_core.kernels.build"""
+
+from __future__ import annotations
+
+import sys
+
+from bagua_core.kernels.cpu_library import LibraryUnavailableError, find
+
+
+def main() -> int:
+    try:
+        print(f"the CPU's kernels: {find().where}")
+    except LibraryUnavailableError as error:
+        print(f"no library for the CPU's kernels, so NumPy serves: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""How is the CPU's library compiled? One home for sources, flags and the digest that tells a stale library.
+
+Imports nothing beyond the standard library: setup.py loads this file by its path, before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "cpu.c"
+READ_BY_IT = [HERE / "arithmetic.h", HERE / "cpu_loops.h", HERE / "threads.h"]
+
+# No contraction: a * b + c is rounded twice everywhere, or CPU and GPU would differ. The other two let loops
+# vectorize and change no value. No -march: the library chooses among instruction sets when it runs.
+COMPILE_FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
+LINK_FLAGS = ["-lm", "-lpthread"]
+COMPILE_TIMEOUT_S = 120.0
+
+
+class CompilationError(RuntimeError):
+    """No compiler, or it failed; the message says which and how."""
+
+
+def source_digest() -> str:
+    """Names sources and flags: a library that carries another digest was compiled from other ones. Raises OSError."""
+    digest = hashlib.sha256(" ".join([*COMPILE_FLAGS, *LINK_FLAGS]).encode())
+    for path in [SOURCE, *READ_BY_IT]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def macros() -> list[tuple[str, str]]:
+    """As setuptools takes them."""
+    return [("BAGUA_SOURCE", f'"{source_digest()}"')]
+
+
+def find_compiler() -> list[str]:
+    """The command of a C compiler: $CC, else cc, gcc or clang. Raises CompilationError."""
+    named = shlex.split(os.environ.get("CC", ""))
+    for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(words[0]):
+            return words
+    raise CompilationError(f"no C compiler ({' '.join(named) or 'cc, gcc or clang'}) on PATH")
+
+
+def compile_library(destination: Path) -> None:
+    """Compile the library into `destination`, a new file. Raises CompilationError."""
+    defines = [f"-D{name}={value}" for name, value in macros()]
+    command = [
+        *find_compiler(),
+        *COMPILE_FLAGS,
+        *defines,
+        "-shared",
+        "-o",
+        str(destination),
+        str(SOURCE),
+        *LINK_FLAGS,
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilationError(f"{command[0]} did not compile the CPU kernels: {error}") from error
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-3:]
+        raise CompilationError(f"{command[0]} ended with {done.returncode}: {' / '.join(last)}")

@@ -1,0 +1,117 @@
+"""Which compiled library serves the CPU, and where does it come from?
+
+First the one that an installation built beside this file; then the user's cache; then it is compiled into the cache, by
+one process at a time. A library of other sources than those here is never used. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_core.kernels import compilation
+from bagua_core.kernels.compilation import CompilationError
+
+
+class LibraryUnavailableError(RuntimeError):
+    """No library that fits; the message holds every reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    library: ctypes.CDLL
+    where: str
+
+
+def find() -> Found:
+    """The library, compiled if need be (seconds, once per user and version). Raises LibraryUnavailableError."""
+    try:
+        digest = compilation.source_digest()
+    except OSError as error:
+        raise LibraryUnavailableError(f"the sources of the kernels are not readable: {error}") from error
+    reasons = []
+    for path in sorted(compilation.HERE.glob("_cpu*.so")):
+        try:
+            return Found(_load(path, digest), f"{path.name}, built at installation")
+        except LibraryUnavailableError as error:
+            reasons.append(str(error))
+    try:
+        return _from_cache(cache_directory(), digest)
+    except (LibraryUnavailableError, CompilationError, OSError) as error:
+        reasons.append(str(error))
+    raise LibraryUnavailableError("; ".join(reasons))
+
+
+def cache_directory() -> Path:
+    """Where libraries compiled on demand are kept; not made here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "bagua-kernels"
+
+
+def _from_cache(directory: Path, digest: str) -> Found:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(directory)
+    path = directory / f"cpu-{digest}-{platform.machine()}.so"
+    if not path.exists():
+        _compile_once(path)
+    return Found(_load(path, digest), str(path))
+
+
+def _check_private(directory: Path) -> None:
+    """Who can write there can run code here."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise LibraryUnavailableError(
+            f"{directory} is not a directory that this user alone can write to; remove it or set XDG_CACHE_HOME"
+        )
+
+
+def _compile_once(path: Path) -> None:
+    with open(path.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it ends: its compiler has a deadline
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            fresh = Path(scratch) / path.name
+            compilation.compile_library(fresh)
+            os.rename(fresh, path)  # readers see a whole library or none
+
+
+def _load(path: Path, digest: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+        library.bagua_source.restype = ctypes.c_char_p
+        found = library.bagua_source().decode()
+    except (OSError, AttributeError) as error:
+        raise LibraryUnavailableError(f"{path} can't be loaded: {error}") from error
+    if found != digest:
+        raise LibraryUnavailableError(f"{path} is stale: it was built from {found}, the sources are {digest}")
+    _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, number, word, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+    arguments = {
+        "minmax_compress": [pointer, word, number, number, number, pointer, number, word],
+        "minmax_reduce": [pointer, number, number, number, number, real, pointer, word],
+        "one_bit_compress": [pointer, word, number, number, number, pointer, pointer, number, word],
+        "decode": [word, pointer, number, number, number, number, number, real, word, pointer, word, word],
+        "weighted_average": [pointer, word, pointer, word, number, real, real, word],
+        "add_difference": [pointer, word, pointer, pointer, word, number, real, word],
+        "copy_parts": [number, pointer, pointer, word, pointer, word, word, word],
+    }
+    for name, types in arguments.items():
+        function = getattr(library, f"bagua_{name}")
+        function.argtypes, function.restype = types, None
+    library.bagua_use_instruction_set.argtypes = [word]
+    library.bagua_use_instruction_set.restype = word
+    for name in ("minmax_bytes", "one_bit_bytes"):
+        function = getattr(library, f"bagua_{name}")
+        function.argtypes, function.restype = [number, number], number

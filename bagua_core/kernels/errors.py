@@ -1,0 +1,11 @@
+"""What can go wrong on a call of a kernel?"""
+
+from __future__ import annotations
+
+
+class KernelArgumentError(ValueError):
+    """A tensor or number does not fit; the message names the value and the next move."""
+
+
+class KernelUnavailableError(RuntimeError):
+    """This machine cannot run the kernel: CUDA tensors without CuPy, or no extension where one was demanded."""

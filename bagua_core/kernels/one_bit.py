@@ -1,0 +1,64 @@
+"""One bit with error feedback: signs, and the mean magnitude of each block; what was not sent is added next time.
+
+Checks and shapes; the arithmetic is in arithmetic.h, the layout in formats.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bagua_core.kernels import arguments
+from bagua_core.kernels.decoding import decompress, reduce_values
+from bagua_core.kernels.errors import KernelArgumentError
+from bagua_core.kernels.formats import ONE_BIT_BLOCK, one_bit_bytes
+from bagua_core.kernels.interface import Code
+from bagua_core.kernels.targets import kernels_for
+
+
+def one_bit_compress(
+    values: Tensor, error: Tensor, out: Tensor | None = None, *, block_size: int = ONE_BIT_BLOCK
+) -> Tensor:
+    """t = values + error; each row's signs of t are sent with the mean |t| of their block, and error becomes t - sent.
+
+    values: [count] or [rows, count]. error: float32 of that shape, updated in place; zero before the first step.
+    out: uint8, [one_bit_bytes] or [rows, one_bit_bytes]; made if None. Returns out.
+    A block whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite).
+    Raises KernelArgumentError.
+    """
+    arguments.check_values("values", values)
+    rows = arguments.as_rows("values", values)
+    arguments.check_memory("error", error, values)
+    if error.dtype != torch.float32 or error.shape != values.shape:
+        raise KernelArgumentError(
+            f"error is {error.dtype} of shape {tuple(error.shape)}; use float32 of shape {tuple(values.shape)}"
+        )
+    size_bytes = one_bit_bytes(rows.shape[1], block_size)
+    if out is None:
+        out = torch.empty(*values.shape[:-1], size_bytes, dtype=torch.uint8, device=values.device)
+    if values.numel() == 0:
+        return out
+    compressed = arguments.as_compressed("out", out, rows.shape[0], size_bytes, values)
+    kernels_for(values).one_bit_compress(rows, error.view(rows.shape), compressed, block_size)
+    return out
+
+
+def one_bit_decompress(
+    compressed: Tensor, out: Tensor, *, scale: float = 1.0, add: bool = False, block_size: int = ONE_BIT_BLOCK
+) -> Tensor:
+    """out = scale * x, or out + scale * x with `add`. Returns out.
+
+    compressed: uint8, [one_bit_bytes] or [rows, one_bit_bytes]. out: values, [count] or [rows, count].
+    Raises KernelArgumentError.
+    """
+    return decompress(Code.ONE_BIT, compressed, out, scale, add, block_size)
+
+
+def one_bit_reduce_values(
+    compressed: Tensor, out: Tensor, *, scale: float = 1.0, block_size: int = ONE_BIT_BLOCK
+) -> Tensor:
+    """out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
+
+    compressed: uint8, [peers, one_bit_bytes]. out: values, [count]. Raises KernelArgumentError.
+    """
+    return reduce_values(Code.ONE_BIT, compressed, out, scale, block_size)

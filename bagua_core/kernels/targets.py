@@ -1,0 +1,80 @@
+"""Who runs a kernel for this tensor, and why? Chosen once per process for the CPU, by availability.
+
+`BAGUA_KERNELS` decides for the CPU: "auto" (the default), "extension" (an error where there is none) or "fallback".
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bagua_core.kernels import cpu_library
+from bagua_core.kernels.errors import KernelArgumentError, KernelUnavailableError
+from bagua_core.kernels.fallback import FallbackKernels
+from bagua_core.kernels.interface import Kernels
+from bagua_core.kernels.on_cpu import CpuKernels
+
+CHOICE_VARIABLE = "BAGUA_KERNELS"
+CHOICES = ("auto", "extension", "fallback")
+
+_log = logging.getLogger("bagua.kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """name: "extension", "fallback" or "cuda". reason: where it comes from, or what is missing."""
+
+    name: str
+    reason: str
+
+
+def target(device: str | torch.device = "cpu") -> Target:
+    """What serves tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
+    return _chosen_for(torch.device(device))[0]
+
+
+def kernels_for(tensor: Tensor) -> Kernels:
+    """Raises KernelUnavailableError, KernelArgumentError."""
+    return _chosen_for(tensor.device)[1]
+
+
+def _chosen_for(device: torch.device) -> tuple[Target, Kernels]:
+    if device.type == "cpu":
+        return _cpu(os.environ.get(CHOICE_VARIABLE, "auto"))
+    if device.type == "cuda":
+        return _cuda()
+    raise KernelArgumentError(f"a tensor on {device}; kernels run on cpu and cuda tensors")
+
+
+@functools.cache
+def _cpu(choice: str) -> tuple[Target, Kernels]:
+    if choice not in CHOICES:
+        raise KernelArgumentError(f"{CHOICE_VARIABLE}={choice}; use one of {', '.join(CHOICES)}")
+    if choice == "fallback":
+        return Target("fallback", f"{CHOICE_VARIABLE}=fallback"), FallbackKernels()
+    try:
+        found = cpu_library.find()
+    except cpu_library.LibraryUnavailableError as error:
+        if choice == "extension":
+            raise KernelUnavailableError(f"{CHOICE_VARIABLE}=extension, but {error}") from error
+        _log.warning(
+            "compression on the CPU runs in NumPy, many times slower than the compiled kernels: %s. "
+            "Install a C compiler and run `python -m bagua_core.kernels.build`",
+            error,
+        )
+        return Target("fallback", str(error)), FallbackKernels()
+    return Target("extension", found.where), CpuKernels(found.library)
+
+
+@functools.cache
+def _cuda() -> tuple[Target, Kernels]:
+    from bagua_core.kernels.cupy_launcher import CupyLauncher
+    from bagua_core.kernels.on_gpu import GpuKernels
+
+    launcher = CupyLauncher()
+    return Target("cuda", launcher.description), GpuKernels(launcher)
