@@ -15,12 +15,39 @@ The same script runs under plain `python` (a world of one) and under `bagua-laun
 
 from __future__ import annotations
 
-import torch
-
 from bagua_core import algorithms
+from bagua_core.collectives import (
+    Group,
+    allgather,
+    allgather_inplace,
+    allreduce,
+    allreduce_inplace,
+    alltoall,
+    alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
+    barrier,
+    broadcast,
+    broadcast_inplace,
+    broadcast_object,
+    gather,
+    gather_inplace,
+    new_group,
+    recv,
+    recv_inplace,
+    reduce,
+    reduce_inplace,
+    reduce_scatter,
+    reduce_scatter_inplace,
+    scatter,
+    scatter_inplace,
+    send,
+)
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic import runtime as _runtime
+from bagua_core.elastic.operations import MismatchedCollective
+from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
@@ -30,20 +57,46 @@ __version__ = "0.1.0"
 __all__ = [
     "DistributedDataParallel",
     "ElasticDataLoader",
+    "Group",
+    "MembersChanged",
+    "MismatchedCollective",
+    "PeerLostError",
     "ReduceOp",
     "SyncBatchNorm",
     "algorithms",
+    "allgather",
+    "allgather_inplace",
     "allreduce",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
     "barrier",
+    "broadcast",
+    "broadcast_inplace",
+    "broadcast_object",
+    "gather",
+    "gather_inplace",
     "generation",
     "get_local_rank",
     "get_rank",
     "get_world_size",
     "init_process_group",
     "is_launched",
+    "new_group",
     "next_step",
+    "recv",
+    "recv_inplace",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
     "register_state",
     "report",
+    "scatter",
+    "scatter_inplace",
+    "send",
 ]
 
 
@@ -106,18 +159,3 @@ def register_state(name: str, stateful: Stateful) -> None:
 def report(**metrics: float) -> None:
     """Show numbers such as `loss=0.3` beside the job's progress on the terminal."""
     _runtime.engine().metrics.update({name: float(value) for name, value in metrics.items()})
-
-
-def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
-    """Reduce `tensor` over all workers, outside steps (evaluation, counting); returns the result.
-
-    tensor: any shape, the same on every worker; it is not changed. If a worker is lost meanwhile the
-    survivors run it again among themselves from the input that was kept. Raises MismatchedCollective if workers ask for
-    different collectives. Before the first step it is the tensor itself.
-    """
-    return _runtime.engine().allreduce(tensor, op)
-
-
-def barrier() -> None:
-    """Return when every worker has called it. Outside steps."""
-    _runtime.engine().allreduce(torch.zeros(1), ReduceOp.SUM)

@@ -29,6 +29,8 @@ class DistributedDataParallel(nn.Module):
 
     optimizers: those that step on its parameters; their step() does nothing when the job's step failed.
     broadcast_buffers: rank 0's buffers are used by all from the start of each training forward.
+    find_unused_parameters: one that took part on no rank keeps a .grad of None instead of zero, for optimizers that
+    move a parameter whose gradient is zero (weight decay, momentum).
     engine: this process's if None.
     Raises ValueError (nothing to train, unknown algorithm) and SparseGradientError.
     """
@@ -40,6 +42,7 @@ class DistributedDataParallel(nn.Module):
         algorithm: str | Algorithm = "gradient_allreduce",
         bucket_cap_mb: float = DEFAULT_BUCKET_CAP_MB,
         broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
         engine: StepEngine | None = None,
     ) -> None:
         super().__init__()
@@ -60,7 +63,13 @@ class DistributedDataParallel(nn.Module):
         if not parameters:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._exchange = chosen.attach(
-            Attachment(tuple(parameters.values()), self.optimizers, engine, int(bucket_cap_mb * 1024 * 1024))
+            Attachment(
+                tuple(parameters.values()),
+                self.optimizers,
+                engine,
+                int(bucket_cap_mb * 1024 * 1024),
+                find_unused_parameters,
+            )
         )
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, engine)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.async_model_average import AsyncModelAverage
+from bagua_core.algorithms.bytegrad import ByteGrad
+from bagua_core.algorithms.decentralized import Decentralized
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
+from bagua_core.algorithms.local_sgd import LocalSGD
+from bagua_core.algorithms.low_precision_decentralized import LowPrecisionDecentralized
+from bagua_core.algorithms.qadam import QAdam
+from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     AsyncModelAverage.name: AsyncModelAverage,
+    ByteGrad.name: ByteGrad,
+    Decentralized.name: Decentralized,
     GradientAllreduce.name: GradientAllreduce,
+    QAdam.name: QAdam,
+    LocalSGD.name: LocalSGD,
+    LowPrecisionDecentralized.name: LowPrecisionDecentralized,
 }
 
 
@@ -35,7 +46,13 @@ __all__ = [
     "Algorithm",
     "AsyncModelAverage",
     "Attachment",
+    "ByteGrad",
+    "Decentralized",
     "GradientAllreduce",
+    "LocalSGD",
+    "LowPrecisionDecentralized",
+    "QAdam",
+    "QAdamOptimizer",
     "UnknownAlgorithmError",
     "algorithm_names",
     "find_algorithm",

@@ -22,6 +22,7 @@ class Attachment:
     optimizers: Sequence[torch.optim.Optimizer]
     engine: StepEngine
     bucket_cap_bytes: int
+    find_unused_parameters: bool = False
 
 
 class Algorithm(ABC):

@@ -13,7 +13,7 @@ and counted once; what a worker learned since its last round goes with it when i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -22,8 +22,8 @@ from bagua_core.communication.background_average import Round
 from bagua_core.communication.bucket_buffer import Bucket
 from bagua_core.communication.bucket_operation import LocalMean
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.exchange import Exchange
 from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.weight_buckets import FlatWeights, make_equal
 from bagua_core.elastic.step_interface import StepEngine
 
 DEFAULT_INTERVAL_MS = 500
@@ -82,7 +82,9 @@ class _WarmUp(LocalMean):
         return communicator.allreduce(bucket.reducible)
 
 
-class AsyncExchange(Exchange):
+class AsyncExchange(Reducer):
+    """clock: monotonic seconds."""
+
     def __init__(
         self,
         attachment: Attachment,
@@ -90,20 +92,19 @@ class AsyncExchange(Exchange):
         warmup_steps: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = attachment.engine
-        self._parameters = list(attachment.parameters)
-        self._interval_s = interval_s
-        self._clock = clock
         self._warm_up = _WarmUp(attachment.engine, warmup_steps)
-        self._reducer = Reducer(
+        super().__init__(
             attachment.parameters, attachment.engine, attachment.bucket_cap_bytes, operation=self._warm_up
         )
+        self._interval_s = interval_s
+        self._clock = clock
         self._round: Round | None = None
         self._lane: Communicator | None = None
         self._began_s = -interval_s
         self._paused = False
-        self._snapshot = _FlatCopy(self._parameters)
-        self._mean = _FlatCopy(self._parameters)
+        self._has_begun = False  # this step's first forward
+        self._snapshot = FlatWeights(attachment.parameters)
+        self._mean = self._snapshot.like()
         self.rounds = 0
         """That came in, on this worker."""
 
@@ -122,19 +123,11 @@ class AsyncExchange(Exchange):
 
     # -- Exchange
 
-    @property
-    def synced(self) -> bool:
-        return self._reducer.synced
-
-    @synced.setter
-    def synced(self, value: bool) -> None:
-        self._reducer.synced = value
-
-    @property
-    def is_unfinished(self) -> bool:
-        return self._reducer.is_unfinished
-
     def forward_begins(self) -> None:
+        # Once a step: a graph whose backward is yet to come must not see other weights than its forward did.
+        if self._has_begun:
+            return
+        self._has_begun = True
         plan = self._engine.plan
         communicator = self._engine.communicator()
         # One that heals has no model of the job yet; the others' round waits for it, in the background.
@@ -144,33 +137,34 @@ class AsyncExchange(Exchange):
         if self._round is None and not self._paused and self._clock() - self._began_s >= self._interval_s:
             self._begin(communicator.lanes[Lane.BACKGROUND])
 
+    def step_committed(self) -> None:
+        self._has_begun = False
+
     def step_rolled_back(self) -> None:
-        self._reducer.step_rolled_back()
+        super().step_rolled_back()
+        self._has_begun = False
 
     def communicator_changed(self) -> None:
+        self._has_begun = False
         self._give_up("another generation is in force")
-        self._reducer.communicator_changed()
+        super().communicator_changed()
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._give_up("training is over")
-        flats = _FlatCopy(self._parameters)
-        flats.fill()
-        for flat in flats.flats:
-            flat.copy_(average(flat))
-        flats.write_back()
+        make_equal(self._parameters, average)
 
     def close(self) -> None:
         self._give_up("closed")
-        self._reducer.close()
+        super().close()
 
     # -- rounds
 
     def _begin(self, lane: Communicator) -> None:
         self._snapshot.fill()
-        self._mean.copy_from(self._snapshot)
+        torch._foreach_copy_(self._mean, self._snapshot.flats)
         self._began_s = self._clock()
         self._lane = lane
-        self._round = Round(lane, self._mean.flats)
+        self._round = Round(lane, self._mean)
 
     def _take_in(self) -> None:
         ended = self._round
@@ -179,10 +173,11 @@ class AsyncExchange(Exchange):
         self._round = None
         if ended.error is not None:
             # The peers that are gone break the generation by themselves, at the next vote.
-            self._mean = _FlatCopy(self._parameters)
+            self._mean = self._snapshot.like()
             return
         self._engine.parameters_change()
-        self._mean.add_difference(self._snapshot)
+        torch._foreach_sub_(self._mean, self._snapshot.flats)
+        self._snapshot.add_to_parameters(self._mean)
         self.rounds += 1
 
     def _give_up(self, reason: str) -> None:
@@ -192,36 +187,5 @@ class AsyncExchange(Exchange):
         if not given_up.done:
             assert self._lane is not None
             self._lane.abort(reason)
-            self._mean = _FlatCopy(self._parameters)  # the thread may still write into the old one
+            self._mean = self._snapshot.like()  # the thread may still write into the old one
         self._lane = None
-
-
-class _FlatCopy:
-    """Parameters side by side in flat buffers, one for each dtype and device."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for parameter in parameters:
-            groups.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
-        self._parameters = [p for group in groups.values() for p in group]
-        self.flats: list[torch.Tensor] = []
-        self._views: list[torch.Tensor] = []
-        for (dtype, device), group in groups.items():
-            flat = torch.empty(sum(p.numel() for p in group), dtype=dtype, device=device)
-            self.flats.append(flat)
-            for part, p in zip(torch.split(flat, [p.numel() for p in group]), group, strict=True):
-                self._views.append(part.view(p.shape))
-
-    def fill(self) -> None:
-        torch._foreach_copy_(self._views, self._parameters)
-
-    def write_back(self) -> None:
-        torch._foreach_copy_(self._parameters, self._views)
-
-    def copy_from(self, other: _FlatCopy) -> None:
-        torch._foreach_copy_(self.flats, other.flats)
-
-    def add_difference(self, older: _FlatCopy) -> None:
-        """parameters += self - older."""
-        torch._foreach_sub_(self.flats, older.flats)
-        torch._foreach_add_(self._parameters, self._views)

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.communication.communicator import Lane
+from bagua_core.communication.conveyor import conveyor_of
 from bagua_core.communication.exchange import Exchange
+from bagua_core.communication.hierarchical_sum import HierarchicalSum
 from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.routes import lanes_for
 
 
 class GradientAllreduce(Algorithm):
+    """hierarchical: one bucket a node crosses the network instead of one a worker. average False: the mean times the
+    number of workers."""
+
     name = "gradient_allreduce"
 
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        return lanes_for(self.hierarchical)
+
+    @property
+    def described(self) -> str:
+        if not self.hierarchical and self.average:
+            return self.name
+        return f"{self.name}(hierarchical={self.hierarchical}, average={self.average})"
+
     def attach(self, attachment: Attachment) -> Exchange:
-        return Reducer(attachment.parameters, attachment.engine, attachment.bucket_cap_bytes)
+        return Reducer(
+            attachment.parameters,
+            attachment.engine,
+            attachment.bucket_cap_bytes,
+            operation=HierarchicalSum(conveyor_of(attachment.engine)) if self.hierarchical else None,
+            find_unused_parameters=attachment.find_unused_parameters,
+            average=self.average,
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 
@@ -21,6 +21,9 @@ class ReduceOp(Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+    BOR = "bor"
+    BAND = "band"
+    BXOR = "bxor"
 
 
 class Lane(Enum):
@@ -87,7 +90,8 @@ class AbortFlag:
 
 
 class Pending(ABC):
-    """An operation under way on buffers that belong to it until it is done."""
+    """An operation under way on buffers that belong to it until it is done. Results are there once `wait` has returned;
+    `is_done` says only that it would not block."""
 
     @abstractmethod
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
@@ -108,14 +112,26 @@ class Communicator(ABC):
     global_rank: int
     world_size: int
     abort_flag: AbortFlag
+    device: torch.device = torch.device("cpu")
+    """Where the tensors are that it carries."""
     nodes: tuple[tuple[int, ...], ...] = ()
     """The ranks of each node, both in ascending order; empty where it does not matter."""
     lanes: Mapping[Lane, Communicator] = MappingProxyType({})
     """Those that the job's algorithms asked for; they share this communicator's abort flag."""
+    adopted: Mapping[str, Communicator] = MappingProxyType({})
+    """Others that end with this one, by name."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
-        """In place."""
+        """In place; the same bits on all ranks.
+
+        Whole numbers wrap around and their mean is rounded towards zero; of booleans SUM is or, PRODUCT is and.
+        Raises TypeError where op means nothing for the type (see reducible.py).
+        """
+
+    @abstractmethod
+    def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        """In place on rank `destination`; on the others `tensor` is scratch space, its contents are lost."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
@@ -126,18 +142,67 @@ class Communicator(ABC):
         """output: [world_size, *tensor.shape]."""
 
     @abstractmethod
+    def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
+        """output: [world_size, *tensor.shape] on rank `destination`; of the others it is ignored."""
+
+    @abstractmethod
+    def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
+        """tensor: [world_size, *output.shape] on rank `source`; of the others it is ignored. output: part
+        `global_rank` of it."""
+
+    @abstractmethod
+    def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """tensor: [world_size, ...]; part r goes to rank r. output: the same shape; part r is what rank r sent here.
+
+        They share no memory. A rank sends and receives each part once, its own not at all.
+        """
+
+    @abstractmethod
+    def alltoall_v(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+    ) -> Pending:
+        """alltoall of unequal parts: rows of `tensor` (along its first dimension) go to the ranks in order, as many as
+        input_splits says; output_splits says how many arrive from each. All ranks' rows have one shape and dtype,
+        and what r expects from s is what s has for r."""
+
+    @abstractmethod
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> Pending:
+        """tensor: [world_size, *output.shape]; output: part `global_rank` of the reduction over all ranks.
+
+        Half precision is added in float32. They share no memory.
+        """
+
+    @abstractmethod
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending: ...
 
     @abstractmethod
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
+    def barrier(self) -> Pending:
+        """Done when every rank has called it."""
+        return self.allreduce(torch.zeros(1, dtype=torch.uint8), ReduceOp.MAX)
+
+    def adopt(self, name: str, other: Communicator) -> None:
+        """From now on `other` is closed and aborted with this one. From the thread that starts collectives."""
+        self.adopted = MappingProxyType({**self.adopted, name: other})
+        if self.abort_flag.is_set():  # after the line above: an abort meanwhile saw it, or is seen here
+            other.abort(self.abort_flag.reason or "aborted")
+
     def close(self) -> None:
         """Give back connections and threads. Only when every member is known to be done with it."""
-        for lane in self.lanes.values():
-            lane.close()
+        for other in (*self.lanes.values(), *self.adopted.values()):
+            other.close()
 
     def abort(self, reason: str) -> None:
         """Release every wait; afterwards neither the communicator nor its lanes are of any use."""
         for lane in self.lanes.values():
             lane.abort(reason)
         self.abort_flag.set(reason)
+        for other in self.adopted.values():
+            other.abort(reason)

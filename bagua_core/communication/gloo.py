@@ -8,9 +8,10 @@ for those that nobody can use any more.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,16 @@ from bagua_core.communication.communicator import (
 )
 from bagua_core.communication.gloo_errors import collective_failed
 from bagua_core.communication.pending import DonePending, FailedPending, WakeablePending
+from bagua_core.communication.reducible import Carrier, carrier_of, check_reducible
+from bagua_core.communication.reduction import divide, reduce_parts
+from bagua_core.communication.shapes import (
+    check_allgather,
+    check_alltoall,
+    check_alltoall_v,
+    check_gather,
+    check_reduce_scatter,
+    check_scatter,
+)
 
 # Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
 _BRIEF = timedelta(milliseconds=5)
@@ -39,6 +50,9 @@ _OPERATIONS: dict[ReduceOp, Any] = {
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+    ReduceOp.BOR: dist.ReduceOp.BOR,
+    ReduceOp.BAND: dist.ReduceOp.BAND,
+    ReduceOp.BXOR: dist.ReduceOp.BXOR,
 }
 
 
@@ -49,20 +63,6 @@ def _options(op: Any) -> dist.AllreduceOptions:
 
 
 _OPTIONS = {op: _options(theirs) for op, theirs in _OPERATIONS.items()}
-
-_REDUCIBLE = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-    }
-)
 
 # Groups whose operations may still run: a destructor that meets a pending operation blocks until that operation's
 # timeout. A process that holds any ends with os._exit.
@@ -111,12 +111,38 @@ class GlooCommunicator(Communicator):
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
         _check_usable(tensor)
-        if tensor.dtype not in _REDUCIBLE:
-            raise TypeError(f"Gloo cannot reduce {tensor.dtype}; convert the tensor to a wider type first")
-        divide_by = self.world_size if op is ReduceOp.AVG else None
+        carrier = carrier_of(tensor, op)
         return self._start(
-            "allreduce", lambda: self._group.allreduce([tensor], _OPTIONS[op]), tensor, divide_by
+            "allreduce",
+            lambda: self._group.allreduce([carrier.tensor], _OPTIONS[carrier.op]),
+            tensor,
+            self._finish_of(carrier, op),
         )
+
+    def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        carrier = carrier_of(tensor, op)
+        options = dist.ReduceOptions()
+        options.rootRank = destination
+        options.reduceOp = _OPERATIONS[carrier.op]
+        return self._start(
+            "reduce",
+            lambda: self._group.reduce([carrier.tensor], options),
+            tensor,
+            self._finish_of(carrier, op) if self.global_rank == destination else None,
+        )
+
+    def _finish_of(self, carrier: Carrier, op: ReduceOp) -> Callable[[], None] | None:
+        if op is not ReduceOp.AVG:
+            return carrier.bring_back
+
+        def finish() -> None:
+            divide(carrier.tensor, self.world_size)
+            if carrier.bring_back is not None:
+                carrier.bring_back()
+
+        return finish
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
         _check_usable(tensor)
@@ -129,16 +155,91 @@ class GlooCommunicator(Communicator):
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
         _check_usable(output)
         _check_usable(tensor)
-        if output.shape != (self.world_size, *tensor.shape) or output.dtype != tensor.dtype:
-            raise ValueError(
-                f"allgather of {tuple(tensor.shape)} {tensor.dtype} among {self.world_size} cannot "
-                f"fill an output of {tuple(output.shape)} {output.dtype}"
-            )
+        check_allgather(self.world_size, output, tensor)
         if not tensor.numel():
             return DonePending()
-        parts = list(_as_bytes(output).view(self.world_size, -1).unbind(0))
+        parts = self._parts_of(output)
         data = _as_bytes(tensor)
         return self._start("allgather", lambda: self._group.allgather([parts], [data]), tensor)
+
+    def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        is_destination = self.global_rank == destination
+        check_gather(self.world_size, output, tensor, is_destination)
+        options = dist.GatherOptions()
+        options.rootRank = destination
+        parts: list[list[torch.Tensor]] = []
+        if is_destination and output is not None:
+            _check_usable(output)
+            parts = [self._parts_of(output)]
+        data = _as_bytes(tensor)
+        return self._start("gather", lambda: self._group.gather(parts, [data], options), tensor)
+
+    def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
+        _check_usable(output)
+        self._check_rank(source)
+        is_source = self.global_rank == source
+        check_scatter(self.world_size, output, tensor, is_source)
+        options = dist.ScatterOptions()
+        options.rootRank = source
+        parts: list[list[torch.Tensor]] = []
+        if is_source and tensor is not None:
+            _check_usable(tensor)
+            parts = [self._parts_of(tensor)]
+        into = _as_bytes(output)
+        return self._start("scatter", lambda: self._group.scatter([into], parts, options), output)
+
+    def _parts_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return list(_as_bytes(tensor).view(self.world_size, -1).unbind(0)) if tensor.numel() else []
+
+    def alltoall_v(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+    ) -> Pending:
+        check_alltoall_v(self.world_size, output, tensor, output_splits, input_splits)
+        _check_usable(output)
+        _check_usable(tensor)
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+        into = _as_bytes(output).view(output.shape[0], row_bytes)
+        data = _as_bytes(tensor).view(tensor.shape[0], row_bytes)
+        splits = (list(output_splits), list(input_splits))
+        options = dist.AllToAllOptions()
+        # Who has nothing to send may have something to receive, so rows decide and not elements.
+        return self._start(
+            "alltoall_v",
+            lambda: self._group.alltoall_base(into, data, *splits, options),
+            tensor,
+            is_empty=not row_bytes,
+        )
+
+    def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        check_alltoall(self.world_size, output, tensor)
+        return self._alltoall("alltoall", output, tensor, None)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> Pending:
+        # Gloo's own is a whole allreduce of which each rank keeps a part: twice the traffic.
+        check_reduce_scatter(self.world_size, output, tensor)
+        check_reducible(tensor.dtype, op)
+        parts = torch.empty_like(tensor)
+        return self._alltoall(
+            "reduce_scatter", parts, tensor, lambda: reduce_parts(parts.unbind(0), op, output)
+        )
+
+    def _alltoall(
+        self, what: str, output: torch.Tensor, tensor: torch.Tensor, finish: Callable[[], None] | None
+    ) -> Pending:
+        _check_usable(output)
+        _check_usable(tensor)
+        into, data, options = _as_bytes(output), _as_bytes(tensor), dist.AllToAllOptions()
+        return self._start(
+            what, lambda: self._group.alltoall_base(into, data, [], [], options), tensor, finish
+        )
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
         _check_usable(tensor)
@@ -181,18 +282,25 @@ class GlooCommunicator(Communicator):
             raise ValueError(f"global_rank {global_rank} is not in a world of {self.world_size}")
 
     def _start(
-        self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor, divide_by: int | None = None
+        self,
+        what: str,
+        begin: Callable[[], dist.Work],
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+        is_empty: bool | None = None,
     ) -> Pending:
+        """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
+        default: whether `tensor` is empty."""
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
-        if not tensor.numel():
+        if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
         try:
             work = begin()
         except RuntimeError as error:
             self.retire()
             return FailedPending(collective_failed(what, error))
-        return _GlooCollective(self, what, work, tensor, divide_by)
+        return _GlooCollective(self, what, work, tensor, finish)
 
     def _start_pairwise(self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor) -> Pending:
         if self.abort_flag.is_set():
@@ -216,14 +324,14 @@ class _GlooCollective(WakeablePending):
         what: str,
         work: dist.Work,
         tensor: torch.Tensor,
-        divide_by: int | None,
+        finish: Callable[[], None] | None,
     ) -> None:
         super().__init__(communicator.abort_flag)
         self._communicator = communicator
         self._what = what
         self._work = work
         self._tensor = tensor
-        self._divide_by = divide_by
+        self._finish = finish
         self._collect_lock = threading.Lock()
 
     def is_done(self) -> bool:
@@ -249,11 +357,12 @@ class _GlooCollective(WakeablePending):
             if self._abort_flag.is_set():
                 raise CollectiveAborted(self._abort_flag.reason or "aborted") from error
             raise collective_failed(self._what, error) from error
-        if self._divide_by is not None:
+        if self._finish is not None:
             with self._collect_lock:
-                if self._divide_by is not None:
-                    _divide(self._tensor, self._divide_by)
-                    self._divide_by = None
+                if self._finish is not None:
+                    with torch.no_grad():
+                        self._finish()
+                    self._finish = None
 
     def _abandoned(self) -> None:
         self._communicator.retire()
@@ -357,10 +466,3 @@ def _check_usable(tensor: torch.Tensor) -> None:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes: moving data must not depend on which types Gloo can add."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _divide(tensor: torch.Tensor, divisor: int) -> None:
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.div_(divisor)
-    else:
-        tensor.div_(divisor, rounding_mode="trunc")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -22,6 +23,16 @@ from bagua_core.communication.communicator import (
     ReduceOp,
 )
 from bagua_core.communication.pending import FailedPending, WakeablePending
+from bagua_core.communication.reducible import check_reducible
+from bagua_core.communication.reduction import reduce_parts
+from bagua_core.communication.shapes import (
+    check_allgather,
+    check_alltoall,
+    check_alltoall_v,
+    check_gather,
+    check_reduce_scatter,
+    check_scatter,
+)
 
 
 class _InProcessPending(WakeablePending):
@@ -64,6 +75,7 @@ class _Part:
     tensor: torch.Tensor
     output: torch.Tensor | None
     pending: _InProcessPending
+    splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # of output and tensor
 
 
 @dataclass(slots=True)
@@ -102,16 +114,54 @@ class InProcessCommunicator(Communicator):
         self._next_operation = 0
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        check_reducible(tensor.dtype, op)
         return self._collective(("allreduce", op, tensor.shape, tensor.dtype), tensor)
+
+    def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        self._check_rank(destination)
+        check_reducible(tensor.dtype, op)
+        return self._collective(("reduce", op, destination, tensor.shape, tensor.dtype), tensor)
+
+    def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
+        self._check_rank(destination)
+        check_gather(self.world_size, output, tensor, self.global_rank == destination)
+        return self._collective(("gather", destination, tensor.shape, tensor.dtype), tensor, output)
+
+    def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
+        self._check_rank(source)
+        check_scatter(self.world_size, output, tensor, self.global_rank == source)
+        brought = tensor if tensor is not None and self.global_rank == source else output
+        return self._collective(("scatter", source, output.shape, output.dtype), brought, output)
+
+    def alltoall_v(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+    ) -> Pending:
+        check_alltoall_v(self.world_size, output, tensor, output_splits, input_splits)
+        signature = ("alltoall_v", tensor.shape[1:], tensor.dtype)
+        return self._collective(signature, tensor, output, (tuple(output_splits), tuple(input_splits)))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
         self._check_rank(source)
         return self._collective(("broadcast", source, tensor.shape, tensor.dtype), tensor)
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
-        if output.shape != (self.world_size, *tensor.shape) or output.dtype != tensor.dtype:
-            raise ValueError(f"allgather of {tuple(tensor.shape)} cannot fill {tuple(output.shape)}")
+        check_allgather(self.world_size, output, tensor)
         return self._collective(("allgather", tensor.shape, tensor.dtype), tensor, output)
+
+    def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        check_alltoall(self.world_size, output, tensor)
+        return self._collective(("alltoall", tensor.shape, tensor.dtype), tensor, output)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> Pending:
+        check_reduce_scatter(self.world_size, output, tensor)
+        check_reducible(tensor.dtype, op)
+        return self._collective(("reduce_scatter", op, tensor.shape, tensor.dtype), tensor, output)
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
         self._check_rank(destination)
@@ -139,11 +189,15 @@ class InProcessCommunicator(Communicator):
         return None
 
     def _collective(
-        self, signature: tuple[object, ...], tensor: torch.Tensor, output: torch.Tensor | None = None
+        self,
+        signature: tuple[object, ...],
+        tensor: torch.Tensor,
+        output: torch.Tensor | None = None,
+        splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> Pending:
         number, self._next_operation = self._next_operation, self._next_operation + 1
         exchange = self._exchange
-        part = _Part(signature, tensor, output, _InProcessPending(self.abort_flag))
+        part = _Part(signature, tensor, output, _InProcessPending(self.abort_flag), splits)
         with exchange.lock:
             refusal = self._refusal()
             if refusal is not None:
@@ -202,35 +256,55 @@ def _perform(parts: list[_Part]) -> CollectiveFailed | None:
             return CollectiveFailed(
                 f"rank 0 called {signature} while rank {global_rank} called {part.signature}"
             )
+    if signature[0] == "alltoall_v":
+        for r, part in enumerate(parts):
+            offered = tuple(p.splits[1][r] for p in parts)
+            if part.splits[0] != offered:
+                return CollectiveFailed(f"rank {r} expects {part.splits[0]} rows, the others have {offered}")
     with torch.no_grad():
-        if signature[0] == "allreduce":
-            _reduce([p.tensor for p in parts], signature[1])
-        elif signature[0] == "broadcast":
-            source = signature[1]
-            assert isinstance(source, int)
-            for part in parts:
-                part.tensor.copy_(parts[source].tensor)
-        else:
-            gathered = torch.stack([p.tensor for p in parts])
-            for part in parts:
-                assert part.output is not None
-                part.output.copy_(gathered)
+        _act(parts, signature)
     return None
 
 
-def _reduce(tensors: list[torch.Tensor], op: object) -> None:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        if op in (ReduceOp.SUM, ReduceOp.AVG):
-            total += tensor
-        elif op is ReduceOp.MIN:
-            total = torch.minimum(total, tensor)
-        elif op is ReduceOp.MAX:
-            total = torch.maximum(total, tensor)
-        else:
-            total *= tensor
-    if op is ReduceOp.AVG:
-        whole = not (total.is_floating_point() or total.is_complex())
-        total.div_(len(tensors), rounding_mode="trunc" if whole else None)
-    for tensor in tensors:
-        tensor.copy_(total)
+def _act(parts: list[_Part], signature: tuple[Any, ...]) -> None:
+    tensors = [p.tensor for p in parts]
+    outputs = [p.output for p in parts if p.output is not None]
+    match signature[0]:
+        case "allreduce":
+            total = torch.empty_like(tensors[0])
+            reduce_parts(tensors, signature[1], total)
+            for tensor in tensors:
+                tensor.copy_(total)
+        case "reduce":
+            total = torch.empty_like(tensors[0])
+            reduce_parts(tensors, signature[1], total)
+            for r, tensor in enumerate(tensors):
+                if r == signature[2]:
+                    tensor.copy_(total)
+                else:
+                    tensor.zero_()
+        case "gather":
+            target = parts[signature[1]].output
+            assert target is not None
+            target.copy_(torch.stack(tensors))
+        case "scatter":
+            for part, tensor in zip(parts, tensors[signature[1]], strict=True):
+                assert part.output is not None
+                part.output.copy_(tensor)
+        case "alltoall_v":
+            pieces = [torch.split(p.tensor, list(p.splits[1])) for p in parts]
+            for r, part in enumerate(parts):
+                assert part.output is not None
+                part.output.copy_(torch.cat([rows[r] for rows in pieces]))
+        case "broadcast":
+            for tensor in tensors:
+                tensor.copy_(tensors[signature[1]])
+        case "allgather":
+            for output in outputs:
+                output.copy_(torch.stack(tensors))
+        case "alltoall":
+            for r, output in enumerate(outputs):
+                output.copy_(torch.stack([t[r] for t in tensors]))
+        case "reduce_scatter":
+            for r, output in enumerate(outputs):
+                reduce_parts([t[r] for t in tensors], signature[1], output)

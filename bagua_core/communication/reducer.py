@@ -24,7 +24,7 @@ from bagua_core.communication.buckets import (
     carries_pair,
     plan_buckets,
 )
-from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.exchange import Exchange
 from bagua_core.elastic.step_interface import MicroBatch, StepEngine
 
@@ -52,8 +52,10 @@ class Reducer(Exchange):
 
     After the backward of a step's last micro-batch every .grad is the job's mean, or whatever `operation` makes of
     the ranks' contributions. Before that the contributions gather in the buckets, and .grad is zero, so that the
-    script's own zero_grad and clipping do no harm. A parameter that took no part counts as zero. Close it to remove
-    its hooks.
+    script's own zero_grad and clipping do no harm. A parameter that took no part counts as zero; with
+    find_unused_parameters one that took part on no rank keeps a .grad of None, so that no optimizer touches it, which
+    costs one small message a step. average False: the mean times the number of workers that take part, which for
+    equal shares is the sum of their gradients. Close it to remove its hooks.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Reducer(Exchange):
         bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         operation: BucketOperation | None = None,
+        find_unused_parameters: bool = False,
+        average: bool = True,
     ) -> None:
         unique = {id(p): p for p in parameters if p.requires_grad}
         self._parameters = list(unique.values())
@@ -70,6 +74,8 @@ class Reducer(Exchange):
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
         self._operation = operation or Sum()
+        self._finds_unused = find_unused_parameters
+        self._used = torch.zeros(len(self._parameters), dtype=torch.uint8)
         specs = [GradientSpec(p.numel(), p.dtype, p.device) for p in self._parameters]
         plans = plan_buckets(specs, bucket_cap_bytes, first_bucket_bytes)
         rides = carries_pair(plans[-1]) and self._operation.carries_pair
@@ -97,10 +103,14 @@ class Reducer(Exchange):
         # 1: the view already holds something that goes into the mean as it is, so contributions are added
         self._accumulated = bytearray(len(self._parameters))
         self._separates_mean = False
+        self._average = average
+        self._scale = 1.0  # of this step's contributions
         self._hooks: list[Any] = [
             p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
             for i, p in enumerate(self._parameters)
         ]
+        if not average:  # what .grad still holds is scaled already
+            self._separate_mean()
 
     @property
     def bucket_sizes_bytes(self) -> tuple[int, ...]:
@@ -176,6 +186,7 @@ class Reducer(Exchange):
         self._micro_batch = self._engine.micro_batch
         self._skips = self._engine.step_failed
         self._communicator = self._engine.communicator()
+        self._scale = 1.0 if self._average else float(self._engine.plan.active_count)
         self._next_bucket = 0
         self._ready = bytearray(len(self._parameters))
         for bucket in self._buckets:
@@ -188,7 +199,7 @@ class Reducer(Exchange):
     def _contribute(self, index: int, parameter: torch.Tensor) -> None:
         """Put weight * .grad into the bucket. .grad None counts as zero."""
         gradient, view = parameter.grad, self._views[index]
-        weight, last = self._micro_batch.weight, self._micro_batch.last
+        weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
         if gradient is not None and gradient.layout is not torch.strided:
             raise SparseGradientError(
                 f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
@@ -231,11 +242,26 @@ class Reducer(Exchange):
                 self._write_pair(bucket.pair)
             bucket.pending = self._operation.launch(communicator, bucket, number, weight)
 
-    def _launch_lone_pair(self, communicator: Communicator) -> Pending | None:
-        if self._lone_pair is None:
-            return None
-        self._write_pair(self._lone_pair)
-        return communicator.allreduce(self._lone_pair)
+    def _launch_small(self, communicator: Communicator) -> list[Pending]:
+        """What goes beside the buckets. The pair is last: it says that all of the step succeeded here."""
+        pendings: list[Pending] = []
+        if self._finds_unused:
+            pendings.append(communicator.allreduce(self._used, ReduceOp.MAX))
+        if self._lone_pair is not None:
+            self._write_pair(self._lone_pair)
+            pendings.append(communicator.allreduce(self._lone_pair))
+        return pendings
+
+    def _note_used(self) -> None:
+        """Before anything is filled in for those that took no part."""
+        self._used.copy_(
+            torch.tensor(
+                [
+                    self._ready[i] or self._accumulated[i] or p.grad is not None
+                    for i, p in enumerate(self._parameters)
+                ]
+            )
+        )
 
     def _write_pair(self, pair: torch.Tensor) -> None:
         v = self._engine.switch_value()
@@ -257,6 +283,8 @@ class Reducer(Exchange):
 
     def _complete(self) -> None:
         last = self._micro_batch.last
+        if last and self._finds_unused:
+            self._note_used()
         for index, parameter in enumerate(self._parameters):
             if not self._ready[index]:
                 if self._separates_mean:
@@ -282,8 +310,11 @@ class Reducer(Exchange):
         if self._engine.step_failed:
             self._operation.failed()
             self._zero_gradients()
-        else:
-            self._operation.reduced()
+            return
+        self._operation.reduced()
+        if self._finds_unused:
+            for index in (self._used == 0).nonzero().flatten().tolist():
+                self._parameters[index].grad = None
 
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launch what is left and wait for everything. Returns the sums of the switch pair."""
@@ -293,14 +324,13 @@ class Reducer(Exchange):
             for bucket in self._buckets:
                 bucket.pending = None
             return None
-        lone = self._launch_lone_pair(communicator) if self._operation.starts_at_once else None
+        small = self._launch_small(communicator) if self._operation.starts_at_once else None
         for bucket in self._buckets:
             assert bucket.pending is not None
             self._engine.wait(bucket.pending)
         self._operation.before_vote(communicator)
-        lone = lone or self._launch_lone_pair(communicator)
-        if lone is not None:
-            self._engine.wait(lone)
+        for pending in self._launch_small(communicator) if small is None else small:
+            self._engine.wait(pending)
         for bucket in self._buckets:
             bucket.pending = None
         pair = self._lone_pair if self._lone_pair is not None else self._buckets[-1].pair
@@ -365,6 +395,7 @@ class Reducer(Exchange):
     def _retire_buckets(self) -> None:
         """Operations that were given up may still write: into memory that nothing else uses any more."""
         self._operation.failed()
+        self._used = torch.zeros_like(self._used)
         if self._lone_pair is not None:
             self._lone_pair = torch.zeros(PAIR_ELEMENTS)
         for bucket in self._buckets:

@@ -1,7 +1,8 @@
 """What did the collectives outside steps return since the last step? Kept so that nobody has to run one twice.
 
 A rank that lost its peers in the middle gets the result that others already returned; a rank that is healed in the
-middle replays what it missed. Cleared by the next commit of a step.
+middle replays what it missed. Of a collective whose results differ from rank to rank only DONE is kept: it ends with
+a barrier, so whoever finds that others passed it has its own result already. Cleared by the next commit of a step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Callable
 import torch
 
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.communication.reducible import check_reducible
+
+DONE = torch.empty(0, dtype=torch.uint8)
 
 
 class OperationLog:
@@ -58,39 +62,48 @@ class MismatchedCollective(RuntimeError):
     """Workers asked for different collectives at the same place."""
 
 
-_OPS = list(ReduceOp)
-
-
 def check_agreement(
-    communicator: Communicator,
-    index: int,
-    tensor: torch.Tensor,
-    op: ReduceOp,
-    wait: Callable[[Pending], None],
+    communicator: Communicator, index: int, asked: str, wait: Callable[[Pending], None]
 ) -> None:
-    """All members ask for the same collective? Raises MismatchedCollective, CollectiveFailed."""
-    shape = zlib.crc32(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-    own = torch.tensor([index, _OPS.index(op), shape], dtype=torch.int64)
-    rows = torch.zeros((communicator.world_size, 3), dtype=torch.int64)
+    """All members ask for the same collective? asked: the same words on all that agree.
+
+    Raises MismatchedCollective, CollectiveFailed.
+    """
+    own = torch.tensor([index, zlib.crc32(asked.encode())], dtype=torch.int64)
+    rows = torch.zeros((communicator.world_size, 2), dtype=torch.int64)
     wait(communicator.allgather(rows, own))
     odd = [r for r, row in enumerate(rows.tolist()) if row != own.tolist()]
     if odd:
         raise MismatchedCollective(
-            f"global rank {communicator.global_rank} asks for collective {index} after the step: {op.value} of "
-            f"{tuple(tensor.shape)} {tensor.dtype}, but ranks {odd} ask for another. Every worker must call "
-            "the same collectives in the same order"
+            f"global rank {communicator.global_rank} asks for collective {index} after the step: {asked}, but "
+            f"ranks {odd} ask for another. Every worker must call the same collectives in the same order"
         )
 
 
 def neutral(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """What leaves the result of `op` unchanged, in the shape of `tensor`."""
-    if op in (ReduceOp.SUM, ReduceOp.AVG):
+    """What leaves the result of `op` unchanged, in the shape of `tensor`. Raises TypeError as carrier_of does."""
+    check_reducible(tensor.dtype, op)
+    if op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.BOR, ReduceOp.BXOR):
         return torch.zeros_like(tensor)
     if op is ReduceOp.PRODUCT:
         return torch.ones_like(tensor)
-    if tensor.is_floating_point():
-        return torch.full_like(tensor, math.inf if op is ReduceOp.MIN else -math.inf)
+    if op is ReduceOp.BAND:
+        return _all_ones(tensor)
     if tensor.dtype is torch.bool:
         return torch.full_like(tensor, op is ReduceOp.MIN)
+    if tensor.is_floating_point():
+        # not all of the 8-bit types have an infinity
+        limits = torch.finfo(tensor.dtype)
+        has_infinity = tensor.dtype.itemsize > 1 or tensor.dtype is torch.float8_e5m2
+        greatest = math.inf if has_infinity else limits.max
+        return torch.full_like(tensor, greatest if op is ReduceOp.MIN else -greatest)
     info = torch.iinfo(tensor.dtype)
     return torch.full_like(tensor, info.max if op is ReduceOp.MIN else info.min)
+
+
+def _all_ones(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.bool:
+        return torch.ones_like(tensor)
+    ones = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    ones.reshape(-1).view(torch.uint8).fill_(255)
+    return ones

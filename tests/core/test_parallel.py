@@ -318,9 +318,8 @@ def test_a_wait_in_backward_lets_other_threads_run() -> None:
     assert "told by the agent" in str(worker.engine.failed)
 
 
-def test_the_same_as_torchs_ddp_in_two_processes(tmp_path: Path) -> None:
-    """Both train the same net in the same processes: gradients agree, and ranks agree bit for bit."""
-    script = Path(__file__).with_name("communication") / "ddp_parity_rank.py"
+def in_two_processes(script_name: str, tmp_path: Path, deadline_s: float) -> None:
+    script = Path(__file__).with_name("communication") / script_name
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
@@ -338,12 +337,29 @@ def test_the_same_as_torchs_ddp_in_two_processes(tmp_path: Path) -> None:
         for global_rank in range(2)
     ]
     try:
-        outputs = [p.communicate(timeout=40.0)[0] for p in processes]
+        outputs = [p.communicate(timeout=deadline_s)[0] for p in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait(10.0)
     assert [p.returncode for p in processes] == [0, 0], "\n".join(outputs)
+
+
+def test_the_same_as_torchs_ddp_in_two_processes(tmp_path: Path) -> None:
+    """Both train the same net in the same processes: gradients agree, and ranks agree bit for bit."""
+    in_two_processes("ddp_parity_rank.py", tmp_path, 40.0)
     first, second = (torch.load(tmp_path / f"ours-{r}.pt") for r in range(2))
     assert len(first) == len(second) > 10
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_what_scripts_use_around_ddp_works_as_with_torchs(tmp_path: Path) -> None:
+    """Clipping, accumulation, autocast, GradScaler, torch.compile, checkpointing, shared, frozen, narrow and unused
+    parameters: the same as torch's DDP after every step, and ranks equal bit for bit."""
+    in_two_processes("ddp_features_rank.py", tmp_path, 100.0)
+    first, second = (torch.load(tmp_path / f"features-{r}.pt") for r in range(2))
+    assert len(first) == 9 and first.keys() == second.keys()
+    for case, mine in first.items():
+        if case != "input gradients":  # those are a rank's own
+            both = zip(mine, second[case], strict=True)
+            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in both), case

@@ -39,6 +39,7 @@ parser.add_argument(
 )
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metavar="JSON")
+parser.add_argument("--width", type=int, default=64, help="of the model's hidden layer")
 parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
 args = parser.parse_args()
 
@@ -80,7 +81,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2)
+            nn.Linear(16, args.width),
+            nn.BatchNorm1d(args.width),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(args.width, 2),
         )
 
     def forward(self, x):

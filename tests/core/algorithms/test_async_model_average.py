@@ -79,7 +79,6 @@ def test_a_round_moves_every_model_to_the_mean_and_keeps_what_was_learned_meanwh
         assert w.exchange.wait_for_round(LIMIT_S)
         learned = w.weights() - began
         w.exchange.pause()
-        w.engine.in_step = True
         w.exchange.forward_begins()
         assert w.exchange.rounds == 1 and w.engine.parameter_changes == 1
         return w.weights(), began - w.rank + 1.0 + learned
@@ -175,6 +174,7 @@ def test_a_peer_lost_in_a_round_changes_nothing_here() -> None:
     before = survivor.weights()
     beside[0].abort("rank 1 is gone")
     assert survivor.exchange.wait_for_round(LIMIT_S)
+    survivor.model.step_rolled_back()
     survivor.exchange.forward_begins()
     assert torch.equal(survivor.weights(), before) and survivor.exchange.rounds == 0
 
@@ -186,6 +186,7 @@ def test_a_newcomer_begins_no_round_before_it_has_the_model() -> None:
         w.engine.healing = frozenset({1})
         w.exchange.forward_begins()
         assert w.exchange.wait_for_round(0.0) == (w.rank == 1)
+        w.model.step_committed()
         w.engine.healing = frozenset()
         w.exchange.forward_begins()
         assert w.exchange.wait_for_round(LIMIT_S)
@@ -218,3 +219,23 @@ def test_a_world_of_one_just_trains() -> None:
     before = worker.weights()
     worker.step()
     assert worker.exchange.rounds == 0 and not torch.equal(worker.weights(), before)
+
+
+def test_weights_stay_within_a_step_whose_forwards_come_before_its_backward() -> None:
+    members, _ = workers(2)
+
+    def act(w: Worker) -> None:
+        w.shift(float(w.rank))
+        w.step()
+        assert w.exchange.wait_for_round(LIMIT_S)
+        for _ in range(2):
+            x = torch.ones(3, 4)
+            first = w.model(x).square().sum()
+            assert w.exchange.wait_for_round(LIMIT_S)
+            second = w.model(x).sum()  # the round that began with the first forward is in
+            (first + second).backward()
+            w.optimizer.step()
+            w.model.step_committed()
+        assert w.exchange.rounds == 2
+
+    run_ranks(members, act)

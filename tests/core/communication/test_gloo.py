@@ -96,6 +96,12 @@ def test_a_killed_peer_is_named_at_once(peer: Peer) -> None:
         peer.communicator.send(torch.ones(4), 1, 1),
         peer.communicator.receive(torch.ones(4), 1, 1),
         peer.communicator.broadcast(torch.ones(4), 0),
+        peer.communicator.alltoall(torch.zeros(2, 4), torch.ones(2, 4)),
+        peer.communicator.reduce_scatter(torch.zeros(4), torch.ones(2, 4)),
+        peer.communicator.reduce(torch.ones(4), 0),
+        peer.communicator.gather(torch.zeros(2, 4), torch.ones(4), 0),
+        peer.communicator.scatter(torch.ones(4), None, 1),
+        peer.communicator.barrier(),
     ):
         with pytest.raises(CollectiveFailed, match=r"127\.0\.0\.1"):
             what.wait()
@@ -156,8 +162,6 @@ def test_an_address_that_is_not_here_is_named() -> None:
 
 def test_what_gloo_cannot_carry_is_refused() -> None:
     (only,) = gloo_world(1)
-    with pytest.raises(TypeError, match="int16"):
-        only.allreduce(torch.ones(1, dtype=torch.int16))
     with pytest.raises(ValueError, match="contiguous"):
         only.allreduce(torch.ones(2, 3).t())
     with pytest.raises(ValueError, match="CPU"):

@@ -9,7 +9,21 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending, ReduceOp
 from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.communication.reducible import BITWISE
 from bagua_core.elastic.operations import MismatchedCollective, OperationLog, check_agreement, neutral
+from bagua_core.elastic.requests import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    AlltoallV,
+    Broadcast,
+    BroadcastBytes,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Request,
+    Scatter,
+)
 from tests.core.communication.worlds import run_ranks
 
 
@@ -65,7 +79,7 @@ def test_a_commit_counts_anew_and_being_left_out_keeps_the_place() -> None:
 # -- agreement
 
 
-def disagreement(asked: list[tuple[int, torch.Tensor, ReduceOp]]) -> list[str]:
+def disagreement(asked: list[tuple[int, str]]) -> list[str]:
     """What each rank is told; empty for those that agree."""
 
     def act(communicator: InProcessCommunicator) -> str:
@@ -78,49 +92,80 @@ def disagreement(asked: list[tuple[int, torch.Tensor, ReduceOp]]) -> list[str]:
     return run_ranks(build_in_process(len(asked)), act)
 
 
+def asked(request: Request) -> str:
+    return request.asked(request.root)
+
+
 def test_equal_collectives_agree() -> None:
-    assert disagreement([(3, torch.ones(2, 3) * r, ReduceOp.AVG) for r in range(3)]) == ["", "", ""]
+    requests = [asked(Allreduce(torch.ones(2, 3) * r, ReduceOp.AVG)) for r in range(3)]
+    assert disagreement([(3, words) for words in requests]) == ["", "", ""]
 
 
-SAME = (1, torch.zeros(2, 3), ReduceOp.SUM)
+SAME = (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM)))
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        (2, torch.zeros(2, 3), ReduceOp.SUM),
-        (1, torch.zeros(3, 2), ReduceOp.SUM),
-        (1, torch.zeros(6), ReduceOp.SUM),
-        (1, torch.zeros(2, 3, dtype=torch.float64), ReduceOp.SUM),
-        (1, torch.zeros(2, 3), ReduceOp.MAX),
+        (2, asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM))),
+        (1, asked(Allreduce(torch.zeros(3, 2), ReduceOp.SUM))),
+        (1, asked(Allreduce(torch.zeros(6), ReduceOp.SUM))),
+        (1, asked(Allreduce(torch.zeros(2, 3, dtype=torch.float64), ReduceOp.SUM))),
+        (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.MAX))),
+        (1, asked(Reduce(torch.zeros(2, 3), ReduceOp.SUM, 0))),
+        (1, asked(Broadcast(torch.zeros(2, 3), 0))),
+        (1, asked(BroadcastBytes(None, 0))),
+        (1, asked(Allgather(torch.zeros(2, 3)))),
+        (1, asked(Gather(torch.zeros(2, 3), 0))),
+        (1, asked(Scatter(torch.zeros(2, 3), None, 0))),
+        (1, asked(ReduceScatter(torch.zeros(2, 3), ReduceOp.SUM))),
+        (1, asked(Alltoall(torch.zeros(2, 3)))),
+        (1, asked(AlltoallV(torch.zeros(2, 3), [1, 1]))),
     ],
-    ids=["place", "shape", "dimensions", "dtype", "operation"],
+    ids=["place", "shape", "dimensions", "dtype", "operation", *"abcdefghi"],
 )
-def test_every_rank_is_told_of_a_mismatch(other: tuple[int, torch.Tensor, ReduceOp]) -> None:
+def test_every_rank_is_told_of_a_mismatch(other: tuple[int, str]) -> None:
     told = disagreement([SAME, other, SAME])
     assert (
-        "global rank 0 asks for collective 1 after the step: sum of (2, 3) torch.float32, but ranks [1]"
-        in told[0]
+        "global rank 0 asks for collective 1 after the step: allreduce, sum of (2, 3) torch.float32, but "
+        "ranks [1]" in told[0]
     )
     assert "ranks [0, 2] ask for another" in told[1]
     assert "ranks [1] ask for another" in told[2]
     assert all("same collectives in the same order" in text for text in told)
 
 
+def test_another_root_is_another_collective() -> None:
+    for make in (
+        lambda root: Broadcast(torch.ones(2), root),
+        lambda root: Gather(torch.ones(2), root),
+        lambda root: Reduce(torch.ones(2), ReduceOp.SUM, root),
+        lambda root: Scatter(torch.ones(2), None, root),
+        lambda root: BroadcastBytes(None, root),
+    ):
+        assert asked(make(0)) != asked(make(1))
+
+
 def test_a_lost_peer_is_no_mismatch() -> None:
     world = build_in_process(2)
     world[1].lose("10.0.0.2")
     with pytest.raises(CollectiveFailed):
-        check_agreement(world[0], 0, torch.zeros(1), ReduceOp.SUM, wait)
+        check_agreement(world[0], 0, "barrier", wait)
 
 
 # -- neutral elements
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+WHOLE = [torch.int64, torch.int32, torch.uint8, torch.int16]
 
 
 @pytest.mark.parametrize(
-    ("op", "dtype"), list(itertools.product([o for o in ReduceOp if o is not ReduceOp.AVG], DTYPES))
+    ("op", "dtype"),
+    [
+        (op, dtype)
+        for op, dtype in itertools.product(ReduceOp, FLOATING + WHOLE)
+        if op is not ReduceOp.AVG and (op not in BITWISE or dtype in WHOLE)
+    ],
 )
 def test_a_neutral_contribution_leaves_the_result(op: ReduceOp, dtype: torch.dtype) -> None:
     value = torch.tensor([0, 1, 3, 100], dtype=dtype)
@@ -148,3 +193,15 @@ def test_a_mask_has_neutral_contributions_too() -> None:
     mask = torch.tensor([True, False])
     assert neutral(mask, ReduceOp.MAX).tolist() == [False, False]
     assert neutral(mask, ReduceOp.MIN).tolist() == [True, True]
+    assert neutral(mask, ReduceOp.BAND).tolist() == [True, True]
+
+
+def test_a_type_without_infinity_has_its_greatest_number() -> None:
+    eight_bits = torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)
+    assert neutral(eight_bits, ReduceOp.MIN).tolist() == [448.0, 448.0]
+    assert neutral(eight_bits, ReduceOp.MAX).tolist() == [-448.0, -448.0]
+
+
+def test_what_has_no_such_operation_has_no_neutral_contribution() -> None:
+    with pytest.raises(TypeError, match="float32"):
+        neutral(torch.ones(1), ReduceOp.BOR)

@@ -12,7 +12,24 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.in_process import build_in_process
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.engine import Engine
-from bagua_core.elastic.outside_collectives import OutsideCollectives, mean_of
+from bagua_core.elastic.outside_collectives import (
+    MembersChanged,
+    OutsideCollectives,
+    PeerLostError,
+    mean_of,
+    placed,
+)
+from bagua_core.elastic.requests import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Request,
+    Scatter,
+)
 from bagua_core.elastic.step_interface import StepPlan
 from tests.core.communication.worlds import gloo_world, run_ranks
 
@@ -44,7 +61,9 @@ class Steps:
 def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
     member: Any = SimpleNamespace(
         communicator=communicator,
-        generation=object(),
+        generation=SimpleNamespace(
+            members=[SimpleNamespace(worker_id=f"w{r}") for r in range(communicator.world_size)]
+        ),
         broken=False,
         is_closed=False,
         wait_unlearned=lambda pending: pending.wait(),
@@ -108,3 +127,51 @@ def test_the_mean_is_made_in_place() -> None:
     total = torch.tensor([5.0, 7.0])
     assert mean_of(total, 2) is total and total.tolist() == [2.5, 3.5]
     assert mean_of(torch.tensor([-5]), 2).tolist() == [-2]
+
+
+# -- what a change of the members makes of a request: pure decisions
+
+THREE = ("a", "b", "c")
+PART = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "present", "root"),
+    [
+        (Allreduce(PART, ReduceOp.SUM), ("c",), None),
+        (Allgather(PART), ("b", "a"), None),
+        (Broadcast(PART, 2), THREE, 2),
+        (Broadcast(PART, 2), ("c", "a"), 0),
+        (Gather(PART, 1), ("a", "b"), 1),
+        (Alltoall(torch.ones(3)), THREE, None),
+        (Scatter(PART, None, 1), THREE, 1),
+    ],
+)
+def test_where_the_root_is_by_now(request_: Request, present: tuple[str, ...], root: int | None) -> None:
+    assert placed(request_, THREE, present) == root
+
+
+@pytest.mark.parametrize(
+    ("request_", "present", "lost"),
+    [
+        (Broadcast(PART, 2), ("a", "b"), (2,)),
+        (Reduce(PART, ReduceOp.MAX, 0), ("b",), (0,)),
+        (Alltoall(torch.ones(3)), ("a",), (1, 2)),
+        (ReduceScatter(torch.ones(3), ReduceOp.SUM), ("a", "c"), (1,)),
+        (Scatter(PART, None, 1), ("a", "b"), (2,)),
+    ],
+)
+def test_what_means_nothing_without_the_lost(
+    request_: Request, present: tuple[str, ...], lost: tuple[int, ...]
+) -> None:
+    with pytest.raises(PeerLostError, match="Begin anew") as caught:
+        placed(request_, THREE, present)
+    assert caught.value.ranks == lost
+    for rank in lost:
+        assert THREE[rank] in str(caught.value)
+
+
+def test_parts_for_other_ranks_mean_nothing_either() -> None:
+    with pytest.raises(MembersChanged, match="cut for other ranks") as caught:
+        placed(Alltoall(torch.ones(3)), THREE, ("b", "a", "c"))
+    assert not isinstance(caught.value, PeerLostError)

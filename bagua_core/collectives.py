@@ -1,0 +1,300 @@
+"""What may a script ask of the other workers, and what does it get? The public collectives; see docs/collectives.md.
+
+Each exists twice: `name` leaves its arguments alone and returns new tensors; `name_inplace` writes into its first
+argument and returns it. Ranks are those of get_rank(), and [members, ...] means get_world_size() rows, or the size of
+`group`. Outside steps a collective of all workers follows the generation: if a worker is lost meanwhile the others run
+it again from the input that was kept. Inside a step it is part of the step and fails with it.
+
+All raise ValueError or TypeError before any peer is asked, and MismatchedCollective if workers ask for different ones.
+Before its first step a worker is a world of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from bagua_core.communication.communicator import ReduceOp
+from bagua_core.elastic import runtime, state_codec
+from bagua_core.elastic.requests import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    AlltoallV,
+    Broadcast,
+    BroadcastBytes,
+    Gather,
+    Receive,
+    Reduce,
+    ReduceScatter,
+    Request,
+    Result,
+    Scatter,
+    Send,
+)
+from bagua_core.elastic.worker_groups import WorkerGroup
+
+Group = WorkerGroup
+_Value = TypeVar("_Value")
+_LENGTH_BYTES = 8
+
+
+def new_group(ranks: Sequence[int] | None = None) -> Group:
+    """The workers of `ranks` (default: all) as a group, for the `group` argument of the collectives.
+
+    Makes no connection and asks nobody: the group connects at its first use, among its workers only. It stays good as
+    long as all of them are in the job, whatever ranks they get, and once one is lost every use of it raises
+    PeerLostError: make another when bagua.generation() has changed. A rank in the group is a place in the sorted
+    `ranks`. Outside steps its collectives are not run again (see MembersChanged).
+    Raises ValueError for ranks that there are not.
+    """
+    outside = runtime.engine()._outside
+    return Group.of(None, "", ranks) if outside is None else outside.group(ranks)
+
+
+def _ask(request: Request, group: Group | None) -> Result:
+    outside = runtime.engine()._outside
+    with torch.no_grad():
+        if outside is not None:
+            return outside.request(request, group)
+        request.check(0, 1)
+        return request.own(0, 1, 0)
+
+
+def _write(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if result.shape != tensor.shape:
+        raise ValueError(
+            f"the result is {tuple(result.shape)} and does not fit into the {tuple(tensor.shape)} of its argument, for "
+            "the members have changed meanwhile; use the variant that returns a new tensor"
+        )
+    with torch.no_grad():
+        return tensor.copy_(result)
+
+
+# -- reductions
+
+
+def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None) -> torch.Tensor:
+    """`op` over all workers' tensors; the same bits on every worker.
+
+    tensor: any shape, the same on every worker. A worker in its first step counts with what changes nothing.
+    """
+    return _ask(Allreduce(tensor, op), group)[0]
+
+
+def allreduce_inplace(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
+) -> torch.Tensor:
+    """See allreduce."""
+    return _write(tensor, allreduce(tensor, op, group))
+
+
+def reduce(
+    tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
+) -> torch.Tensor | None:
+    """`op` over all workers' tensors on rank `destination`, None on the others.
+
+    Raises PeerLostError if that worker is lost before all have their part done.
+    """
+    return next(iter(_ask(Reduce(tensor, op, destination), group)), None)
+
+
+def reduce_inplace(
+    tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
+) -> torch.Tensor:
+    """See reduce; on the other ranks `tensor` stays as it is."""
+    result = reduce(tensor, destination, op, group)
+    return tensor if result is None else _write(tensor, result)
+
+
+def reduce_scatter(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
+) -> torch.Tensor:
+    """tensor: [members, ...]. Row `rank` of its reduction over all workers.
+
+    Raises PeerLostError if a worker is lost: its row would be nobody's.
+    """
+    return _ask(ReduceScatter(tensor, op), group)[0]
+
+
+def reduce_scatter_inplace(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
+) -> torch.Tensor:
+    """See reduce_scatter; the result is written to this worker's own row, the others stay."""
+    _write(tensor[_own_row(tensor, group)], reduce_scatter(tensor, op, group))
+    return tensor
+
+
+# -- moving tensors
+
+
+def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
+    """Rank `source`'s tensor. tensor: of its shape and dtype on every worker.
+
+    Raises PeerLostError if the source is lost before anybody has it.
+    """
+    return _ask(Broadcast(tensor, source), group)[0]
+
+
+def broadcast_inplace(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
+    """See broadcast."""
+    return _write(tensor, broadcast(tensor, source, group))
+
+
+def broadcast_object(value: _Value, source: int = 0, group: Group | None = None) -> _Value:
+    """Rank `source`'s value, as a copy. What the others bring is what they get where the step has failed, so let it be
+    something the script can go on with.
+
+    No pickle travels: None, booleans, numbers, strings, bytes, lists, tuples, dictionaries, tensors and NumPy arrays of
+    these, nested. No instances of classes, functions, sets or modules: StateCodecError names what can't travel.
+    Tensors arrive on the CPU.
+    """
+    payload = _to_bytes(value) if _is_source(source, group) else None
+    result = _ask(BroadcastBytes(payload, source), group)
+    return _from_bytes(result[0]) if result else value
+
+
+def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
+    """[members, *tensor.shape]: every worker's tensor, by the ranks that hold when it returns: if a worker is lost
+    meanwhile there is one row less, and the others may have new ranks. A worker in its first step brings zeros."""
+    return _ask(Allgather(tensor), group)[0]
+
+
+def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
+    """tensor: [members, ...]; row `rank` is this worker's, the others are written. Raises ValueError if a worker is
+    lost meanwhile, for then there are fewer rows."""
+    return _write(tensor, allgather(tensor[_own_row(tensor, group)], group))
+
+
+def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor | None:
+    """As allgather on rank `destination`; None on the others. Raises PeerLostError if that worker is lost."""
+    return next(iter(_ask(Gather(tensor, destination), group)), None)
+
+
+def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor:
+    """tensor: [members, ...]; row `rank` is this worker's, and on `destination` the others are written."""
+    result = gather(tensor[_own_row(tensor, group)], destination, group)
+    return tensor if result is None else _write(tensor, result)
+
+
+def scatter(
+    part: torch.Tensor, parts: torch.Tensor | None = None, source: int = 0, group: Group | None = None
+) -> torch.Tensor:
+    """Row `rank` of the source's `parts`: [members, *part.shape], needed there only. part: in the shape and dtype of a
+    row; its values are what a worker gets where the step has failed.
+
+    Raises PeerLostError if a worker is lost: its row would be nobody's.
+    """
+    return _ask(Scatter(part, parts, source), group)[0]
+
+
+def scatter_inplace(
+    part: torch.Tensor, parts: torch.Tensor | None = None, source: int = 0, group: Group | None = None
+) -> torch.Tensor:
+    """See scatter."""
+    return _write(part, scatter(part, parts, source, group))
+
+
+def alltoall(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
+    """tensor: [members, ...]; row r goes to rank r. Returns the same shape: row r is what rank r had for this worker.
+
+    Raises PeerLostError if a worker is lost.
+    """
+    return _ask(Alltoall(tensor), group)[0]
+
+
+def alltoall_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
+    """See alltoall."""
+    return _write(tensor, alltoall(tensor, group))
+
+
+def alltoall_v(
+    tensor: torch.Tensor, splits: Sequence[int], group: Group | None = None
+) -> tuple[torch.Tensor, list[int]]:
+    """alltoall of unequal parts: the first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so on.
+
+    Returns the rows that arrived, by rank, and how many came from each. The shape of a row is the same on all workers.
+    Raises PeerLostError if a worker is lost.
+    """
+    rows, arrived = _ask(AlltoallV(tensor, splits), group)
+    return rows, [int(n) for n in arrived]
+
+
+def alltoall_v_inplace(
+    tensor: torch.Tensor, splits: Sequence[int], group: Group | None = None
+) -> tuple[torch.Tensor, list[int]]:
+    """See alltoall_v; as many rows must arrive as leave, else ValueError."""
+    rows, arrived = alltoall_v(tensor, splits, group)
+    return _write(tensor, rows), arrived
+
+
+# -- between two workers
+
+
+def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | None = None) -> None:
+    """Send `tensor` to the worker that calls recv with this rank as source, the same shape, dtype and tag.
+
+    May wait until the other has called it, and returning does not mean that it has arrived. Outside steps it is never
+    run again: raises PeerLostError if the other is lost, MembersChanged if a third worker is, for then it may have
+    arrived or not.
+    """
+    _ask(Send(tensor, destination, tag), group)
+
+
+def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
+    """What rank `source` sends. tensor: in its shape and dtype; its values come back where the step has failed.
+
+    Raises as send does.
+    """
+    return _ask(Receive(tensor, source, tag), group)[0]
+
+
+def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
+    """See recv."""
+    return _write(tensor, recv(tensor, source, tag, group))
+
+
+def barrier(group: Group | None = None) -> None:
+    """Return when every worker has called it."""
+    _ask(Allreduce(torch.zeros(1), ReduceOp.SUM), group)
+
+
+# -- who am I
+
+
+def _own_row(tensor: torch.Tensor, group: Group | None) -> int:
+    """This worker's place among the rows of `tensor`. Raises ValueError."""
+    if group is not None:
+        if group.rank is None:
+            raise ValueError(f"this worker is not in the group {list(group.ranks)}")
+        rank, size = group.rank, group.size
+    else:
+        rank, size = runtime.engine().place_of_script()
+    if not tensor.dim() or tensor.shape[0] != size:
+        raise ValueError(
+            f"in place there is one row for each of the {size} members, [{size}, ...]: not {tuple(tensor.shape)}"
+        )
+    return rank
+
+
+def _is_source(source: int, group: Group | None) -> bool:
+    return source == (runtime.engine().place_of_script()[0] if group is None else group.rank)
+
+
+# -- values as bytes: length of the manifest, manifest, the tensors' bytes
+
+
+def _to_bytes(value: Any) -> torch.Tensor:
+    manifest, tensors = state_codec.encode(value)
+    data = torch.empty(tensors.size_bytes, dtype=torch.uint8)
+    state_codec.read_bytes(tensors, 0, data)
+    head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)
+    return torch.cat([torch.frombuffer(head, dtype=torch.uint8), data])
+
+
+def _from_bytes(payload: torch.Tensor) -> Any:
+    length = int.from_bytes(payload[:_LENGTH_BYTES].numpy().tobytes(), "big")
+    end = _LENGTH_BYTES + length
+    return state_codec.decode(payload[_LENGTH_BYTES:end].numpy().tobytes(), payload[end:])

@@ -1,0 +1,37 @@
+"""Between whom does a bucket travel, and on which lanes? Pure but for the communicators it hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_core.communication.communicator import Communicator, Lane
+
+FIRST_OF_NODE = 0
+"""The rank within its node's lane of the worker that stands for it in LEADERS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """node: the workers of this rank's node, whose buckets are summed there first; None: there is no such stage.
+    across: those between whom sums are exchanged; None: another worker of the node does that. parties: how many those
+    are; 1: there is nothing to exchange but within a node."""
+
+    node: Communicator | None
+    across: Communicator | None
+    parties: int
+
+
+def lanes_for(hierarchical: bool) -> frozenset[Lane]:
+    """What route_of may hand out."""
+    return frozenset({Lane.NODE, Lane.LEADERS}) if hierarchical else frozenset()
+
+
+def route_of(communicator: Communicator, hierarchical: bool) -> Route:
+    """All ranks come to the same kind of route. Stages only where some node has several workers and there is more than
+    one node; within a single one there is nothing to spare. A transport that knows no nodes has one worker on each."""
+    nodes = communicator.nodes
+    if not hierarchical or all(len(ranks) == 1 for ranks in nodes):
+        return Route(None, communicator, communicator.world_size)
+    if len(nodes) == 1:
+        return Route(None, communicator, 1)
+    return Route(communicator.lanes[Lane.NODE], communicator.lanes.get(Lane.LEADERS), len(nodes))
