@@ -18,7 +18,7 @@ from bagua_agent.membership.view import Run
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import LARGEST_NUMBER, Generation
+from bagua_contract.records import LARGEST_NUMBER, Generation, SuspicionKind
 
 M = TypeVar("M", bound=Message)
 
@@ -111,7 +111,7 @@ class StoreEvents:
                 now_s=now_s,
                 worker_id=s.worker_id,
                 generation=s.generation,
-                broken=s.kind == pb.Suspicion.BROKEN,
+                kind=SuspicionKind(s.kind),
                 hosts=tuple(s.hosts),
                 sequence=s.sequence,
                 detail=s.detail,

@@ -1,12 +1,14 @@
 """Which options are there, how are they called, and what does --help say of them?
 
 One table; the command line, the environment and the configuration file all read it. Says nothing of
-what values mean (job_request.py does).
+what values mean (job_request.py does), and takes the defaults that it shows from where they live.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+
+from bagua_agent.job_config import JobConfig
 
 SIZE = "Size"
 RENDEZVOUS = "Rendezvous"
@@ -53,7 +55,20 @@ class Option:
         return (prefix + self.key.upper(), *self.more_variables)
 
 
-NNODES = Option("nnodes", SIZE, "Nodes: a number, or the least and the most. Default 1.", "N|MIN:MAX")
+_DEFAULTS = {field.name: field.default for field in fields(JobConfig)}
+
+
+def _default(name: str) -> str:
+    """As "Default 30.": what --help says of a JobConfig field that nobody sets."""
+    value = _DEFAULTS[name]
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    return f"Default {value:g}." if isinstance(value, float) else f"Default {value}."
+
+
+NNODES = Option(
+    "nnodes", SIZE, f"Nodes: a number, or the least and the most. {_default('min_nodes')}", "N|MIN:MAX"
+)
 
 ENDPOINT = Option(
     "rdzv-endpoint",
@@ -78,7 +93,7 @@ RUN_OPTIONS = (
         "nproc-per-node",
         SIZE,
         "Workers on this node: a number, gpu (one a GPU), cpu (one a processor), "
-        "auto (gpu if there are any, else cpu). Default 1.",
+        f"auto (gpu if there are any, else cpu). {_default('slots')}",
         "N|auto|cpu|gpu",
     ),
     ENDPOINT,
@@ -104,13 +119,13 @@ RUN_OPTIONS = (
         "max-restarts",
         PROGRAM,
         "Script failures the whole job survives. Lost hosts, signals and changes of membership do not "
-        "count. Default 0.",
+        f"count. {_default('max_restarts')}",
         "N",
     ),
     Option(
         "shutdown-timeout",
         PROGRAM,
-        "Seconds between SIGTERM and SIGKILL. Default 30.",
+        f"Seconds between SIGTERM and SIGKILL. {_default('shutdown_timeout_s')}",
         "SECONDS",
         more_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     ),
@@ -118,17 +133,17 @@ RUN_OPTIONS = (
         "hang-timeout",
         PROGRAM,
         "Seconds after which a worker that keeps all others waiting is replaced, its stacks saved; more than "
-        "the slowest checkpoint takes, or 'never'. Default 600.",
+        f"the slowest checkpoint takes, or 'never'. {_default('hang_timeout_s')}",
         "SECONDS|never",
         own=True,
     ),
     Option(
         "signals-to-handle",
         PROGRAM,
-        "Signals on which the agent ends its workers in order. Default SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
+        f"Signals on which the agent ends its workers in order. {_default('signals_to_handle')}",
         "NAME,...",
     ),
-    Option("role", PROGRAM, "Role name given to the workers. Default 'default'.", "NAME"),
+    Option("role", PROGRAM, f"Role name given to the workers. {_default('role')}", "NAME"),
     Option(
         "start-method",
         PROGRAM,
@@ -175,7 +190,7 @@ RUN_OPTIONS = (
     Option(
         "digest-every",
         RECORDS,
-        "Compare a digest of the parameters every N steps; 0 never. Default 100.",
+        f"Compare a digest of the parameters every N steps; 0 never. {_default('digest_every_steps')}",
         "N",
         own=True,
     ),
@@ -189,7 +204,7 @@ RUN_OPTIONS = (
     Option(
         "checkpoint-every",
         RECORDS,
-        "How often: steps as 500, or seconds as 30s. Default 60s.",
+        f"How often: steps as 500, or seconds as 30s. {_default('checkpoint_every')}",
         "STEPS|SECONDSs",
         own=True,
     ),

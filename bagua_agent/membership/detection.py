@@ -8,7 +8,7 @@ Does not ask: says whom to.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing
@@ -38,7 +38,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
     if not standing.suspicions:
         return Inquiry()
     broken = [s for s in standing.suspicions if s.broken]
-    everyone = _agents_in_question(view, standing)
+    everyone = agents_in_question(view, standing)
     first = sorted({a for s in standing.suspicions for a in accused(view, s, everyone)})
     if broken:
         # From the first report on: the others report the same break a moment later.
@@ -49,22 +49,30 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
     # Those named first, since that is few even in a large job. A transport may name the peer that merely gave
     # up first, so before a generation is made anew with the same members everybody is asked.
     for circle in (first, everyone) if broken else (first,):
-        ask, awaited, again = [], [], []
-        for agent_id in circle:
-            if agent_id == evidence.observer_agent_id or evidence.is_dead(view.agents[agent_id]):
-                continue
-            if evidence.alive_agents.get(agent_id, float("-inf")) >= since_s:
-                continue
-            probe = evidence.probes.get(agent_id)
-            # Twice the window: an answer that never came means that the question was lost.
-            if probe is not None and now_s < probe.asked_at_s + 2 * policy.probe_window_s:
-                awaited.append(agent_id)
-                again.append(probe.asked_at_s + 2 * policy.probe_window_s)
-            else:
-                ask.append(agent_id)
-        if ask or awaited:
-            return Inquiry(tuple(ask), tuple(awaited), bool(broken), min(again, default=None))
+        inquiry = who_lives(view, evidence, circle, since_s, now_s, policy)
+        if not inquiry.settled:
+            return replace(inquiry, broken=bool(broken))
     return Inquiry(broken=bool(broken))
+
+
+def who_lives(
+    view: JobView, evidence: Evidence, agents: Iterable[str], since_s: float, now_s: float, policy: Policy
+) -> Inquiry:
+    """Which of these agents, all of them in the picture, are not known to live since since_s and must be asked."""
+    ask, awaited, again = [], [], []
+    for agent_id in agents:
+        if agent_id == evidence.observer_agent_id or evidence.is_dead(view.agents[agent_id]):
+            continue
+        if evidence.alive_agents.get(agent_id, float("-inf")) >= since_s:
+            continue
+        probe = evidence.probes.get(agent_id)
+        # Twice the window: an answer that never came means that the question was lost.
+        if probe is not None and now_s < probe.asked_at_s + 2 * policy.probe_window_s:
+            awaited.append(agent_id)
+            again.append(probe.asked_at_s + 2 * policy.probe_window_s)
+        else:
+            ask.append(agent_id)
+    return Inquiry(tuple(ask), tuple(awaited), again_at_s=min(again, default=None))
 
 
 def accused(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
@@ -116,7 +124,7 @@ def judge_probe(probe: Probe) -> tuple[Verdict, str] | None:
     return None
 
 
-def _agents_in_question(view: JobView, standing: Standing) -> list[str]:
+def agents_in_question(view: JobView, standing: Standing) -> list[str]:
     """Agents of the generations that may be in force, as far as they are there."""
     records = [g for g in (view.record(standing.in_force), view.generation) if g is not None]
     return sorted({m.agent_id for g in records for m in g.members if m.agent_id in view.agents})

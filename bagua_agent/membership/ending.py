@@ -5,10 +5,10 @@ Decides the result from what has happened; forms no generation. Rules 6 and 8 of
 
 from __future__ import annotations
 
-from bagua_agent.membership.actions import Decision, Outcome, WriteResult
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
+from bagua_agent.membership.detection import agents_in_question, who_lives
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import Verdict, judge
-from bagua_agent.membership.root_cause import is_casualty
+from bagua_agent.membership.restart_policy import in_doubt, judge
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
 
@@ -21,7 +21,16 @@ def decide_end(
         return _closing(view, standing, evidence, now_s, policy)
     verdict = judge(view.failures.values(), policy.max_restarts, trained=view.has_trained)
     if verdict.fail:
-        return _awaiting_cause(view, verdict, now_s, policy) or _failed(verdict.reason, verdict.first_failure)
+        doubtful = in_doubt(
+            view.failures.values(),
+            policy.max_restarts,
+            trained=view.has_trained,
+            since_s=now_s - policy.cause_window_s,
+        )
+        # A host that is known to be gone explains them, as its worker's agent will say: go on without it.
+        if not doubtful or not _misses_a_host(view, standing, evidence):
+            wait = _awaiting_cause(view, standing, evidence, doubtful, now_s, policy) if doubtful else None
+            return wait or _failed(verdict.reason, verdict.first_failure)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
     all_leave = bool(view.agents) and all(a.leaving for a in view.agents.values())
@@ -35,15 +44,36 @@ def decide_end(
     return None
 
 
-def _awaiting_cause(view: JobView, verdict: Verdict, now_s: float, policy: Policy) -> Decision | None:
-    """A failure that only tells of another one is often the first to be known: wait for the other, once and briefly."""
-    first = verdict.first_failure
-    if first is None or not is_casualty(first.summary, first.traceback_tail):
-        return None
-    until_s = min(f.seen_since_s for f in view.failures.values() if f.script_failure) + policy.blame_window_s
-    if now_s >= until_s:
-        return None
-    return Decision(None, f"a worker failed ({first.summary}); waiting for what else fails", until_s)
+def _awaiting_cause(
+    view: JobView,
+    standing: Standing,
+    evidence: Evidence,
+    doubtful: tuple[FailureView, ...],
+    now_s: float,
+    policy: Policy,
+) -> Decision | None:
+    """A failure that only tells of another end is often the first to be known: ask whether all hosts live, and wait
+    briefly for what else fails. None: nothing else is known to have ended."""
+    since_s = max(f.seen_since_s for f in doubtful)
+    inquiry = who_lives(view, evidence, agents_in_question(view, standing), since_s, now_s, policy)
+    failed = f"a worker failed ({doubtful[0].summary})"
+    if not inquiry.settled:
+        return Decision(
+            AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
+            f"{failed}; asking whether the other nodes live",
+            inquiry.again_at_s,
+        )
+    # After a generation without somebody who was gone, the failed worker's agent will say that this explains it.
+    is_known_soon = view.attempts.newest_since_s > since_s
+    until_s = since_s + (policy.cause_window_s if is_known_soon else policy.blame_window_s)
+    return Decision(None, f"{failed}; waiting for what else fails", until_s) if now_s < until_s else None
+
+
+def _misses_a_host(view: JobView, standing: Standing, evidence: Evidence) -> bool:
+    """Whether an agent of the generations that may be in force is gone, or known to be dead."""
+    records = (view.record(standing.in_force), view.generation)
+    agents = {m.agent_id for g in records if g is not None for m in g.members}
+    return any(a not in view.agents or evidence.is_dead(view.agents[a]) for a in agents)
 
 
 def fail(reason: str) -> Decision:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import Run, Verdict
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, SuspicionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class SuspicionRaised(Event):
 
     worker_id: str
     generation: int
-    broken: bool
+    kind: SuspicionKind
     hosts: tuple[str, ...]
     sequence: int
     detail: str = ""

@@ -41,15 +41,16 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """hang_timeout_s None: nobody is ever replaced and no job given up, only named and renewed."""
+    """hang_timeout_s None: nobody is ever replaced and no job given up, only named and renewed. What they are, and why,
+    stands in policy.py."""
 
-    usual_factor: float = 10.0
-    notice_s: float = 30.0
-    renew_s: float = 60.0
-    cut_s: float = 2.0
-    hang_timeout_s: float | None = 600.0
-    most_renewals: int = 4
-    most_replacements: int = 3
+    usual_factor: float
+    notice_s: float
+    renew_s: float
+    cut_s: float
+    hang_timeout_s: float | None
+    most_renewals: int
+    most_replacements: int
 
     def __post_init__(self) -> None:
         for name in ("usual_factor", "notice_s", "renew_s", "cut_s", "hang_timeout_s"):

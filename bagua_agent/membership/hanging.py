@@ -21,7 +21,7 @@ from bagua_agent.membership.hang import (
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing, in_force
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, SuspicionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ _NONE = Hang(HangDecision(Outcome.NOTHING, "nobody waits"), None, False, None)
 
 def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
     """Whether the job hangs now, and what is to be done."""
-    stalls = {s.worker_id: s for s in standing.suspicions if not s.broken and not s.cannot_build}
+    stalls = {s.worker_id: s for s in standing.suspicions if s.kind is SuspicionKind.STALLED}
     if not stalls:
         return _NONE
     record = view.record(max(s.generation for s in stalls.values()))

@@ -170,7 +170,7 @@ def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
     return SuspicionView(
         worker_id=event.worker_id,
         generation=event.generation,
-        broken=event.broken,
+        kind=event.kind,
         hosts=event.hosts,
         sequence=event.sequence,
         seen_since_s=known.seen_since_s if known is not None and same else event.now_s,

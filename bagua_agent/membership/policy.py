@@ -47,9 +47,12 @@ class Policy:
     # the others some steps, so it waits twice as long.
     quarantine_first_s: float = 10.0
     quarantine_longest_s: float = 300.0
-    # In restart mode, from a generation's first failure: its other workers fail within moments, and the first by the
-    # clock may be one that only noticed first.
+    # From a failure that may end the job to the result: other workers fail within moments, and the first by the clock
+    # may be one that only noticed first.
     blame_window_s: float = 0.3
+    # So long after a failure that tells of another's end that other end may still explain it: a leader that was lost
+    # with its host is missed within a lease, and its successor then asks who else is.
+    cause_window_s: float = 10.0
     # First crash before a worker's first step: again at once (a port in use). Then doubling from this.
     respawn_first_delay_s: float = 0.5
     # A crash loop costs little at two starts a minute, and mends soon once its cause is gone.

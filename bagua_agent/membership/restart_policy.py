@@ -1,8 +1,8 @@
 """When does a worker's failure end the job, and when is its successor started?
 
-Only script failures draw on the job's budget: signals, lost hosts and changes of membership do not. Once the job
-has trained, neither does a worker that fails before it was ever a member: the same script works elsewhere.
-Knows nothing of generations: a poison sample is found by the step that two workers failed in.
+Only script failures draw on the job's budget: signals, lost hosts, changes of membership and what they take along
+(casualty.py) do not. Once the job has trained, neither does a worker that fails before it was ever a member: the same
+script works elsewhere. Knows nothing of generations: a poison sample is found by the step that two workers failed in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bagua_agent.membership import backoff
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.root_cause import first_cause, is_casualty
+from bagua_agent.membership.root_cause import first_cause, is_casualty, tells_of_another
 from bagua_agent.membership.view import FailureView
 
 
@@ -27,9 +27,7 @@ class Verdict:
 
 def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool = False) -> Verdict:
     """Whether these failures end the job. trained: a step of it is known to have been committed."""
-    script = sorted(
-        (f for f in failures if f.script_failure and (f.was_member or not trained)), key=lambda f: f.order
-    )
+    script = sorted((f for f in failures if _counts(f, trained)), key=lambda f: f.order)
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
         if not failure.in_step or is_casualty(failure.summary, failure.traceback_tail):
@@ -53,6 +51,25 @@ def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool =
             cause,
         )
     return Verdict(False, f"{len(script)} of {max_restarts} script failures used")
+
+
+def in_doubt(
+    failures: Iterable[FailureView], max_restarts: int, *, trained: bool, since_s: float
+) -> tuple[FailureView, ...]:
+    """Of failures that end the job, those seen from since_s on that tell of another's end, which may yet become known;
+    none if the job ends without them too."""
+    every = list(failures)
+    doubtful = tuple(
+        f
+        for f in every
+        if _counts(f, trained) and f.seen_since_s >= since_s and tells_of_another(f.summary, f.traceback_tail)
+    )
+    rest = [f for f in every if f not in doubtful]
+    return () if not doubtful or judge(rest, max_restarts, trained=trained).fail else doubtful
+
+
+def _counts(failure: FailureView, trained: bool) -> bool:
+    return failure.script_failure and (failure.was_member or not trained)
 
 
 def respawn_delay_s(early_crashes: int, policy: Policy) -> float:

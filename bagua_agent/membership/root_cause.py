@@ -3,6 +3,9 @@
 A worker that dies takes its peers' collectives with it, and what they report often arrives first. So failures are
 ordered by how far they explain themselves, and only then by arrival (the revision of their key). Reads the texts
 that exit_cause.py writes. Invariant: alone, any failure is the cause, for then nothing explains it better.
+
+The one home of that order: restart mode charges the first cause of a generation (restarting.py), a job that follows in
+process everything but casualties of fellow workers (casualty.py), and the report sorts by it.
 """
 
 from __future__ import annotations
@@ -122,9 +125,24 @@ def is_casualty(summary: str, traceback_tail: str = "") -> bool:
     return classify(summary, traceback_tail).kind is Kind.CASUALTY
 
 
+def tells_of_another(summary: str, traceback_tail: str = "") -> bool:
+    """Whether something else can have ended it: it was asked to end, or lost a connection or a peer."""
+    return classify(summary, traceback_tail).kind >= Kind.NETWORK
+
+
 def first_cause(failures: Iterable[F]) -> F | None:
     """The failure that explains the others; None of none."""
-    return min(failures, key=lambda f: (classify(f.summary, f.traceback_tail).kind, f.order), default=None)
+    return min(failures, key=_likelihood, default=None)
+
+
+def explains(cause: Failed, other: Failed) -> bool:
+    """Whether `other`, which failed beside `cause`, is a casualty of it and not a failure of its own."""
+    return tells_of_another(other.summary, other.traceback_tail) and _likelihood(cause) < _likelihood(other)
+
+
+def _likelihood(failure: Failed) -> tuple[Kind, int]:
+    """The least is the likeliest cause."""
+    return classify(failure.summary, failure.traceback_tail).kind, failure.order
 
 
 def _match(text: str) -> Rule:
@@ -190,8 +208,7 @@ def root_cause(endings: Iterable[Ended]) -> RootCause | None:
     for ending in every:
         if ending is cause:
             continue
-        kind = classify(ending.summary, ending.traceback_tail).kind
-        (casualties if kind >= Kind.NETWORK else others).append(ending)
+        (casualties if explains(cause, ending) else others).append(ending)
     why = classify(cause.summary, cause.traceback_tail).why
     return RootCause(cause, why, tuple(others), tuple(casualties))
 

@@ -30,7 +30,7 @@ from enum import Enum, auto
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, MemberView, SuspicionView
-from bagua_contract.records import Generation, GenerationKind, Placement
+from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,12 @@ def _weigh(suspicion: SuspicionView, record: Generation | None, bound: int) -> t
         return suspicion, _Weight.AS_TOLD
     placement = record.placement_of(suspicion.worker_id)
     newcomer = placement is None or placement.since_generation > bound
-    if suspicion.cannot_build or (suspicion.broken and newcomer):
+    if suspicion.kind is SuspicionKind.UNBUILT or (suspicion.broken and newcomer):
         if suspicion.generation < record.number:
             return suspicion, _Weight.NOTHING
-        return replace(suspicion, broken=False), _Weight.UNBUILT
+        return replace(suspicion, kind=SuspicionKind.UNBUILT), _Weight.UNBUILT
     if record.base < suspicion.generation < record.number:
-        return replace(suspicion, broken=True), _Weight.AS_TOLD
+        return replace(suspicion, kind=SuspicionKind.BROKEN), _Weight.AS_TOLD
     return suspicion, _Weight.AS_TOLD
 
 

@@ -11,14 +11,15 @@ from bagua_agent.membership.detection import named
 from bagua_agent.membership.left_out import NodeInTrouble, WayOut, ways_out
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
-from bagua_contract.records import Placement
+from bagua_contract.records import Placement, SuspicionKind
 
 
 def of_survivors(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
     """Ways to go on with some of those who carry on from a broken generation."""
     inside = {s.worker_id: s.holder for s in standing.survivors}
     # a stall accuses only where the transport itself says who does not answer
-    broken = [s for s in standing.suspicions if s.broken or (s.hosts and not s.cannot_build)]
+    stalled = SuspicionKind.STALLED
+    broken = [s for s in standing.suspicions if s.broken or (s.kind is stalled and s.hosts)]
     return ways_out(_nodes(view, evidence, inside, broken), _accusations(view, broken))
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, SuspicionKind
 
 
 class Run(Enum):
@@ -63,8 +63,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class SuspicionView:
-    """suspicions/<worker>. broken: its communicator can't be used again; else a collective stalls, or
-    a pending generation can't be built there (detail says so).
+    """suspicions/<worker>.
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
     broken there, however often that is said again. waited_s: what the worker told. waiting_since_s: of a stall, since
@@ -73,7 +72,7 @@ class SuspicionView:
 
     worker_id: str
     generation: int
-    broken: bool
+    kind: SuspicionKind
     hosts: tuple[str, ...]
     sequence: int
     seen_since_s: float
@@ -84,8 +83,9 @@ class SuspicionView:
     usual_step_s: float = 0.0
 
     @property
-    def cannot_build(self) -> bool:
-        return not self.broken and "can't be built" in self.detail
+    def broken(self) -> bool:
+        """Its communicator can't be used again."""
+        return self.kind is SuspicionKind.BROKEN
 
 
 @dataclass(frozen=True, slots=True)

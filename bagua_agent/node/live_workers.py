@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from bagua_agent import narrator
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.casualty import NO_COMPANY, Company, company_after
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
@@ -43,10 +44,11 @@ class LiveWorkers:
         self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
         self._members: dict[str, pb.Member] = {}
         self._suspicion_sequence = 0
-        # worker -> generation of its standing suspicion, and whether that is broken there
-        self._suspected: dict[str, tuple[int, bool]] = {}
+        # worker -> generation and kind of its standing suspicion
+        self._suspected: dict[str, tuple[int, pb.Suspicion.Kind]] = {}
         self._steps: dict[str, tuple[int, int]] = {}  # worker -> generation, committed steps
         self._training_done: set[str] = set()
+        self._company: dict[str, Company] = {}  # of this node's workers
 
     # -- what the job says
 
@@ -67,6 +69,11 @@ class LiveWorkers:
         if generation.kind is GenerationKind.RESTART:
             return  # written before the job became live
         self._sessions.tell_generation(generation)
+        for member in generation.members:
+            if self._workers.get(member.worker_id) is not None:
+                known = self._company.get(member.worker_id, NO_COMPANY)
+                self._company[member.worker_id] = company_after(known, member.worker_id, generation)
+        self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
         over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
         for worker_id, (suspected, _) in list(self._suspected.items()):
@@ -123,6 +130,7 @@ class LiveWorkers:
             trained=worker_id in self._training_done,
             generation=generation,
             steps=steps,
+            company=self._company.pop(worker_id, NO_COMPANY),
         )
         self._exits.take(worker_id, returncode, last, now_s)
 
@@ -207,7 +215,7 @@ class LiveWorkers:
             )
             return
         self._suspicion_sequence += 1
-        self._suspected[worker_id] = (suspected.generation, suspected.kind == pb.Suspicion.BROKEN)
+        self._suspected[worker_id] = (suspected.generation, suspected.kind)
         suspicion = pb.Suspicion(
             worker_id=worker_id,
             generation=suspected.generation,
@@ -219,14 +227,14 @@ class LiveWorkers:
             usual_step_s=suspected.usual_step_s,
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
-        if suspected.kind == pb.Suspicion.BROKEN or "can't be built" in suspected.detail:
+        if suspected.kind != pb.Suspicion.STALLED:  # which may pass
             job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
         self._on_suspicion(now_s)
 
     def _went_on(self, worker_id: str, generation: int) -> None:
-        """A stall is over; a break stands until a generation ends it."""
+        """A stall is over; what else is told stands until a generation ends it."""
         self._job.timers.cancel(f"suspicion {worker_id}")
-        if self._suspected.get(worker_id) == (generation, False):
+        if self._suspected.get(worker_id) == (generation, pb.Suspicion.STALLED):
             self._clear_suspicion(worker_id)
 
     def _clear_suspicion(self, worker_id: str) -> None:

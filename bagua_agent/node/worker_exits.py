@@ -1,7 +1,7 @@
 """What does the end of a worker call for? A record of how it ended, the removal of its keys, a successor.
 
-`consequence` decides, purely; `WorkerExits` acts. What an exit means is exit_cause.py, whether failures end the job
-restart_policy.py. The same for every way of running workers.
+`consequence` decides, purely; `WorkerExits` acts. What an exit means is exit_cause.py, whether another's end explains
+it casualty.py, whether failures end the job restart_policy.py. For workers that stay while generations change.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from enum import Enum
 
 from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.casualty import NO_COMPANY, Company, casualty_of
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import succession
+from bagua_agent.membership.restart_policy import in_doubt, succession
+from bagua_agent.membership.root_cause import tells_of_another
 from bagua_agent.membership.view import FailureView
 from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
 from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
 from bagua_contract import membership_pb2 as pb
 
 NEWEST = 1 << 62  # order of a failure that has no revision yet
+LOOK_AGAIN_S = 0.1  # for what explains a failure; records are looked at as they come
 
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
     """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key stands.
-    trained: it confirmed the last commit."""
+    trained: it confirmed the last commit. company: its fellows in generations."""
 
     was_member: bool
     trained: bool
     generation: int = 0
     steps: int = 0
+    company: Company = NO_COMPANY
 
 
 class Record(Enum):
@@ -62,6 +66,17 @@ def consequence(
     return Consequence(Record.FAILURE, at_once=last.was_member and not script_failure, unexpected=True)
 
 
+@dataclass(slots=True)
+class _Unexplained:
+    """A failure that tells of another's end which nobody has told of yet, or that waits for such a one: its slot has no
+    successor so far, for the job would end with it. at_s: when the worker ended."""
+
+    failure: pb.Failure
+    company: Company
+    at_s: float
+    waits: bool = False
+
+
 class WorkerExits:
     """on_given_up(): a slot will have no more workers."""
 
@@ -76,6 +91,7 @@ class WorkerExits:
         self._policy = policy
         self._on_given_up = on_given_up
         self._workers = workers
+        self._unexplained: dict[str, _Unexplained] = {}  # by worker
         self.exit_code = 0
 
     def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> None:
@@ -83,7 +99,12 @@ class WorkerExits:
         worker, cause = self._workers.ended(worker_id, returncode)
         seen, keys, store = self._job.seen, self._job.keys, self._job.store
         leaving = seen.leaving_since_s is not None
-        now = consequence(returncode, cause.script_failure, last, leaving=leaving, stopping=seen.stopping)
+        failure = self._failure(worker, returncode, cause, last)
+        happened = job_history.worker_ended(failure)  # of the exit itself, whatever explains it
+        explained_by = self._casualty_of(failure, last.company)
+        if explained_by:
+            failure.script_failure = False
+        now = consequence(returncode, failure.script_failure, last, leaving=leaving, stopping=seen.stopping)
         if now.unexpected:
             self.exit_code = shell_exit_code(returncode)
         if now.at_once or now.record is Record.NONE:
@@ -91,11 +112,17 @@ class WorkerExits:
         if now.record is Record.FINISHED:
             self._record(worker_id, "finished", lambda: store.put(keys.finished(worker_id), b"\x01"))
         elif now.record is Record.FAILURE:
-            failure = self._failure(worker, returncode, cause, last)
-            value = failure.SerializeToString()
-            self._record(worker_id, "failure", lambda: store.put(keys.failure(worker_id), value))
-            self._job.history.own(job_history.worker_ended(failure))
-            self._respawn(worker.slot, failure, now_s)
+            self._put(failure)
+            self._job.history.own(happened)
+            waits = self._respawn(failure, now_s, explained_by)
+            if waits or (failure.script_failure and tells_of_another(failure.cause, failure.traceback_tail)):
+                self._unexplained[worker_id] = _Unexplained(failure, last.company, now_s, waits)
+                self._look_again_at(now_s + LOOK_AGAIN_S)
+
+    def _put(self, failure: pb.Failure) -> None:
+        key, store = self._job.keys.failure(failure.worker_id), self._job.store
+        # what holds when it is written: a write that had to be tried again must not undo a later one
+        self._record(failure.worker_id, "failure", lambda: store.put(key, failure.SerializeToString()))
 
     def _record(self, worker_id: str, what: str, write: Callable[[], object]) -> None:
         def write_and_remove() -> None:
@@ -126,41 +153,97 @@ class WorkerExits:
             traceback_tail=cause.traceback_tail,
         )
 
-    def _respawn(self, slot: int, failure: pb.Failure, now_s: float) -> None:
-        seen, tell = self._job.seen, self._job.narrator.tell
+    # -- casualties
+
+    def _casualty_of(self, failure: pb.Failure, company: Company) -> str:
+        """Whose end explains it; empty: nobody's as far as it is known."""
+        if not failure.script_failure:
+            return ""
+        view = self._job.seen.view
+        known = view.failures.get(failure.worker_id)
+        return casualty_of(_as_seen(failure, NEWEST if known is None else known.order), company, view)
+
+    def records_came(self) -> None:
+        """A newer record stands: look for explanations once the picture has it."""
+        if self._unexplained:
+            self._look_again_at(float("-inf"))
+
+    def _look_again_at(self, at_s: float) -> None:
+        self._job.timers.set("casualties", at_s, self._look_again)
+
+    def _look_again(self, now_s: float) -> None:
+        """A peer's end is often known only after the failure that it explains."""
+        if self._job.seen.stopping or self._job.seen.closing:
+            self._unexplained.clear()
+            return
+        for worker_id, one in list(self._unexplained.items()):
+            explained_by = self._casualty_of(one.failure, one.company)
+            if explained_by:
+                one.failure.script_failure = False
+                self._put(one.failure)
+                where = f"worker in slot {one.failure.slot}"
+                self._job.narrator.tell(
+                    f"{where} was {_casualty(explained_by)}: it does not count as a script failure"
+                )
+            one.waits = one.waits and self._respawn(one.failure, now_s, explained_by, again=True)
+            if not one.waits and (explained_by or now_s >= one.at_s + self._policy.cause_window_s):
+                del self._unexplained[worker_id]
+        if self._unexplained:
+            self._look_again_at(now_s + LOOK_AGAIN_S)
+
+    # -- successors
+
+    def _respawn(self, failure: pb.Failure, now_s: float, explained_by: str, *, again: bool = False) -> bool:
+        """Whether it has to be asked again, since the job ends with this failure unless somebody else's end explains
+        it or another. again: it was told already."""
+        seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]
-        new = FailureView(
-            worker_id=failure.worker_id,
-            node_name=failure.node_name,
-            step=failure.step,
-            in_step=failure.in_step,
-            script_failure=failure.script_failure,
-            summary=failure.cause,
-            order=NEWEST,
-            was_member=failure.in_step or failure.global_rank >= 0,
-        )
+        new = _as_seen(failure, NEWEST)
+        allowed, trained = seen.failures_allowed, seen.view.has_trained
         next_one = succession(
-            known,
-            new,
-            self._workers.early_crashes(slot),
-            seen.failures_allowed,
-            self._policy,
-            trained=seen.view.has_trained,
+            known, new, self._workers.early_crashes(slot), allowed, self._policy, trained=trained
         )
         if seen.closing or next_one.fails_job:
-            tell(f"{where} failed: {failure.cause}")
-            return  # the leader writes the result
+            if not again:
+                tell(f"{where} failed: {failure.cause}")
+            # the leader writes the result, unless it comes to doubt it
+            at_any_time_s = float("-inf")
+            doubt = in_doubt([*known, new], allowed, trained=trained, since_s=at_any_time_s)
+            return bool(doubt) and not seen.closing
         delay_s = next_one.delay_s
         if delay_s is None:
             tell(f"{where} is given up: {next_one.reason}")
             self._on_given_up()
-            return
+            return False
         later = f" in {delay_s:g} s" if delay_s else ""
-        tell(f"{where} ended: {failure.cause}; starting another{later}")
+        what = "" if again else f" ended: {failure.cause}"
+        if explained_by and not again:
+            what += f"; {_casualty(explained_by)}"
+        tell(f"{where}{what}; starting another{later}" if what else f"{where}: starting another{later}")
 
         def spawn(_: float) -> None:
             if not seen.stopping and not seen.closing:
                 self._workers.spawn(slot)
 
         self._job.timers.set(f"respawn {slot}", now_s + delay_s, spawn)
+        return False
+
+
+def _as_seen(failure: pb.Failure, order: int) -> FailureView:
+    """As the picture will have it once its key is read."""
+    return FailureView(
+        worker_id=failure.worker_id,
+        node_name=failure.node_name,
+        step=failure.step,
+        in_step=failure.in_step,
+        script_failure=failure.script_failure,
+        summary=failure.cause,
+        order=order,
+        was_member=failure.in_step or failure.global_rank >= 0,
+        traceback_tail=failure.traceback_tail,
+    )
+
+
+def _casualty(of: str) -> str:
+    return f"a casualty of {of}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, SuspicionKind
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -136,7 +136,9 @@ class Member:
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
                 # The leader finds everybody alive and makes the generation anew, at once and with this worker.
-                self.session.suspect(decision.generation.base, broken=True, hosts=(), detail=decision.reason)
+                self.session.suspect(
+                    decision.generation.base, SuspicionKind.BROKEN, hosts=(), detail=decision.reason
+                )
                 self._wait_for_news(news, given_up)
             elif decision.move is Move.END:
                 print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
@@ -149,7 +151,10 @@ class Member:
                 if self.broken and self.generation is not None and not given_up():
                     # Whatever became of the first report: as long as nothing follows, the break stands.
                     self.session.suspect(
-                        self.generation.number, broken=True, hosts=(), detail="still without its peers"
+                        self.generation.number,
+                        SuspicionKind.BROKEN,
+                        hosts=(),
+                        detail="still without its peers",
                     )
 
     def _situation(self, news: News) -> Situation:
@@ -273,13 +278,16 @@ class Member:
         # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
         if not is_superseded(generation, self.session.news.generation, newcomer=self.generation is None):
             self.session.suspect(
-                generation.number, broken=True, hosts=error.hosts, detail=f"entering failed: {error}"
+                generation.number, SuspicionKind.BROKEN, hosts=error.hosts, detail=f"entering failed: {error}"
             )
 
     def _building_failed(self, number: int, error: Exception) -> None:
         """Builder's thread. No break: the generation in force goes on. But somebody should hear why no other comes."""
         self.session.suspect(
-            number, broken=False, hosts=(), detail=f"generation {number} can't be built here: {error}"
+            number,
+            SuspicionKind.UNBUILT,
+            hosts=(),
+            detail=f"generation {number} can't be built here: {error}",
         )
 
     def _on_news(self, news: News) -> None:
@@ -363,7 +371,7 @@ class Member:
         no_answer = f"; no answer from {', '.join(silent)}" if silent else ""
         self.session.suspect(
             number,
-            broken=False,
+            SuspicionKind.STALLED,
             hosts=silent,
             detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
             waited_s=waited_s,
@@ -437,4 +445,4 @@ class Member:
         newest = self.session.news.generation
         if newest is None or not is_superseded(self.generation, newest, newcomer=False):
             hosts = error.hosts if isinstance(error, CollectiveFailed) else ()
-            self.session.suspect(self.generation.number, broken=True, hosts=hosts, detail=str(error))
+            self.session.suspect(self.generation.number, SuspicionKind.BROKEN, hosts=hosts, detail=str(error))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
-from bagua_contract.records import PROTOCOL_VERSION, Generation
+from bagua_contract import session_pb2, session_pb2_grpc
+from bagua_contract.records import PROTOCOL_VERSION, Generation, SuspicionKind
 
 CONNECT_TIMEOUT_S = 30.0
 EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script
@@ -181,19 +181,18 @@ class Session:
     def suspect(
         self,
         generation: int,
+        kind: SuspicionKind,
         *,
-        broken: bool,
         hosts: tuple[str, ...],
         detail: str,
         waited_s: float = 0.0,
         usual_step_s: float = 0.0,
     ) -> None:
-        kind = membership_pb2.Suspicion.BROKEN if broken else membership_pb2.Suspicion.STALLED
         self._say(
             session_pb2.WorkerMessage(
                 suspected=session_pb2.Suspected(
                     generation=generation,
-                    kind=kind,
+                    kind=kind.value,
                     hosts=hosts,
                     detail=detail[:500],
                     waited_s=waited_s,

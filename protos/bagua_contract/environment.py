@@ -24,9 +24,11 @@ class WorkerEnvironment:
     session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
     slot: place on the node, fixed for the process's life. ledger_dir: empty for none. gate_fd: file
     descriptor on which the runner waits for the agent's word to start the script; -1 for none.
-    failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. checkpoint_dir: empty for none.
-    checkpoint_every: see checkpoint_every.py. staging_bytes: the most that a copy of the job's state may take beside
-    the live one (0: always copy in place); -1: as much as there is. Users set it; the agent has no option for it.
+    failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. digest_every_steps: 0 for never.
+    checkpoint_dir: empty for none. checkpoint_every: see checkpoint_every.py; needed with a checkpoint_dir. What a job
+    does unless told otherwise is the agent's to say, which writes every field (job_config.py).
+    staging_bytes: the most that a copy of the job's state may take beside the live one (0: always copy in place); -1:
+    as much as there is. Users set it; the agent has no option for it.
     """
 
     job_id: str
@@ -39,10 +41,10 @@ class WorkerEnvironment:
     ledger_dir: str = ""
     gate_fd: int = -1
     failpoints: str = ""
-    digest_every_steps: int = 100
+    digest_every_steps: int = 0
     error_file: str = ""
     checkpoint_dir: str = ""
-    checkpoint_every: str = "60s"
+    checkpoint_every: str = ""
     staging_bytes: int = -1
 
     def encode(self) -> dict[str, str]:

@@ -195,9 +195,11 @@ class Suspicion(_message.Message):
         KIND_UNSPECIFIED: _ClassVar[Suspicion.Kind]
         BROKEN: _ClassVar[Suspicion.Kind]
         STALLED: _ClassVar[Suspicion.Kind]
+        UNBUILT: _ClassVar[Suspicion.Kind]
     KIND_UNSPECIFIED: Suspicion.Kind
     BROKEN: Suspicion.Kind
     STALLED: Suspicion.Kind
+    UNBUILT: Suspicion.Kind
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

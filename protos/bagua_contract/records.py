@@ -40,6 +40,14 @@ class GenerationKind(Enum):
     RESTART = pb.Generation.RESTART
 
 
+class SuspicionKind(Enum):
+    """What keeps a worker from going on with its peers."""
+
+    BROKEN = pb.Suspicion.BROKEN
+    STALLED = pb.Suspicion.STALLED
+    UNBUILT = pb.Suspicion.UNBUILT
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """One worker's place in a generation."""

@@ -13,7 +13,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind, Placement
+from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
 KEYS = JobKeys("job")
 NOW_S = 12.5
@@ -26,6 +26,7 @@ GENERATION = Generation(
     "why",
     {"k": "v"},
 )
+STALLED = pb.Suspicion.STALLED
 
 PUT: list[tuple[str, bytes, ev.Event | None]] = [
     (
@@ -71,13 +72,21 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             worker_id="w", generation=3, kind=pb.Suspicion.BROKEN, hosts=["h", "i"], detail="d", sequence=6
         ).SerializeToString(),
         ev.SuspicionRaised(
-            now_s=NOW_S, worker_id="w", generation=3, broken=True, hosts=("h", "i"), sequence=6, detail="d"
+            now_s=NOW_S,
+            worker_id="w",
+            generation=3,
+            kind=SuspicionKind.BROKEN,
+            hosts=("h", "i"),
+            sequence=6,
+            detail="d",
         ),
     ),
     (
         KEYS.suspicion("w"),
         pb.Suspicion(worker_id="w", generation=3, kind=pb.Suspicion.STALLED, sequence=7).SerializeToString(),
-        ev.SuspicionRaised(now_s=NOW_S, worker_id="w", generation=3, broken=False, hosts=(), sequence=7),
+        ev.SuspicionRaised(
+            now_s=NOW_S, worker_id="w", generation=3, kind=SuspicionKind.STALLED, hosts=(), sequence=7
+        ),
     ),
     (
         KEYS.failure("w"),
@@ -292,9 +301,9 @@ def test_orders_come_back_as_they_were_written(outcome: Outcome) -> None:
     ("key", "value"),
     [
         (KEYS.hang, pb.HangOrder(generation=3, reason="?")),
-        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", waited_s=float("nan"))),
-        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", waited_s=-1.0)),
-        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", usual_step_s=float("inf"))),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", kind=STALLED, waited_s=float("nan"))),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", kind=STALLED, waited_s=-1.0)),
+        (KEYS.suspicion("w"), pb.Suspicion(worker_id="w", kind=STALLED, usual_step_s=float("inf"))),
     ],
 )
 def test_what_would_make_nonsense_of_a_hang_is_passed_over(key: str, value: pb.Suspicion) -> None:

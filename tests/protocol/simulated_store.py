@@ -121,11 +121,11 @@ class Simulation:
     def generation(self) -> Generation | None:
         return self.records[max(self.records)] if self.records else None
 
-    def put(self, key: str, kind: type[ev.Event], **values: Any) -> None:
+    def put(self, key: str, kind: type[ev.Event], /, **values: Any) -> None:
         self.keys[key] = (kind, values)
         self._logged(key, kind, values)
 
-    def delete(self, key: str, kind: type[ev.Event], **values: Any) -> None:
+    def delete(self, key: str, kind: type[ev.Event], /, **values: Any) -> None:
         if self.keys.pop(key, None) is not None:
             self._logged(key, kind, values)
 

@@ -15,7 +15,7 @@ from simulated_store import Node, Simulation
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
-from bagua_contract.records import Generation, StateName
+from bagua_contract.records import Generation, StateName, SuspicionKind
 from bagua_core.elastic import heal_plan, switch_pair
 from bagua_core.elastic.commit_history import Entry, History, Line
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
@@ -168,7 +168,7 @@ class SimulatedJob(Simulation):
             ev.SuspicionRaised,
             worker_id=w.worker_id,
             generation=generation,
-            broken=broken,
+            kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
             hosts=(),
             sequence=w.suspected,
         )

@@ -37,7 +37,7 @@ from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restarting import worker_id_of
 from bagua_agent.membership.view import Run, Verdict
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, SuspicionKind
 
 
 class ScenarioJob:
@@ -108,12 +108,11 @@ class ScenarioJob:
                     ev.SuspicionRaised,
                     worker_id=name,
                     generation=int(generation),
-                    broken=command == "broken",
+                    kind=SuspicionKind[command.upper()],
                     hosts=tuple(hosts),
                     sequence=self.revision,
                     waited_s=float(options.get("waited", 0.0)),
                     usual_step_s=float(options.get("usual", 0.0)),
-                    detail=f"generation {generation} can't be built here" if command == "unbuilt" else "",
                 )
             case "went-on", [name]:
                 return self._delete(now_s, f"suspicions/{name}", ev.SuspicionCleared, worker_id=name)
@@ -197,11 +196,11 @@ class ScenarioJob:
             join_revision=known.get("join_revision", self.revision),
         )
 
-    def _put(self, now_s: float, key: str, kind: type[ev.Event], **values: Any) -> ev.Event:
+    def _put(self, now_s: float, key: str, kind: type[ev.Event], /, **values: Any) -> ev.Event:
         self.keys[key] = (kind, values)
         return kind(now_s=now_s, **values)
 
-    def _delete(self, now_s: float, key: str, kind: type[ev.Event], **values: Any) -> ev.Event:
+    def _delete(self, now_s: float, key: str, kind: type[ev.Event], /, **values: Any) -> ev.Event:
         self.keys.pop(key, None)
         return kind(now_s=now_s, **values)
 

@@ -17,7 +17,7 @@ from bagua_agent.membership.view import (
     MemberView,
     SuspicionView,
 )
-from bagua_contract.records import Generation, GenerationKind, Placement
+from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
 PLANNED, LOSS = GenerationKind.PLANNED, GenerationKind.LOSS
 POLICY = Policy()
@@ -109,7 +109,8 @@ def failure(
 
 
 def suspicion(worker: str, generation: int, *, broken: bool = True, seen_s: float = 5.0) -> SuspicionView:
-    return SuspicionView(worker, generation, broken, (), 1, seen_s, waiting_since_s=seen_s)
+    kind = SuspicionKind.BROKEN if broken else SuspicionKind.STALLED
+    return SuspicionView(worker, generation, kind, (), 1, seen_s, waiting_since_s=seen_s)
 
 
 def decided(

@@ -24,7 +24,7 @@ from bagua_agent.membership.machine import new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
 from bagua_agent.membership.view import Verdict
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, SuspicionKind
 
 POLICY = Policy()
 
@@ -45,12 +45,12 @@ class SimulatedJob(SimulatedWorkers):
         self.scale(min_nodes, max_nodes)
 
     # -- the store
-    def put(self, key: str, kind: type[ev.Event], **values: Any) -> None:
+    def put(self, key: str, kind: type[ev.Event], /, **values: Any) -> None:
         self.revision += 1
         self.log.append((kind, values))
         self.keys[key] = (kind, values)
 
-    def delete(self, key: str, kind: type[ev.Event], **values: Any) -> None:
+    def delete(self, key: str, kind: type[ev.Event], /, **values: Any) -> None:
         if self.keys.pop(key, None) is not None:
             self.revision += 1
             self.log.append((kind, values))
@@ -293,7 +293,7 @@ class SimulatedJob(SimulatedWorkers):
             ev.SuspicionRaised,
             worker_id=worker.worker_id,
             generation=record.number,
-            broken=broken,
+            kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
             hosts=self.whom_it_blames(worker, record),
             sequence=worker.suspected,
         )
@@ -319,10 +319,9 @@ class SimulatedJob(SimulatedWorkers):
             ev.SuspicionRaised,
             worker_id=worker.worker_id,
             generation=record.number,
-            broken=False,
+            kind=SuspicionKind.UNBUILT,
             hosts=(),
             sequence=worker.suspected,
-            detail=f"generation {record.number} can't be built here: timed out",
         )
 
     # -- everything works as long as nothing hinders it

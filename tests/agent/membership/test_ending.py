@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pictures import LEADER, POLICY, agent, decided, failure, member, picture, record
 
-from bagua_agent.membership.actions import Decision, Outcome, WriteResult
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
 from bagua_agent.membership.view import JobView, Waiting
 
 
@@ -86,9 +86,13 @@ def test_a_node_that_left_ends_with_0_and_that_is_no_success() -> None:
 def test_a_casualty_alone_is_waited_out_for_its_cause() -> None:
     casualty = replace(failure("a0"), summary="DistBackendError: NCCL error", seen_since_s=10.0)
     view = picture([agent("a"), agent("b")], [], record(2, "a0 b0"), failures=[casualty])
-    waits = decided(view, now_s=10.1)
+    assert decided(view, now_s=10.1).action == AskWhetherAlive(("b",)), (
+        "a lost host shows as errors of its peers"
+    )
+    alive = replace(LEADER, alive_agents={"b": 10.1})
+    waits = decided(view, now_s=10.2, evidence=alive)
     assert waits.action is None and waits.wake_at_s == 10.0 + POLICY.blame_window_s
-    assert outcome(decided(view, now_s=11.0)) is Outcome.FAILED
+    assert outcome(decided(view, now_s=11.0, evidence=alive)) is Outcome.FAILED
     cause = replace(failure("b0", order=2), seen_since_s=10.1)
     known = decided(replace(view, failures={**view.failures, "b0": cause}), now_s=10.1)
     assert isinstance(known.action, WriteResult) and known.action.failure == cause

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_agent.membership.hang import (
-    HangLimits,
     HangOrder,
     MemberState,
     Outcome,
@@ -20,7 +19,7 @@ from bagua_agent.membership.hang import (
 )
 from bagua_agent.membership.policy import Policy
 
-LIMITS = HangLimits()
+LIMITS = Policy().hang_limits
 
 
 def job(*waiting_since_s: float | None, **rest: object) -> Situation:
@@ -120,7 +119,7 @@ def test_a_report_that_took_long_makes_a_wait_younger() -> None:
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match="hang_timeout_s must be greater than 0, not -1"):
-        HangLimits(hang_timeout_s=-1)
+        replace(LIMITS, hang_timeout_s=-1)
 
 
 def test_an_order_stands_as_long_as_what_it_says() -> None:

@@ -13,6 +13,7 @@ from bagua_agent.membership.hang import Outcome as Hang
 from bagua_agent.membership.machine import State, new_state, step
 from bagua_agent.membership.picture import absorb
 from bagua_agent.membership.view import Attempts, JobView, SuspicionView
+from bagua_contract.records import SuspicionKind
 
 ALIVE = replace(LEADER, alive_agents={"b": 1e6, "c": 1e6})
 
@@ -97,7 +98,7 @@ def raised(now_s: float, waited_s: float, sequence: int, generation: int = 2) ->
         now_s=now_s,
         worker_id="a0",
         generation=generation,
-        broken=False,
+        kind=SuspicionKind.STALLED,
         hosts=(),
         sequence=sequence,
         waited_s=waited_s,
@@ -163,3 +164,19 @@ def test_an_order_is_asked_for_until_it_stands() -> None:
     done = step(state, ev.SuspicionCleared(now_s=41.0, worker_id="a0"), POLICY)
     state = step(done.state, ev.SuspicionCleared(now_s=41.0, worker_id="c0"), POLICY).state
     assert orders(42.5) == [None]
+
+
+def test_a_newcomer_that_could_not_enter_does_not_wait() -> None:
+    """Its communicator broke while it came in: that makes the pending record anew, and names nobody as late."""
+    broken = suspicion("d0", 3, seen_s=0.0)
+    view = running(broken)
+    pending = record(3, "a0 b0 c0 d0:3")
+    agents = {**view.agents, "d": agent("d")}
+    view = replace(view, generation=pending, members={**view.members, "d0": member("d0")}, agents=agents)
+    knows = replace(LEADER, alive_agents={a: 1e6 for a in "bcd"})
+    for now_s in (31.0, 700.0):
+        decision = decided(view, now_s=now_s, evidence=knows)
+        assert decision.hang_order is None
+        assert (
+            workers(written(decision)) == "a0 b0 c0 d0" and "could not be built on host-d" in decision.reason
+        )

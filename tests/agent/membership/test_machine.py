@@ -18,6 +18,7 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.machine import IllegalTransition, State, Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Verdict
+from bagua_contract.records import SuspicionKind
 
 POLICY = Policy()
 
@@ -105,7 +106,9 @@ def test_nobody_but_the_leader_acts() -> None:
 def test_a_dead_agent_is_asked_about_removed_and_lost() -> None:
     suspected = step(
         in_force(),
-        ev.SuspicionRaised(now_s=5.0, worker_id="a0", generation=1, broken=True, hosts=("b",), sequence=1),
+        ev.SuspicionRaised(
+            now_s=5.0, worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+        ),
         POLICY,
     )
     (probe,) = [a for a in suspected.actions if isinstance(a, ProbeAgents)]
@@ -130,7 +133,9 @@ def test_a_dead_agent_is_asked_about_removed_and_lost() -> None:
 def test_an_agent_that_lives_can_tell_of_a_dead_worker() -> None:
     suspected = step(
         in_force(),
-        ev.SuspicionRaised(now_s=5.0, worker_id="a0", generation=1, broken=True, hosts=("b",), sequence=1),
+        ev.SuspicionRaised(
+            now_s=5.0, worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+        ),
         POLICY,
     )
     alive = ev.ProbeAnswered(now_s=5.1, agent_id="b", sequence=1, verdict=Verdict.ALIVE, workers=())

@@ -96,6 +96,24 @@ def test_a_break_stands_until_a_generation_ends_it() -> None:
     assert node.suspicion is None
 
 
+def test_what_cannot_be_built_is_told_and_does_not_go_with_a_wait() -> None:
+    node = Node()
+    node.suspects(pb.Suspicion.STALLED)
+    assert node.told == [], "it may pass"
+    node.suspects(pb.Suspicion.UNBUILT)
+    assert node.told == ["a worker can't go on: "]
+    node.goes_on()
+    assert node.suspicion is not None and node.suspicion.kind == pb.Suspicion.UNBUILT
+    node.ways.follow(Generation(4, 3, GenerationKind.LOSS, (), "nonce"))
+    assert node.suspicion is None
+
+
+def test_a_kind_of_another_version_reaches_the_store_as_it_is() -> None:
+    node = Node()
+    node.suspects(9)
+    assert node.suspicion is not None and node.suspicion.kind == cast(pb.Suspicion.Kind, 9)
+
+
 def test_a_stall_that_is_over_before_it_was_told_is_not_told() -> None:
     node = Node(exit_comes=True)
     node.suspects(pb.Suspicion.STALLED)

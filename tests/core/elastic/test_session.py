@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_contract.records import GenerationKind
+from bagua_contract.records import GenerationKind, SuspicionKind
 from bagua_core.elastic import session as module
 from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
 from tests.core.elastic.agents import DEADLINE_S, Agent
@@ -113,8 +113,8 @@ def test_what_a_worker_says_arrives_in_order(agent: Agent, attach: Callable[[str
     session.ready("127.0.0.1:4", {"seed": "1"})
     session.entered(3, 7)
     session.progress(3, 8, 1, 2.5, {"loss": 0.5})
-    session.suspect(3, broken=True, hosts=("10.0.0.1",), detail="x" * 5000)
-    session.suspect(3, broken=False, hosts=(), detail="")
+    session.suspect(3, SuspicionKind.BROKEN, hosts=("10.0.0.1",), detail="x" * 5000)
+    session.suspect(3, SuspicionKind.STALLED, hosts=(), detail="")
     session.training_done(3, 9)
     session.left(3)
     session.close()
