@@ -100,7 +100,9 @@ class GlooCommunicator(Communicator):
         global_rank: int,
         world_size: int,
         abort_flag: AbortFlag,
+        timeout_s: float,
     ) -> None:
+        self.timeout_s = timeout_s
         self.generation = generation
         self.global_rank = global_rank
         self.world_size = world_size
@@ -391,7 +393,8 @@ class _GlooPairwise(WakeablePending):
     def _run(self) -> None:
         error: RuntimeError | None = None
         try:
-            self._work.wait()
+            # told anew: left to itself it is the limit for connecting that counts
+            self._work.wait(timedelta(seconds=self._communicator.timeout_s))
         except RuntimeError as raised:
             error = raised
         with self._lock:
@@ -431,25 +434,27 @@ def build_gloo(
     bind_host: str,
     timeout_s: float,
     abort_flag: AbortFlag,
+    connect_timeout_s: float | None = None,
 ) -> GlooCommunicator:
-    """Connect to all members of the generation through `store`. Blocks, for at most about timeout_s.
+    """Connect to all members of the generation through `store`. Blocks, for at most about connect_timeout_s for each
+    (default: timeout_s).
 
     Gloo's constructor cannot be interrupted: call this in a thread of its own and leave that thread behind
     if the generation is given up; the result is then marked aborted and retired here.
-    timeout_s bounds every operation of the group too. Raises CollectiveFailed.
+    timeout_s bounds every operation of the group. Raises CollectiveFailed.
     """
-    timeout = timedelta(seconds=timeout_s)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = timeout
+    options._timeout = timedelta(seconds=timeout_s if connect_timeout_s is None else connect_timeout_s)
     try:
         # all connections are made now: a lazy one would put its cost, and its failure, into a step
         options._devices = [gloo.create_device(hostname=bind_host, lazy_init=False)]
         named = PrefixStore(f"bagua/generation/{generation}", store)
         group = gloo(named, global_rank, world_size, options)
+        group.set_timeout(timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise collective_failed(f"connecting generation {generation} from {bind_host}", error) from error
-    communicator = GlooCommunicator(group, generation, global_rank, world_size, abort_flag)
+    communicator = GlooCommunicator(group, generation, global_rank, world_size, abort_flag, timeout_s)
     if abort_flag.is_set():
         communicator.retire()
         raise CollectiveAborted(abort_flag.reason or "aborted")

@@ -19,6 +19,9 @@ from bagua_core.communication.gloo import GlooCommunicator, build_gloo
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
 
 MEETING_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = (
+    20.0  # to each member, once all have said where they listen; a pending generation waits for it
+)
 MOST_DESCRIPTORS = 65536
 # A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the
 # generation, which a loss ends, not Gloo's clock.
@@ -92,6 +95,7 @@ class Rendezvous:
             self._bind_host,
             OPERATION_TIMEOUT_S,
             building.abort_flag,
+            CONNECT_TIMEOUT_S,
         )
 
     def _lanes(

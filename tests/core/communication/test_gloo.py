@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 from torch.distributed import FileStore, HashStore
 
 from bagua_core.communication import gloo
-from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed
+from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
 from bagua_core.communication.gloo_errors import collective_failed, peers_in
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
@@ -191,3 +191,39 @@ def test_waits_end_while_another_thread_keeps_the_interpreter_busy() -> None:
     finally:
         stop.set()
         busy.join(5.0)
+
+
+def test_a_short_limit_for_connecting_does_not_bound_what_comes_later() -> None:
+    """Every operation outlasts it while one rank comes late, and is done all the same."""
+    limit_s = 0.4
+    store = HashStore()
+
+    def build(global_rank: int) -> gloo.GlooCommunicator:
+        return gloo.build_gloo(1, global_rank, 2, store, "127.0.0.1", 20.0, AbortFlag(), limit_s)
+
+    members = run_ranks([0, 1], build)
+    late = threading.Event()
+
+    def act(c: gloo.GlooCommunicator) -> None:
+        other, ones = 1 - c.global_rank, torch.ones(2)
+        operations: list[Callable[[], Pending]] = [
+            lambda: c.allreduce(ones.clone()),
+            lambda: c.broadcast(ones.clone(), 1),
+            lambda: c.allgather(torch.zeros(2, 2), ones),
+            lambda: c.alltoall(torch.zeros(2, 2), torch.ones(2, 2)),
+            lambda: c.reduce_scatter(torch.zeros(2), torch.ones(2, 2)),
+            lambda: c.receive(torch.zeros(2), other, 5) if c.global_rank == 0 else c.send(ones, other, 5),
+        ]
+        for operation in operations:
+            if c.global_rank == 1:
+                late.wait(3 * limit_s)  # nobody sets it: the other rank waits for so long
+            operation().wait()
+
+    run_ranks(members, act)
+
+
+def test_connecting_to_a_member_that_never_comes_ends_in_time() -> None:
+    began_s = time.monotonic()
+    with pytest.raises(CollectiveFailed):
+        gloo.build_gloo(3, 0, 2, HashStore(), "127.0.0.1", 600.0, AbortFlag(), 0.5)
+    assert time.monotonic() - began_s < 5.0
