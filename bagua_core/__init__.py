@@ -47,7 +47,7 @@ from bagua_core.communication.communicator import ReduceOp
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic import runtime as _runtime
 from bagua_core.elastic.operations import MismatchedCollective
-from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError
+from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError, SourceHasNoState
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
@@ -62,6 +62,7 @@ __all__ = [
     "MismatchedCollective",
     "PeerLostError",
     "ReduceOp",
+    "SourceHasNoState",
     "SyncBatchNorm",
     "algorithms",
     "allgather",

@@ -50,12 +50,12 @@ def new_group(ranks: Sequence[int] | None = None) -> Group:
     `ranks`. Outside steps its collectives are not run again (see MembersChanged).
     Raises ValueError for ranks that there are not.
     """
-    outside = runtime.engine()._outside
+    outside = runtime.engine().collectives
     return Group.of(None, "", ranks) if outside is None else outside.group(ranks)
 
 
 def _ask(request: Request, group: Group | None) -> Result:
-    outside = runtime.engine()._outside
+    outside = runtime.engine().collectives
     with torch.no_grad():
         if outside is not None:
             return outside.request(request, group)

@@ -185,6 +185,11 @@ class Engine:
     def plan(self) -> StepPlan:
         return self._plan
 
+    @property
+    def collectives(self) -> OutsideCollectives | None:
+        """The script's own; None under plain `python`."""
+        return self._outside
+
     def communicator(self) -> Communicator | None:
         return self._member.communicator if self._member else None
 

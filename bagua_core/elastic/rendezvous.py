@@ -19,6 +19,7 @@ from bagua_core.communication.gloo import GlooCommunicator, build_gloo
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
 
 MEETING_TIMEOUT_S = 60.0
+ALL = "all"  # the generation's main communicator, in the store
 CONNECT_TIMEOUT_S = (
     20.0  # to each member, once all have said where they listen; a pending generation waits for it
 )
@@ -75,7 +76,7 @@ class Rendezvous:
         return f"{host}:{self._server.port}"
 
     def start(
-        self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = "all"
+        self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = ALL
     ) -> Building:
         """Begin to build among `members` (global ranks, ascending; default all). Wakes `changed` when done."""
         building = Building(generation, suffix, members or tuple(range(generation.world_size)))
@@ -121,7 +122,7 @@ class Rendezvous:
             building.abort_flag.add_waiter(store.interrupt)
             prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
             main = self._connect(building, building.members, own.global_rank, PrefixStore(prefix, store))
-            if len(building.members) == generation.world_size:
+            if building.suffix == ALL:
                 main.nodes = lanes.nodes_of([m.agent_id for m in generation.members])
                 main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store))
             building.communicator = main

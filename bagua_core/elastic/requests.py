@@ -203,7 +203,7 @@ class Broadcast(Request):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastBytes(Request):
-    """payload: uint8, any length, of the source; None elsewhere. Without peers there is no result."""
+    """payload: uint8, any length, of the source; None elsewhere, where there is no result without peers."""
 
     is_common: ClassVar[bool] = True
     comes_from_root: ClassVar[bool] = True
@@ -229,7 +229,7 @@ class BroadcastBytes(Request):
         return [payload]
 
     def own(self, rank: int, world_size: int, root: int) -> Result:
-        return []
+        return [] if self.payload is None else [self.payload]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
-from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, ReduceOp
-from tests.core.communication.worlds import await_true, gloo_world, in_process_world, run_ranks
+from bagua_core.communication.communicator import (
+    CollectiveAborted,
+    CollectiveFailed,
+    Communicator,
+    Pending,
+    ReduceOp,
+)
+from tests.core.communication.emulated_nccl import emulated_world
+from tests.core.communication.nccl_worlds import by_device_world, nccl_world, skip_without_nccl
+from tests.core.communication.worlds import await_true, gloo_world, in_process_world
+from tests.core.communication.worlds import run_ranks as in_threads
+
+T = TypeVar("T")
 
 RELEASE_S = 0.05
-World = Callable[[int], list[Communicator]]
+World = Callable[[int], Sequence[Communicator]]
 ARITHMETIC = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
 WHOLE = [
     torch.int8,
@@ -36,10 +49,54 @@ FLOATING = [
 ]
 
 
-@pytest.fixture(params=["gloo", "in_process"])
-def world(request: pytest.FixtureRequest) -> World:
-    build: Any = {"gloo": gloo_world, "in_process": in_process_world}[request.param]
-    return build
+@dataclass(frozen=True)
+class Transport:
+    """late_end: an operation given up ends when the late peer comes, and writes into its buffer then; else the
+    transport ends it."""
+
+    build: World
+    late_end: bool = True
+
+
+TRANSPORTS = {
+    "gloo": Transport(gloo_world),
+    "in_process": Transport(in_process_world),
+    "by_device": Transport(by_device_world),
+    "nccl_emulated": Transport(emulated_world, late_end=False),
+    "nccl": Transport(nccl_world, late_end=False),
+}
+
+
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.gpu if n == "nccl" else ()) for n in TRANSPORTS])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    if request.param == "nccl":
+        skip_without_nccl()
+    return TRANSPORTS[request.param]
+
+
+@pytest.fixture
+def world(transport: Transport) -> Iterator[World]:
+    made: list[Communicator] = []
+
+    def build(world_size: int) -> Sequence[Communicator]:
+        members = transport.build(world_size)
+        made.extend(members)
+        return members
+
+    yield build
+    if not transport.late_end:
+        for communicator in made:
+            communicator.abort("the test is over")
+
+
+def run_ranks(world: Sequence[Communicator], act: Callable[[Any], T]) -> list[T]:
+    """act(communicator) in a thread each, tensors where that carries them; what it returns is brought to the CPU."""
+
+    def there(communicator: Communicator) -> Any:
+        with torch.device(communicator.device):
+            return tree_map_only(torch.Tensor, lambda t: t.cpu(), act(communicator))
+
+    return in_threads(world, there)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -68,7 +125,7 @@ def test_allreduce_reduces_in_place(world: World, world_size: int) -> None:
 
 def test_all_ranks_get_the_same_bits(world: World) -> None:
     def act(c: Communicator) -> torch.Tensor:
-        tensor = torch.randn(10_007, generator=torch.Generator().manual_seed(c.global_rank))
+        tensor = torch.randn(10_007, generator=torch.Generator(c.device).manual_seed(c.global_rank))
         c.allreduce(tensor).wait()
         return tensor
 
@@ -176,12 +233,13 @@ def test_what_cannot_be_reduced_is_refused_before_any_peer_is_asked(
 ) -> None:
     alone = world(2)[0]  # the other never comes
     name = str(dtype) if dtype is not torch.bool else "boolean"
-    with pytest.raises(TypeError, match=name):
-        alone.allreduce(torch.ones(2, dtype=dtype), op)
-    with pytest.raises(TypeError, match=name):
-        alone.reduce(torch.ones(2, dtype=dtype), 0, op)
-    with pytest.raises(TypeError, match=name):
-        alone.reduce_scatter(torch.ones(1, dtype=dtype), torch.ones((2, 1), dtype=dtype), op)
+    with torch.device(alone.device):
+        with pytest.raises(TypeError, match=name):
+            alone.allreduce(torch.ones(2, dtype=dtype), op)
+        with pytest.raises(TypeError, match=name):
+            alone.reduce(torch.ones(2, dtype=dtype), 0, op)
+        with pytest.raises(TypeError, match=name):
+            alone.reduce_scatter(torch.ones(1, dtype=dtype), torch.ones((2, 1), dtype=dtype), op)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -225,13 +283,13 @@ def test_unequal_parts_are_exchanged(world: World) -> None:
 
 def test_a_barrier_ends_when_the_last_has_come(world: World) -> None:
     early, late = world(2)
-    pending = early.barrier()
+    pending = start_alone("barrier", early)
     stalls: list[float] = []
     waiter = threading.Thread(target=lambda: pending.wait(stalls.append, stall_after_s=0.01))
     waiter.start()
     await_true(lambda: len(stalls) >= 2, "the early one to wait")
     assert not pending.is_done()
-    late.barrier().wait()
+    start_alone("barrier", late).wait()
     waiter.join(5.0)
     assert not waiter.is_alive() and pending.is_done()
 
@@ -336,14 +394,14 @@ def test_waiting_in_another_thread_averages_once(world: World) -> None:
     def act(c: Communicator) -> torch.Tensor:
         tensor = torch.full((4,), 6.0)
         pending = c.allreduce(tensor, ReduceOp.AVG)
-        run_ranks(range(3), lambda _: pending.wait())
+        in_threads(range(3), lambda _: pending.wait())
         return tensor
 
     assert all(torch.equal(t, torch.full((4,), 6.0)) for t in run_ranks(world(2), act))
 
 
-def start_alone(kind: str, c: Communicator) -> Any:
-    return {
+def start_alone(kind: str, c: Communicator) -> Pending:
+    starts: dict[str, Callable[[], Pending]] = {
         "allreduce": lambda: c.allreduce(torch.ones(4)),
         "broadcast": lambda: c.broadcast(torch.ones(4), source=1),
         "allgather": lambda: c.allgather(torch.zeros(2, 4), torch.ones(4)),
@@ -355,14 +413,17 @@ def start_alone(kind: str, c: Communicator) -> Any:
         "scatter": lambda: c.scatter(torch.zeros(4), torch.ones(2, 4), source=1),
         "barrier": lambda: c.barrier(),
         "receive": lambda: c.receive(torch.ones(4), source=1, tag=9),
-    }[kind]()
+        "send": lambda: c.send(torch.ones(4), destination=0, tag=9),
+    }
+    with torch.device(c.device):
+        return starts[kind]()
 
 
-def finish_alone(kind: str, c: Communicator) -> Any:
-    """The other side of start_alone, so that nothing is left running when the test ends."""
-    if kind == "receive":
-        return c.send(torch.ones(4), destination=0, tag=9)
-    return start_alone(kind, c)
+def end_late(transport: Transport, kind: str, silent: Communicator, pending: Pending) -> None:
+    """Leave nothing running when the test ends: the silent one comes, or the transport has made an end."""
+    if transport.late_end:
+        start_alone("send" if kind == "receive" else kind, silent).wait()
+    await_true(pending.is_done, "the abandoned operation to end")
 
 
 KINDS = [
@@ -378,7 +439,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "scatter", "barrier", "receive"])
-def test_abort_releases_a_wait_on_a_silent_peer(world: World, kind: str) -> None:
+def test_abort_releases_a_wait_on_a_silent_peer(transport: Transport, world: World, kind: str) -> None:
     lonely, silent = world(2)
     pending = start_alone(kind, lonely)
     stalls: list[float] = []
@@ -400,15 +461,16 @@ def test_abort_releases_a_wait_on_a_silent_peer(world: World, kind: str) -> None
     assert not waiter.is_alive()
     assert released[0][0] - aborted_s < RELEASE_S
     assert "a loss, says the test" in str(released[0][1])
-    assert not pending.is_done()
+    assert not transport.late_end or not pending.is_done()
     with pytest.raises(CollectiveAborted):
-        lonely.allreduce(torch.ones(1)).wait()  # and nothing starts any more
-    finish_alone(kind, silent).wait()
-    await_true(pending.is_done, "the abandoned operation to end")
+        start_alone("allreduce", lonely).wait()  # and nothing starts any more
+    end_late(transport, kind, silent, pending)
 
 
-def test_an_abandoned_operation_still_owns_its_buffer(world: World) -> None:
+def test_an_abandoned_operation_still_owns_its_buffer(transport: Transport, world: World) -> None:
     """Why aborted buffers have to be replaced: the late peer's data arrives in them."""
+    if not transport.late_end:
+        pytest.skip("it ends what was given up, sooner or later: nothing to see for certain")
     lonely, silent = world(2)
     tensor = torch.ones(4)
     pending = lonely.allreduce(tensor)
@@ -419,14 +481,14 @@ def test_an_abandoned_operation_still_owns_its_buffer(world: World) -> None:
     await_true(lambda: bool((tensor == 2).all()), "the late write")
 
 
-def test_an_abort_that_came_first_is_seen(world: World) -> None:
+def test_an_abort_that_came_first_is_seen(transport: Transport, world: World) -> None:
     lonely, silent = world(2)
-    pending = lonely.allreduce(torch.ones(4))
+    pending = start_alone("allreduce", lonely)
     lonely.abort_flag.set("before anyone waited")
     with pytest.raises(CollectiveAborted, match="before anyone waited"):
         pending.wait()
-    silent.allreduce(torch.ones(4)).wait()
-    await_true(pending.is_done, "the abandoned operation to end")
+    lonely.abort("for good")
+    end_late(transport, "allreduce", silent, pending)
 
 
 def test_a_finished_operation_does_not_fail_by_a_later_abort(world: World) -> None:
@@ -443,29 +505,42 @@ def test_a_finished_operation_does_not_fail_by_a_later_abort(world: World) -> No
     assert all(torch.equal(t, torch.full((4,), 2.0)) for t in run_ranks(members, act))
 
 
+def test_what_it_has_adopted_ends_with_it(world: World) -> None:
+    first, other, late = world(1)[0], world(1)[0], world(1)[0]
+    first.adopt("other", other)
+    assert first.adopted["other"] is other
+    first.abort("a loss")
+    first.adopt("late", late)
+    for adopted in (other, late):
+        assert adopted.abort_flag.reason == "a loss"
+        with pytest.raises(CollectiveAborted, match="a loss"):
+            start_alone("barrier", adopted).wait()
+
+
 def test_what_the_caller_gets_wrong_is_said_at_once(world: World) -> None:
     (only,) = world(1)
-    with pytest.raises(ValueError, match="global_rank 4"):
-        only.send(torch.ones(1), destination=4, tag=0)
-    with pytest.raises(ValueError, match="allgather"):
-        only.allgather(torch.ones(3), torch.ones(2))
-    with pytest.raises(ValueError, match=r"alltoall.*\(2, 4\)"):
-        only.alltoall(torch.ones(2, 4), torch.ones(2, 4))
-    with pytest.raises(ValueError, match="reduce_scatter"):
-        only.reduce_scatter(torch.ones(1, 4), torch.ones(1, 4))
-    with pytest.raises(ValueError, match="gather needs an output"):
-        only.gather(None, torch.ones(1), destination=0)
-    with pytest.raises(ValueError, match="scatter needs the parts"):
-        only.scatter(torch.ones(1), None, source=0)
-    with pytest.raises(ValueError, match="scatter"):
-        only.scatter(torch.ones(1), torch.ones(2, 1), source=0)
-    with pytest.raises(ValueError, match="global_rank 1"):
-        only.reduce(torch.ones(1), destination=1)
-    with pytest.raises(ValueError, match=r"alltoall_v.*\[2\] rows"):
-        only.alltoall_v(torch.ones(1), torch.ones(1), [1], [2])
-    tensor = torch.ones(2, 4)
-    with pytest.raises(ValueError, match="in place"):
-        only.alltoall(tensor[:1], tensor[:1])
+    with torch.device(only.device):
+        with pytest.raises(ValueError, match="global_rank 4"):
+            only.send(torch.ones(1), destination=4, tag=0)
+        with pytest.raises(ValueError, match="allgather"):
+            only.allgather(torch.ones(3), torch.ones(2))
+        with pytest.raises(ValueError, match=r"alltoall.*\(2, 4\)"):
+            only.alltoall(torch.ones(2, 4), torch.ones(2, 4))
+        with pytest.raises(ValueError, match="reduce_scatter"):
+            only.reduce_scatter(torch.ones(1, 4), torch.ones(1, 4))
+        with pytest.raises(ValueError, match="gather needs an output"):
+            only.gather(None, torch.ones(1), destination=0)
+        with pytest.raises(ValueError, match="scatter needs the parts"):
+            only.scatter(torch.ones(1), None, source=0)
+        with pytest.raises(ValueError, match="scatter"):
+            only.scatter(torch.ones(1), torch.ones(2, 1), source=0)
+        with pytest.raises(ValueError, match="global_rank 1"):
+            only.reduce(torch.ones(1), destination=1)
+        with pytest.raises(ValueError, match=r"alltoall_v.*\[2\] rows"):
+            only.alltoall_v(torch.ones(1), torch.ones(1), [1], [2])
+        tensor = torch.ones(2, 4)
+        with pytest.raises(ValueError, match="in place"):
+            only.alltoall(tensor[:1], tensor[:1])
 
 
 def test_failures_are_one_type() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bagua_core as bagua
-from bagua_core import collectives
+from bagua_core.elastic import runtime
 from bagua_core.elastic.outside_collectives import SourceHasNoState
 from bagua_core.elastic.state_codec import StateCodecError
 from tests.core.communication.worlds import await_true, run_ranks
@@ -25,7 +25,7 @@ ROOT = 1
 @pytest.fixture(autouse=True)
 def engine_of_thread(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     local = threading.local()
-    monkeypatch.setattr(collectives.runtime, "engine", lambda: local.engine)
+    monkeypatch.setattr(runtime, "engine", lambda: local.engine)
     monkeypatch.setattr(Worker, "thread", local, raising=False)
     return local
 
@@ -39,7 +39,7 @@ def acting(act: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
             own = worker.collectives._own_id
             return (workers.index(own), len(workers)) if own in workers else (0, 1)
 
-        worker.thread.engine = SimpleNamespace(_outside=worker.collectives, place_of_script=place)  # type: ignore[attr-defined]
+        worker.thread.engine = SimpleNamespace(collectives=worker.collectives, place_of_script=place)  # type: ignore[attr-defined]
         try:
             return act(worker)
         except BaseException:
@@ -359,7 +359,7 @@ def test_parts_of_a_lost_rank_are_nobodys(name: str) -> None:
 
 def test_parts_are_not_given_to_ranks_that_were_renumbered() -> None:
     job = Job(3)
-    job.reordered = lambda workers: list(reversed(workers))
+    job.reordered = lambda workers: list(reversed(workers))  # type: ignore[method-assign]
 
     def act(worker: Worker) -> Any:
         worker.fails_after = {1}  # the agreement is lost on all: nobody dies
@@ -490,7 +490,7 @@ def test_in_a_step_a_loss_fails_the_step_and_ones_own_comes_back(name: str) -> N
     def act(worker: Worker) -> Any:
         return plain(CALLS[name](0, 2))
 
-    own = {
+    own: Any = {
         "allreduce": [1.0],
         "reduce": None,
         "reduce_scatter": 0.0,
@@ -540,7 +540,7 @@ def test_who_copies_the_state_beside_the_step_says_nothing() -> None:
         own = torch.tensor([rank + 1.0])
         assert bagua.allreduce(own, bagua.ReduceOp.AVG).tolist() == [1.5]
         assert bagua.allreduce(own, bagua.ReduceOp.MIN).tolist() == [1.0]
-        assert bagua.reduce_scatter(own.expand(3), bagua.ReduceOp.AVG).tolist() == 1.5
+        assert bagua.reduce_scatter(own.expand(3), bagua.ReduceOp.AVG).item() == 1.5
         mean = bagua.reduce(own, 0, bagua.ReduceOp.AVG)
         assert (mean is None) == (rank != 0) and (mean is None or mean.tolist() == [1.5])
         assert bagua.allgather(own).tolist() == [[1.0], [2.0], [0.0]]
@@ -675,7 +675,7 @@ def test_a_group_of_one_asks_nobody() -> None:
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_under_plain_python_the_world_is_one(name: str, engine_of_thread: threading.local) -> None:
-    engine_of_thread.engine = SimpleNamespace(_outside=None, place_of_script=lambda: (0, 1))
+    engine_of_thread.engine = SimpleNamespace(collectives=None, place_of_script=lambda: (0, 1))
     if name in ROOTED:
         with pytest.raises(ValueError, match="rank 1 is not among the 1"):
             CALLS[name](0, 1)
@@ -684,13 +684,13 @@ def test_under_plain_python_the_world_is_one(name: str, engine_of_thread: thread
 
 
 def test_roots_and_groups_under_plain_python(engine_of_thread: threading.local) -> None:
-    engine_of_thread.engine = SimpleNamespace(_outside=None, place_of_script=lambda: (0, 1))
+    engine_of_thread.engine = SimpleNamespace(collectives=None, place_of_script=lambda: (0, 1))
     group = bagua.new_group()
     assert (group.size, group.rank, group.ranks) == (1, 0, (0,))
     for chosen in (None, group):
         gathered = bagua.gather(torch.tensor(2), 0, chosen)
         assert gathered is not None and gathered.tolist() == [2]
-        assert bagua.scatter(torch.tensor(0), torch.tensor([5]), 0, chosen).tolist() == 5
+        assert bagua.scatter(torch.tensor(0), torch.tensor([5]), 0, chosen).item() == 5
         assert bagua.broadcast_object("y", 0, chosen) == "y"
         reduced = bagua.reduce(torch.tensor(3.0), 0, bagua.ReduceOp.AVG, chosen)
         assert reduced is not None and float(reduced) == 3.0

@@ -50,15 +50,15 @@ def check_next_step(one: Job, choice: Choice, before: int, after: int) -> None:
     [
         # The last bucket has not left: the others wait for its first message.
         cell(BYTEGRAD, "reduction.before"),
-        cell(EIGHT_BITS, "reduction.before"),
+        cell(EIGHT_BITS, "reduction.before", long=True),
         cell(ONE_BIT, "reduction.before"),
         # The step is final on it, and maybe not on others, who then lack its sum.
         cell(BYTEGRAD, "reduction.done", long=True),
         cell(EIGHT_BITS, "reduction.done", long=True),
-        cell(ONE_BIT, "reduction.done"),
+        cell(ONE_BIT, "reduction.done", long=True),
         cell(BYTEGRAD, "step.begin", long=True),
         # The newcomer comes in around the end of the warm-up, and has to be told that it is over.
-        cell(EIGHT_BITS, "step.begin", WARMUP_STEPS - 1),
+        cell(EIGHT_BITS, "step.begin", WARMUP_STEPS - 1, long=True),
         cell(ONE_BIT, "step.begin", WARMUP_STEPS, long=True),
     ],
 )
@@ -74,7 +74,13 @@ def test_one_of_three_is_killed_in_a_step(job: MakeJob, choice: Choice, point: s
     one.check(finished=3)
 
 
-@pytest.mark.parametrize("choice", [BYTEGRAD, EIGHT_BITS, ONE_BIT, NODES_FIRST], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param(BYTEGRAD, id="bytegrad"),
+        *[pytest.param(c, id=str(c), marks=pytest.mark.long) for c in (EIGHT_BITS, ONE_BIT, NODES_FIRST)],
+    ],
+)
 def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     job: MakeJob, make_lab: MakeLab, choice: Choice
 ) -> None:

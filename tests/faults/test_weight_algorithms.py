@@ -44,14 +44,14 @@ def check_next_step(one: Job, choice: tuple[str, dict[str, Any]], before: int, a
     [
         # The vote is about to begin: this step's exchange has come to its end, and is taken back by all.
         cell(DECENTRALIZED, "reduction.before"),
-        cell(PAIRS, "reduction.before"),
+        cell(PAIRS, "reduction.before", long=True),
         cell(LOW_PRECISION, "reduction.before"),
         cell(LOCAL_SGD, "reduction.before", long=True),
         cell(OUTER, "reduction.before"),
         # Its exchange has not begun: neighbours wait for it.
         cell(PAIRS, "step.begin", long=True),
-        cell(LOW_PRECISION, "step.begin"),
-        cell(LOCAL_SGD, "step.begin"),
+        cell(LOW_PRECISION, "step.begin", long=True),
+        cell(LOCAL_SGD, "step.begin", long=True),
         # The step is final on it, and maybe not on others.
         cell(DECENTRALIZED, "reduction.done", long=True),
         cell(LOW_PRECISION, "reduction.done", long=True),
@@ -75,7 +75,12 @@ def test_one_of_three_is_killed_in_a_step(
 
 
 @pytest.mark.parametrize(
-    "choice", [DECENTRALIZED, PAIRS, LOW_PRECISION], ids=["decentralized", "pairs", "low precision"]
+    "choice",
+    [
+        pytest.param(DECENTRALIZED, id="decentralized"),
+        pytest.param(PAIRS, id="pairs", marks=pytest.mark.long),
+        pytest.param(LOW_PRECISION, id="low precision", marks=pytest.mark.long),
+    ],
 )
 def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     job: MakeJob, make_lab: MakeLab, choice: tuple[str, dict[str, Any]]
@@ -102,6 +107,7 @@ def _lost_a_step(*nodes: Node) -> bool:
     return any(node.says("did not happen") for node in nodes)
 
 
+@pytest.mark.long
 def test_rounds_go_on_through_a_join_and_a_lost_host(job: MakeJob, make_lab: MakeLab) -> None:
     """Local SGD with an outer optimizer: the newcomer has its anchor and momentum, and keeps the job's state alone."""
     lab = make_lab(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -166,6 +167,62 @@ def test_what_gloo_cannot_carry_is_refused() -> None:
         only.allreduce(torch.ones(2, 3).t())
     with pytest.raises(ValueError, match="CPU"):
         only.allreduce(torch.ones(1, device="meta"))
+
+
+TCP_INFO_BYTES_RECEIVED = slice(128, 136)  # of the kernel's struct tcp_info
+
+
+def received_bytes() -> int:
+    """By all TCP connections of this process."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            own = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        with own:
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
+                info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += int.from_bytes(info[TCP_INFO_BYTES_RECEIVED], sys.byteorder)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("what", "parts_a_rank"),
+    [
+        ("alltoall", 3),
+        ("reduce_scatter", 3),
+        ("allgather", 3),
+        ("allreduce", 6),
+        ("reduce", 3 + 3 / 4),
+        ("gather", 3 / 4),
+    ],
+)
+def test_no_part_crosses_the_network_twice(what: str, parts_a_rank: float) -> None:
+    """Of four ranks, each with four parts of a megabyte: how many each receives, on average."""
+    part_bytes, world = 1 << 20, gloo_world(4)
+
+    def act(c: gloo.GlooCommunicator) -> None:
+        parts = torch.ones((4, part_bytes // 4))
+        if what == "reduce_scatter":
+            c.reduce_scatter(torch.empty(part_bytes // 4), parts).wait()
+        elif what == "alltoall":
+            c.alltoall(torch.empty_like(parts).view(torch.uint8), parts.view(torch.uint8)).wait()
+        elif what == "allgather":
+            c.allgather(torch.empty_like(parts), parts[0]).wait()
+        elif what == "gather":
+            c.gather(torch.empty_like(parts) if c.global_rank == 0 else None, parts[0], 0).wait()
+        elif what == "reduce":
+            c.reduce(parts, 0).wait()
+        else:
+            c.allreduce(parts).wait()
+
+    before = received_bytes()
+    run_ranks(world, act)
+    moved = (received_bytes() - before) / part_bytes / 4
+    assert moved == pytest.approx(parts_a_rank, rel=0.02)
 
 
 def test_waits_end_while_another_thread_keeps_the_interpreter_busy() -> None:

@@ -149,7 +149,8 @@ class Job:
             self._waiting = []
         self._changed.notify_all()
 
-    reordered: Callable[[Sequence[Worker]], list[Worker]] = staticmethod(list)
+    def reordered(self, workers: Sequence[Worker]) -> list[Worker]:
+        return list(workers)
 
     def connect(self, worker: Worker, members: tuple[int, ...], name: str) -> InProcessCommunicator:
         assert worker.communicator is not None

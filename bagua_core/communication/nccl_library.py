@@ -1,0 +1,136 @@
+"""Where is NCCL, and what does it call torch's types? CuPy finds and loads the library; nothing here needs a GPU.
+
+CuPy is imported when NCCL is first asked for, so a machine without it loses nothing but NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from bagua_core.communication.communicator import ReduceOp
+from bagua_core.communication.reducible import NATIVE
+
+IN_PROGRESS = 7
+"""The status of a communicator that does not block, while something is under way."""
+
+NCCL_ERRORS = (RuntimeError, KeyError)
+"""What a call of CuPy's may raise: its NcclError and CUDA's errors are the first, for a status that it has no text for
+it is the second."""
+
+_TYPES = {
+    torch.int8: "NCCL_INT8",
+    torch.uint8: "NCCL_UINT8",
+    torch.int32: "NCCL_INT32",
+    torch.int64: "NCCL_INT64",
+    torch.float16: "NCCL_FLOAT16",
+    torch.bfloat16: "NCCL_BFLOAT16",
+    torch.float32: "NCCL_FLOAT32",
+    torch.float64: "NCCL_FLOAT64",
+}
+_OPERATIONS = {
+    ReduceOp.SUM: "NCCL_SUM",
+    ReduceOp.AVG: "NCCL_SUM",  # divided after the sum, alike for every transport
+    ReduceOp.PRODUCT: "NCCL_PROD",
+    ReduceOp.MIN: "NCCL_MIN",
+    ReduceOp.MAX: "NCCL_MAX",
+}
+assert _TYPES.keys() == NATIVE
+
+
+class NcclUnavailableError(RuntimeError):
+    """CuPy or libnccl is not installed."""
+
+
+class NcclHandle(Protocol):
+    """The part of cupy.cuda.nccl.NcclCommunicator that is used. Buffers and streams are addresses."""
+
+    def allReduce(
+        self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
+    ) -> None: ...
+    def reduce(
+        self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int
+    ) -> None: ...
+    def broadcast(
+        self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int
+    ) -> None: ...
+    def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None: ...
+    def reduceScatter(
+        self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int
+    ) -> None: ...
+    def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None: ...
+    def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None: ...
+    def check_async_error(self) -> None: ...
+    def abort(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+class Nccl:
+    """cupy.cuda.nccl, or what stands for it in a test."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def type_of(self, dtype: torch.dtype) -> int:
+        """dtype: one of reducible.NATIVE."""
+        return int(getattr(self.module, _TYPES[dtype]))
+
+    def operation_of(self, op: ReduceOp) -> int | None:
+        """None: NCCL has none of this kind."""
+        name = _OPERATIONS.get(op)
+        return None if name is None else int(getattr(self.module, name))
+
+    def status_of(self, error: Exception) -> int | None:
+        """NCCL's number for it; None if it is no error of NCCL."""
+        if isinstance(error, self.module.NcclError):
+            return int(error.status)
+        # CuPy 14 looks the status up in a table that ends before this one
+        return IN_PROGRESS if isinstance(error, KeyError) and error.args == (IN_PROGRESS,) else None
+
+    def grouped(self, act: Callable[[], None]) -> None:
+        """All that `act` starts counts as one operation, so none of it waits for another."""
+        self.module.groupStart()
+        try:
+            act()
+        except BaseException:
+            with contextlib.suppress(
+                self.module.NcclError, KeyError
+            ):  # what went wrong first is what matters
+                self.module.groupEnd()
+            raise
+        self.module.groupEnd()
+
+
+@functools.cache
+def load() -> Nccl:
+    """Raises NcclUnavailableError."""
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise NcclUnavailableError(
+            f"NCCL is used through CuPy ({error}); install bagua[cuda12] or bagua[cuda13]"
+        ) from error
+    if not nccl.available:
+        raise NcclUnavailableError(
+            "CuPy finds no libnccl.so.2; install nvidia-nccl-cu12 or nvidia-nccl-cu13, whichever is the CUDA of torch"
+        )
+    return Nccl(nccl)
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The very libnccl that CuPy calls, for what CuPy leaves out; None if it can't be told.
+
+    torch may have loaded another copy. CuPy's own module finds its functions in the one that it is linked with.
+    """
+    try:
+        extension = importlib.import_module("cupy_backends.cuda.libs.nccl")
+        library = ctypes.CDLL(str(extension.__file__))
+    except (ImportError, OSError):
+        return None
+    return library if hasattr(library, "ncclGetVersion") else None

@@ -1,0 +1,115 @@
+"""How does a script name an algorithm, and how does it write one? A declaration, and what it becomes for a model.
+
+Owns the two base classes. A declaration (`Algorithm`) holds arguments; `reify` makes of it the `AlgorithmImpl` of one
+model, whose hooks say what happens to the gradients in a bucket. The runtime's own algorithms are declarations too, but
+run as bagua_core/algorithms; only what a script writes is run through its hooks (own.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from bagua_core import algorithms as core
+from bagua_core.torch_api.errors import UnsupportedAlgorithmError
+
+if TYPE_CHECKING:
+    from bagua_core.torch_api.algorithms.own import ScriptModel
+    from bagua_core.torch_api.bucket import BaguaBucket
+    from bagua_core.torch_api.communication import BaguaProcessGroup
+
+
+class AlgorithmImpl:
+    """What an algorithm does for one model. A script's own overrides `init_operations`, and whichever hooks it needs.
+
+    `init_tensors`, `tensors_to_buckets` and `init_backward_hook` are the runtime's: what is shared is the gradients,
+    in buckets that fill in the order of the backward.
+    """
+
+    def __init__(self, process_group: BaguaProcessGroup) -> None:
+        self.process_group = process_group
+
+    def need_reset(self) -> bool:
+        """Whether init_operations is to be called anew; asked once a step, before its first forward."""
+        return False
+
+    def init_tensors(self, bagua_ddp: ScriptModel) -> Any:
+        """Not to be overridden."""
+        raise NotImplementedError
+
+    def tensors_to_buckets(self, tensors: Any, do_flatten: bool) -> Any:
+        """Not to be overridden."""
+        raise NotImplementedError
+
+    def init_backward_hook(self, bagua_ddp: ScriptModel) -> Any:
+        """Not to be overridden."""
+        raise NotImplementedError
+
+    def init_operations(self, bagua_ddp: ScriptModel, bucket: BaguaBucket) -> None:
+        """Append to `bucket` what is to be done with the gradients in it, in this order."""
+        raise NotImplementedError(f"{type(self).__name__} has no init_operations, so nothing would be shared")
+
+    def init_forward_pre_hook(self, bagua_ddp: ScriptModel) -> Callable[[Any], None]:
+        """What is called before each training forward, with the model's positional inputs."""
+        return _ignore
+
+    def init_post_backward_hook(self, bagua_ddp: ScriptModel) -> Callable[[], None]:
+        """What is called when all gradients are there and the step can't fail any more."""
+        return _ignore
+
+    def init_post_optimizer_step_hook(
+        self, bagua_ddp: ScriptModel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        """What is called after an optimizer has stepped, with the optimizer."""
+        return _ignore
+
+
+def _ignore(*_: Any) -> None:
+    return None
+
+
+class Algorithm:
+    """A declaration; one may be given to several models. A script's own overrides `reify`."""
+
+    equal_states: bool = True
+    """Whether all workers hold the same parameters after each step. A script's own algorithm that lets them differ says
+    False, or the comparison of digests stops the job."""
+
+    _registered: ClassVar[dict[str, Callable[..., Algorithm]]] = {}
+
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        raise NotImplementedError(f"{type(self).__name__} has no reify")
+
+    def core(self) -> core.Algorithm | None:
+        """The core's algorithm of the same meaning; None: it runs through its hooks."""
+        return None
+
+    @classmethod
+    def init(cls, name: str, **kwargs: Any) -> Algorithm:
+        """The declaration registered under `name`, with these arguments. Raises UnknownAlgorithmError."""
+        if name not in cls._registered:
+            known = ", ".join(sorted(cls._registered))
+            raise core.UnknownAlgorithmError(f"Algorithm.init({name!r}) is unknown; use one of {known}")
+        return cls._registered[name](**kwargs)
+
+    @classmethod
+    def register(cls, name: str, declaration: Callable[..., Algorithm]) -> None:
+        """Let `init` find it. A name that is taken is replaced."""
+        cls._registered[name] = declaration
+
+
+class BuiltIn(Algorithm):
+    """A declaration that the core knows. A subclass with a `reify` of its own is a script's own algorithm."""
+
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        raise UnsupportedAlgorithmError(
+            f"{type(self).__name__} has no hooks to build on: it runs as bagua_core.algorithms; an algorithm of one's "
+            "own derives from Algorithm, or from the core's (docs/algorithms.md)"
+        )
+
+
+def is_own(algorithm: Algorithm) -> bool:
+    """Whether it is run through its hooks: its `reify` is not one of this package."""
+    return not type(algorithm).reify.__module__.startswith("bagua_core.torch_api.")

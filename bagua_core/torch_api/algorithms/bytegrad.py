@@ -1,0 +1,40 @@
+"""Gradients in eight bits. Its implementation through hooks is here too, for scripts that build on it."""
+
+from __future__ import annotations
+
+from bagua_core import algorithms as core
+from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn
+from bagua_core.torch_api.algorithms.own import ScriptModel
+from bagua_core.torch_api.bucket import MIN_MAX_UINT8, BaguaBucket
+from bagua_core.torch_api.communication import BaguaProcessGroup
+
+
+class ByteGradAlgorithmImpl(AlgorithmImpl):
+    def __init__(
+        self, process_group: BaguaProcessGroup, hierarchical: bool = True, average: bool = True
+    ) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def init_operations(self, bagua_ddp: ScriptModel, bucket: BaguaBucket) -> None:
+        bucket.append_centralized_synchronous_op(
+            hierarchical=self.hierarchical,
+            average=self.average,
+            scattergather=True,
+            compression=MIN_MAX_UINT8,
+        )
+
+
+class ByteGradAlgorithm(BuiltIn):
+    """See bagua_core.algorithms.ByteGrad."""
+
+    def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def core(self) -> core.Algorithm:
+        return core.ByteGrad(hierarchical=self.hierarchical, average=self.average)
+
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        return ByteGradAlgorithmImpl(process_group, self.hierarchical, self.average)

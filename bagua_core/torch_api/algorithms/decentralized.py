@@ -1,0 +1,42 @@
+"""Averaging of weights, in full precision or in eight bits."""
+
+from __future__ import annotations
+
+from bagua_core import algorithms as core
+from bagua_core.communication.peer_selection import PeerSelection
+from bagua_core.torch_api.algorithms.base import BuiltIn
+
+
+class DecentralizedAlgorithm(BuiltIn):
+    """See bagua_core.algorithms.Decentralized; peer_selection_mode: "all", "shift_one", or a function."""
+
+    equal_states = False
+
+    def __init__(
+        self,
+        hierarchical: bool = True,
+        peer_selection_mode: str | PeerSelection = "all",
+        communication_interval: int = 1,
+    ) -> None:
+        self._core = core.Decentralized(
+            hierarchical=hierarchical,
+            peer_selection=peer_selection_mode,
+            communication_interval=communication_interval,
+        )
+
+    def core(self) -> core.Algorithm:
+        return self._core
+
+
+class LowPrecisionDecentralizedAlgorithm(BuiltIn):
+    """See bagua_core.algorithms.LowPrecisionDecentralized."""
+
+    equal_states = False
+
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
+        self._core = core.LowPrecisionDecentralized(
+            hierarchical=hierarchical, communication_interval=communication_interval
+        )
+
+    def core(self) -> core.Algorithm:
+        return self._core

@@ -1,0 +1,35 @@
+"""Plain data parallelism. Its implementation through hooks is here too, for scripts that build on it."""
+
+from __future__ import annotations
+
+from bagua_core import algorithms as core
+from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn
+from bagua_core.torch_api.algorithms.own import ScriptModel
+from bagua_core.torch_api.bucket import BaguaBucket
+from bagua_core.torch_api.communication import BaguaProcessGroup
+
+
+class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
+    def __init__(
+        self, process_group: BaguaProcessGroup, hierarchical: bool = False, average: bool = True
+    ) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def init_operations(self, bagua_ddp: ScriptModel, bucket: BaguaBucket) -> None:
+        bucket.append_centralized_synchronous_op(hierarchical=self.hierarchical, average=self.average)
+
+
+class GradientAllReduceAlgorithm(BuiltIn):
+    """See bagua_core.algorithms.GradientAllreduce."""
+
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def core(self) -> core.Algorithm:
+        return core.GradientAllreduce(hierarchical=self.hierarchical, average=self.average)
+
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)

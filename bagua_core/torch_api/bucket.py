@@ -1,0 +1,157 @@
+"""What may an algorithm that a script has written do with a bucket of gradients? Operations, one after the other.
+
+Owns the bucket as such a script sees it, and what each operation does. They run in the script's thread when the
+backward is through, the same on all workers. Before the first one the bucket holds the mean gradient of this worker's
+own samples; after the last, what the optimizers are to see.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bagua_core.communication.bucket_buffer import Bucket
+from bagua_core.communication.bucket_operation import BucketOperation, Sum
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.compressed_sum import CompressedSum
+from bagua_core.communication.compression import MinMax
+from bagua_core.communication.conveyor import Conveyor
+from bagua_core.communication.hierarchical_sum import HierarchicalSum
+from bagua_core.torch_api.errors import UnsupportedAlgorithmError
+
+MIN_MAX_UINT8 = "MinMaxUInt8"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an operation acts on. weight: this worker's share of the step's samples. communicator: None if alone."""
+
+    bucket: Bucket
+    number: int
+    communicator: Communicator | None
+    weight: float
+    wait: Callable[[Pending], None]
+
+
+class Operation(ABC):
+    @abstractmethod
+    def run(self, turn: Turn) -> None:
+        """Raises CollectiveFailed."""
+
+    def reduced(self) -> None:  # noqa: B027 (most remember nothing)
+        """The step is final."""
+
+    def failed(self) -> None:  # noqa: B027
+        """The step did not happen."""
+
+
+class PythonOp(Operation):
+    def __init__(self, function: Callable[[str], Any], name: str) -> None:
+        self._function = function
+        self._name = name
+
+    def run(self, turn: Turn) -> None:
+        self._function(self._name)
+
+
+class CentralizedOp(Operation):
+    """The sum over all workers, or their mean weighted by samples."""
+
+    def __init__(self, summing: BucketOperation, average: bool) -> None:
+        self._summing = summing
+        self._average = average
+
+    def run(self, turn: Turn) -> None:
+        if turn.communicator is None:
+            return
+        if self._average:
+            turn.bucket.flat.mul_(turn.weight)
+        turn.wait(self._summing.launch(turn.communicator, turn.bucket, turn.number, turn.weight))
+
+    def reduced(self) -> None:
+        self._summing.reduced()
+
+    def failed(self) -> None:
+        self._summing.failed()
+
+
+class BaguaBucket:
+    """name: unique in the model. tensors: the parameters, whose .grad lies in the bucket."""
+
+    def __init__(
+        self, name: str, tensors: Sequence[nn.Parameter], bucket: Bucket, conveyor: Conveyor
+    ) -> None:
+        self.name = name
+        self.tensors = list(tensors)
+        self._bucket = bucket
+        self._conveyor = conveyor
+        self.operations: list[Operation] = []
+
+    def flattened_tensor(self) -> torch.Tensor:
+        """[elements of all tensors]: the gradients themselves, not a copy. Only good within an operation."""
+        return self._bucket.flat[: self._bucket.plan.elements]
+
+    def bytes(self) -> int:
+        flat = self.flattened_tensor()
+        return flat.numel() * flat.element_size()
+
+    def clear_ops(self) -> BaguaBucket:
+        self.operations.clear()
+        return self
+
+    def append_python_op(self, python_function: Callable[[str], Any], group: Any = None) -> BaguaBucket:
+        """python_function(name of the bucket): may change the gradients in place and call collectives, as long as all
+        workers call the same. A step that failed may be in the middle of it: then collectives return what they got."""
+        self.operations.append(PythonOp(python_function, self.name))
+        return self
+
+    def append_centralized_synchronous_op(
+        self,
+        hierarchical: bool = False,
+        average: bool = True,
+        scattergather: bool = False,
+        compression: str | None = None,
+        group: Any = None,
+    ) -> BaguaBucket:
+        """The mean over all workers (average), weighted by samples, or the sum. scattergather: how it travels if it is
+        compressed. compression: None or "MinMaxUInt8". Raises ValueError."""
+        if compression not in (None, MIN_MAX_UINT8):
+            raise ValueError(f'compression={compression!r} is unknown; use "{MIN_MAX_UINT8}" or None')
+        if compression and not scattergather:
+            raise ValueError("compression needs scattergather=True: chunks are summed by their owners")
+        summing: BucketOperation = Sum()
+        if compression:
+            summing = CompressedSum(self._conveyor, MinMax(), hierarchical)
+        elif hierarchical:
+            summing = HierarchicalSum(self._conveyor)
+        self.operations.append(CentralizedOp(summing, average))
+        return self
+
+    def append_decentralized_synchronous_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
+        """Refused."""
+        raise _refused("append_decentralized_synchronous_op", "decentralized.DecentralizedAlgorithm")
+
+    def append_low_precision_decentralized_synchronous_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
+        """Refused."""
+        raise _refused(
+            "append_low_precision_decentralized_synchronous_op",
+            "decentralized.LowPrecisionDecentralizedAlgorithm",
+        )
+
+    def append_asynchronous_model_average_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
+        """Refused."""
+        raise _refused(
+            "append_asynchronous_model_average_op", "async_model_average.AsyncModelAverageAlgorithm"
+        )
+
+
+def _refused(what: str, instead: str) -> UnsupportedAlgorithmError:
+    return UnsupportedAlgorithmError(
+        f"{what}: weights are shared there, and a bucket of an own algorithm holds gradients; use "
+        f"algorithms.{instead}, or write one for the core (docs/algorithms.md)"
+    )

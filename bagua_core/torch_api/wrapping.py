@@ -1,0 +1,272 @@
+"""What happens to a model that is handed over: it stays what it is, and learns together with its peers.
+
+Owns the way from this surface's `with_bagua` and DistributedDataParallel to the core's, the calls around forward and
+optimizer, and the agreement of workers that joined before they had a model. When steps begin and end is loop_steps.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from bagua_core import collectives
+from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.parallel import DistributedDataParallel
+from bagua_core.torch_api.algorithms.base import Algorithm
+from bagua_core.torch_api.algorithms.own import ScriptModel, prepared
+from bagua_core.torch_api.communication import BaguaProcessGroup
+from bagua_core.torch_api.errors import ModelsDifferError, NoOptimizerError
+from bagua_core.torch_api.optimizers_made import optimizers_of
+from bagua_core.torch_api.script_world import Script, this_script
+
+
+class Unforwarded(nn.Module):
+    """`model` as the core sees it where the script goes on calling the model itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any, **keywords: Any) -> None:
+        return None
+
+
+class Wrapped:
+    """One model in the hands of the runtime. parallel: the core's side of it."""
+
+    def __init__(
+        self, script: Script, parallel: DistributedDataParallel, own: ScriptModel | None = None
+    ) -> None:
+        self.script = script
+        self.parallel = parallel
+        self._own = own
+        self._observed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        for optimizer in parallel.optimizers:
+            self._observe(optimizer)
+        _agree(script, self)
+
+    @property
+    def exchange(self) -> Any:
+        """What the algorithm does for this model; see communication/exchange.py."""
+        return self.parallel._exchange
+
+    def counts(self, training: bool) -> bool:
+        """Whether the forward that begins now is the runtime's affair."""
+        return torch.is_grad_enabled() and self.script.steps.counts(training)
+
+    def forward_begins(self, inputs: tuple[Any, ...]) -> None:
+        """Before the core's part of a forward that counts. Raises NoOptimizerError."""
+        if not self.parallel.optimizers:
+            self._adopt_optimizers()
+        self.script.steps.forward_begins(self.parallel.optimizers)
+        if self._own is not None:
+            self._own.forward_pre_hook(inputs)
+
+    def _adopt_optimizers(self) -> None:
+        found = optimizers_of(self.parallel.parameters())
+        if not found and not self.script.steps.marked_by_script:
+            raise NoOptimizerError(
+                "no optimizer of this model is known, so nothing says when a step ends; pass optimizers=[optimizer], "
+                "or call bagua.next_step() at the top of each iteration"
+            )
+        registry = self.script.engine.registry
+        for optimizer in found:
+            self.parallel.optimizers.append(optimizer)
+            if not any(optimizer is known for known in registry.optimizers):
+                registry.optimizers.append(optimizer)
+            gate_optimizer(optimizer, self.script.engine)
+            self._observe(optimizer)
+
+    def _observe(self, optimizer: torch.optim.Optimizer) -> None:
+        """Learn of each step() of it, outside the gate that decides whether it acts."""
+        if optimizer in self._observed:
+            return
+        self._observed.add(optimizer)
+        gated: Callable[..., Any] = optimizer.step
+        script, own = self.script, self._own
+
+        @functools.wraps(gated)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = gated(*args, **kwargs)
+            engine = script.engine
+            if own is not None and engine.in_step and not engine.step_failed and engine.micro_batch.last:
+                own.post_optimizer_step_hook(self)
+            script.steps.optimizer_stepped(self)
+            return result
+
+        # a bound method, because a scheduler made later takes it apart by __func__
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+_wrapped: weakref.WeakKeyDictionary[nn.Module, Wrapped] = weakref.WeakKeyDictionary()
+
+
+def wrapped(model: nn.Module) -> Wrapped:
+    """Raises ValueError for a model that was not handed over."""
+    found = _wrapped.get(model)
+    if found is None:
+        raise ValueError(f"this {type(model).__name__} was not wrapped; call with_bagua on it first")
+    return found
+
+
+def register(model: nn.Module, handle: Wrapped) -> None:
+    _wrapped[model] = handle
+
+
+def check_new(model: nn.Module) -> None:
+    """Raises ValueError if `model` was handed over before."""
+    if model in _wrapped:
+        raise ValueError(
+            f"this {type(model).__name__} is wrapped already; a model has one algorithm from its first step on"
+        )
+
+
+def check_group(process_group: object) -> None:
+    """Raises ValueError for a part of the workers."""
+    if isinstance(process_group, BaguaProcessGroup) and process_group.group is None:
+        return
+    if process_group is not None:
+        raise ValueError(
+            "process_group: a model is trained by all workers of the job, whoever they are by then; leave it out"
+        )
+
+
+def with_bagua(
+    self: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    algorithm: Any,
+    process_group: BaguaProcessGroup | None = None,
+    do_flatten: bool = True,
+) -> nn.Module:
+    """Train this model together with all workers of the job; returns the very same model.
+
+    optimizers: those that step on its parameters. algorithm: of bagua_core.torch_api.algorithms, of
+    bagua_core.algorithms, or the name of one. process_group: None, or that of all. do_flatten: gradients lie in buckets
+    anyway. Raises ValueError, TypeError, SparseGradientError, ModelsDifferError.
+    """
+    check_group(process_group)
+    check_new(self)
+    script = this_script()
+    script.world.join()
+    attach(script, self, optimizers, algorithm)
+    return self
+
+
+def attach(
+    script: Script, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], algorithm: Any
+) -> Wrapped:
+    """with_bagua for a given script."""
+    own, chosen = reified(algorithm, model, optimizers)
+    parallel = DistributedDataParallel(
+        Unforwarded(model), optimizers=optimizers, algorithm=chosen, engine=script.engine
+    )
+    handle = Wrapped(script, parallel, own)
+    register(model, handle)
+    model.register_forward_pre_hook(BeforeForward(model, handle), prepend=True)
+    if not hasattr(model, "no_sync"):
+        model.__dict__["no_sync"] = NoSync(parallel.no_sync)
+    return handle
+
+
+def reified(
+    algorithm: Any, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[ScriptModel | None, Any]:
+    """The core's algorithm, and for one that the script has written the model as that one sees it."""
+    if not isinstance(algorithm, Algorithm):
+        return None, algorithm  # a name, or one of the core's; whatever it is, the core checks it
+    return prepared(algorithm, model, optimizers)
+
+
+class BeforeForward:
+    """The core's part of a forward, before the model's own. A copy or a pickle of the model comes without it."""
+
+    def __init__(self, model: nn.Module, handle: Wrapped) -> None:
+        self._model = weakref.ref(model)
+        self._handle = handle
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        handle = self._handle
+        if module is not self._model() or not handle.counts(module.training):
+            return
+        handle.forward_begins(inputs)
+        # not train(): it would set the mode of the model, whose parts may differ
+        handle.parallel.training = module.training
+        handle.parallel()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _nothing_before_forward, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return nothing_before_forward
+
+
+def nothing_before_forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    return None
+
+
+def _nothing_before_forward() -> Callable[..., None]:
+    return nothing_before_forward
+
+
+class NoSync:
+    """model.no_sync of a model that was wrapped in place. A copy of the model has none to hold back."""
+
+    def __init__(self, no_sync: Callable[[], AbstractContextManager[None]]) -> None:
+        self._no_sync = no_sync
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self._no_sync()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _nothing_held_back, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., AbstractContextManager[None]]:
+        return contextlib.nullcontext
+
+
+def _nothing_held_back() -> Callable[..., AbstractContextManager[None]]:
+    return contextlib.nullcontext
+
+
+# -- workers that joined before they had a model
+
+
+def _agree(script: Script, handle: Wrapped) -> None:
+    """All workers take over rank 0's model and optimizers, once it is sure that these fit. Raises ModelsDifferError."""
+    if not script.world.joined:
+        return  # they become equal when the job's first generation is entered
+    rank, world_size = script.engine.place_of_script()
+    if world_size == 1:
+        return
+    parallel, registry = handle.parallel, script.engine.registry
+    registry.check_travels()
+    described = {
+        **registry.fingerprint(),
+        "algorithm": parallel.algorithm_name,
+    }
+    of_first = collectives.broadcast_object(described, 0)
+    if of_first != described:
+        differing = ", ".join(
+            f"{what}: rank 0 has {of_first.get(what)!r}, this worker {described.get(what)!r}"
+            for what in described
+            if of_first.get(what) != described[what]
+        )
+        raise ModelsDifferError(f"workers wrapped different models: {differing}")
+    tensors = registry.capture()["modules"][-1]
+    states = [optimizer.state_dict() for optimizer in parallel.optimizers]
+    brought = collectives.broadcast_object({"tensors": tensors, "optimizers": states}, 0)
+    if rank != 0:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(brought["tensors"][name])
+        for optimizer, state in zip(parallel.optimizers, brought["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+    parallel.communicator_changed()
