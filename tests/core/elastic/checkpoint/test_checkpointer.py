@@ -53,7 +53,8 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, before: int, after: in
 def test_the_two_newest_are_kept(tmp_path: Path) -> None:
     ranks = world(tmp_path, 2)
     together(ranks, 18, begin=True)
-    together(ranks, 2)  # the parts before are written by now: rank 0 may otherwise look before several others are
+    # The parts before are written by now: rank 0 may otherwise look before several others are.
+    together(ranks, 2)
     assert steps_on_disk(tmp_path)[:2] == [20, 18]
     assert len(steps_on_disk(tmp_path)) <= 3  # the newest may have been completed after rank 0 looked
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
