@@ -1,0 +1,93 @@
+"""Which algorithm does a name in a benchmark stand for, with which arguments and which optimizer?
+
+The one place where benchmarks build Bagua's algorithms. Knows nothing of jobs and measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bagua_core.algorithms import (
+    Algorithm,
+    AsyncModelAverage,
+    ByteGrad,
+    Decentralized,
+    GradientAllreduce,
+    LocalSGD,
+    LowPrecisionDecentralized,
+    QAdam,
+    QAdamOptimizer,
+)
+from bagua_core.algorithms.async_model_average import DEFAULT_INTERVAL_MS
+from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a benchmark sets itself. optimizer: "sgd" or "adam", for all but QAdam, which is Adam's. hierarchical: False
+    where all workers are on one node, or the compressed and decentralized ones would have nobody to talk to."""
+
+    optimizer: str
+    lr: float
+    adam_lr: float
+    momentum: float = 0.0
+    qadam_warmup_steps: int = 5
+    async_interval_ms: int = DEFAULT_INTERVAL_MS
+    sync_every: int = DEFAULT_SYNC_EVERY
+    hierarchical: bool = True
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer={self.optimizer!r} is unknown; use sgd or adam")
+
+
+Parameters = list[torch.nn.Parameter]
+Built = tuple[torch.optim.Optimizer, Algorithm]
+Choice = Callable[[Parameters, Settings], Built]
+
+
+def plain_optimizer(parameters: Iterable[torch.nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=settings.adam_lr)
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
+
+
+def _plain(make: Callable[[Settings], Algorithm]) -> Choice:
+    return lambda parameters, settings: (plain_optimizer(parameters, settings), make(settings))
+
+
+def _qadam(bits: int | None) -> Choice:
+    """bits None: its optimizer with whole gradients, which shows what the compression alone does."""
+
+    def build(parameters: Parameters, settings: Settings) -> Built:
+        optimizer = QAdamOptimizer(parameters, lr=settings.adam_lr, warmup_steps=settings.qadam_warmup_steps)
+        if bits is None:
+            return optimizer, GradientAllreduce()
+        return optimizer, QAdam(optimizer, hierarchical=settings.hierarchical, bits=bits)
+
+    return build
+
+
+CHOICES: dict[str, Choice] = {
+    "gradient_allreduce": _plain(lambda _: GradientAllreduce()),
+    "bytegrad": _plain(lambda s: ByteGrad(s.hierarchical)),
+    "decentralized": _plain(lambda s: Decentralized(s.hierarchical, "all")),
+    "decentralized_shift_one": _plain(lambda s: Decentralized(s.hierarchical, "shift_one")),
+    "low_precision_decentralized": _plain(lambda s: LowPrecisionDecentralized(s.hierarchical)),
+    "qadam_uncompressed": _qadam(None),
+    "qadam_8bit": _qadam(8),
+    "qadam_1bit": _qadam(1),
+    "async": _plain(lambda s: AsyncModelAverage(sync_interval_ms=s.async_interval_ms)),
+    "local_sgd": _plain(lambda s: LocalSGD(s.sync_every)),
+}
+ALWAYS_ADAM = frozenset({"qadam_uncompressed", "qadam_8bit", "qadam_1bit"})
+
+
+def rounds_of(model: Any) -> int | None:
+    """Background rounds that have come in on this worker, of an algorithm that has such; else None."""
+    # no part of the model's interface: only who measures wants to know
+    return getattr(model._exchange, "rounds", None)

@@ -1,0 +1,149 @@
+"""What is learned in benchmarks.fidelity? Two real tasks, small enough for a minute of two cores.
+
+`digits`: handwritten digits (scikit-learn's, part of its package), a network of two hidden layers. `characters`: the
+model of examples/char_lm.py on the sources of Python's standard library. Both with a rate that falls to zero, so that
+the final loss says where training led and not where it happened to be, and with buckets that are large enough to be
+compressed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from benchmarks.algorithm_choices import Settings
+from benchmarks.result_file import ROOT
+
+# Training sets are whole batches: in a short one ranks have unequal shares, which DDP weighs otherwise.
+_DIGITS = 1408
+_WINDOWS, _WINDOWS_HELD_OUT = 960, 200
+# Of all steps. In so short a training the second moment has not settled at the 0.2 of long ones.
+QADAM_WARM_UP = 0.3
+
+
+Pieces = tuple[TensorDataset, TensorDataset]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """pieces: training set and held-out set. is_usual: trained unless others are asked for."""
+
+    name: str
+    settings: Settings
+    global_batch: int
+    epochs: int
+    build: Callable[[], nn.Module]
+    pieces: Callable[[], Pieces]
+    is_usual: bool = True
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    def settings_for(self, steps: int) -> Settings:
+        return replace(self.settings, qadam_warmup_steps=max(1, round(steps * QADAM_WARM_UP)))
+
+    @torch.no_grad()
+    def loss_over(self, model: nn.Module, dataset: TensorDataset) -> float:
+        """Mean over the whole set."""
+        model.eval()
+        x, y = dataset.tensors
+        found = self.loss(model, x, y).item()
+        model.train()
+        return found
+
+
+def _digits() -> Pieces:
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise SystemExit(
+            "the digits are scikit-learn's: pip install -e '.[bench]', or --task characters"
+        ) from error
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, held_out = order[:_DIGITS], order[_DIGITS:]
+    return TensorDataset(x[train], y[train]), TensorDataset(x[held_out], y[held_out])
+
+
+def _digits_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def char_lm() -> ModuleType:
+    """examples/char_lm.py without its call of main: a script, that trains when it is imported."""
+    path = ROOT / "examples" / "char_lm.py"
+    tree = ast.parse(path.read_text())
+    tree.body = [s for s in tree.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))]
+    module = ModuleType(path.stem)
+    exec(compile(tree, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _characters() -> Pieces:
+    example = char_lm()
+    length = _WINDOWS * example.CONTEXT
+    text = example.read_text(length + _WINDOWS_HELD_OUT * example.CONTEXT + 1)
+    # a window's last target is the next one's first character
+    return _windows(example, text[: length + 1]), _windows(example, text[length:])
+
+
+def _windows(example: ModuleType, text: Tensor) -> TensorDataset:
+    """x, y: [windows, CONTEXT]."""
+    windows = example.Windows(text)
+    pairs = [windows[index] for index in range(len(windows))]
+    return TensorDataset(torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
+
+
+def _character_model() -> nn.Module:
+    model: nn.Module = char_lm().CharacterModel(width=48, layers=1, heads=4)
+    return model
+
+
+def save_pieces(pieces: Pieces, path: Path) -> None:
+    """For workers, of whom none needs what made them: to import scikit-learn takes longer than to train."""
+    torch.save([piece.tensors for piece in pieces], path)
+
+
+def load_pieces(path: Path) -> Pieces:
+    train, held_out = (TensorDataset(*tensors) for tensors in torch.load(path))
+    return train, held_out
+
+
+def _character_task(name: str, optimizer: str, is_usual: bool) -> Task:
+    # 44,000 parameters. SGD's rate is half of the one at which averages of weights with momentum still hold.
+    return Task(
+        name,
+        Settings(optimizer, lr=0.2, adam_lr=1.6e-2, momentum=0.9, async_interval_ms=100, hierarchical=False),
+        global_batch=32,
+        epochs=6,
+        build=_character_model,
+        pieces=_characters,
+        is_usual=is_usual,
+    )
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "digits",  # 51,000 parameters
+            Settings("sgd", lr=0.05, adam_lr=2e-3, momentum=0.9, async_interval_ms=20, hierarchical=False),
+            global_batch=64,
+            epochs=10,
+            build=_digits_network,
+            pieces=_digits,
+        ),
+        _character_task("characters", "sgd", True),
+        # Where replicas differ each has its own second moments, of few samples' gradients: they learn more slowly.
+        _character_task("characters_adam", "adam", False),
+    )
+}

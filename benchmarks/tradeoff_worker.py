@@ -1,0 +1,169 @@
+"""One worker of benchmarks.tradeoff: trains under the system that is asked for until its steps are enough.
+
+Same model, batch and samples under every system. Under bagua-launch for Bagua's algorithms, with torch's variables
+(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) for DDP. Every worker writes its times and losses to <out>/<rank>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks import algorithm_choices
+from benchmarks.algorithm_choices import Settings
+from benchmarks.rivals.workload import CLASSES, mlp
+from benchmarks.tradeoff_window import Enough, Window
+
+POWER_SGD_START = 2  # the least that torch allows
+# Without momentum: with it this model loses its way when batches are as small as one worker's.
+# QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
+SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3)
+_ONE_BUCKET_MB = 4096
+_SIGNAL = 1.0  # a feature's mean over a class, against its noise: learnt within some dozen steps
+
+
+class Batches:
+    """Endless samples of CLASSES overlapping clouds in `width` dimensions; a sequence of its own for each rank."""
+
+    def __init__(self, width: int, batch: int, rank: int) -> None:
+        means = torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(1))
+        self._means = means * _SIGNAL
+        self._generator = torch.Generator().manual_seed(1000 + rank)
+        self._batch = batch
+
+    def draw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.randint(CLASSES, (self._batch,), generator=self._generator)
+        noise = torch.randn(self._batch, self._means.shape[1], generator=self._generator)
+        return self._means[y] + noise, y
+
+
+def sent_bytes() -> int:
+    """By this host on eth0 since it came up; 0 where there is no eth0."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[8])
+    return 0
+
+
+Train = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Worker:
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        self._args = args
+        self._rank = rank
+        self._batches = Batches(args.width, args.batch, rank)
+        self._sent_before = 0
+
+    def window(self, rounds: Callable[[], int | None] = lambda: None) -> Window:
+        args = self._args
+        enough = Enough(
+            args.warm_up, args.steps, args.window_s, args.most_s, cycle=args.cycle, rounds=args.rounds
+        )
+        return Window(enough, args.out / "stop", decides=self._rank == 0, rounds=rounds)
+
+    def step(self, window: Window, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if window.is_counting:
+            self._sent_before = sent_bytes()
+        x, y = self._batches.draw()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        window.trained(loss.item())
+
+    def write(self, window: Window, net: torch.nn.Module) -> None:
+        result = {
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "began_s": window.began_s,
+            "step_s": window.step_s,
+            "losses": window.losses,
+            "rounds": window.rounds,
+            "sent_bytes": sent_bytes() - self._sent_before,
+        }
+        half = self._args.out / f"{self._rank}.half"
+        half.write_text(json.dumps(result))
+        half.rename(half.with_suffix(".json"))
+
+
+def train_ddp(args: argparse.Namespace) -> None:
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    net = mlp(args.width)
+    # PowerSGD starts collectives from other threads as earlier ones end. With several buckets their order differs
+    # between ranks, which Gloo takes for a mismatch; and what it sends needs no overlap.
+    cap_mb = _ONE_BUCKET_MB if args.system == "ddp_powersgd" else None
+    model = DistributedDataParallel(net, bucket_cap_mb=cap_mb)
+    if args.system == "ddp_fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif args.system == "ddp_powersgd":
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWER_SGD_START)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = algorithm_choices.plain_optimizer(net.parameters(), SETTINGS)
+    worker = Worker(args, dist.get_rank())
+    window = worker.window()
+    while window.goes_on():
+        worker.step(window, model, optimizer)
+    worker.write(window, net)
+    dist.destroy_process_group()
+
+
+def train_bagua(args: argparse.Namespace) -> None:
+    import bagua_core as bagua
+
+    bagua.init_process_group()
+    net = mlp(args.width)
+    build = algorithm_choices.CHOICES[args.system]
+    optimizer, algorithm = build(list(net.parameters()), SETTINGS)
+    model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+    worker: Worker | None = None
+    window: Window | None = None
+    done = 0
+    while True:
+        step = bagua.next_step()
+        if worker is None or window is None:  # the rank is known from the first boundary on
+            worker = Worker(args, bagua.get_rank())
+            window = worker.window(lambda: algorithm_choices.rounds_of(model))
+        if (step, bagua.get_world_size()) != (done, args.hosts):
+            raise RuntimeError(
+                f"step {step} with {bagua.get_world_size()} workers is not step {done}: a fault"
+            )
+        if not window.goes_on():
+            break
+        worker.step(window, model, optimizer)
+        done += 1
+    worker.write(window, net)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", "ddp_powersgd"]
+    parser.add_argument("--system", choices=systems, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hosts", type=int, required=True)
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="of a worker")
+    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--window-s", type=float, required=True)
+    parser.add_argument("--most-s", type=float, required=True)
+    parser.add_argument("--cycle", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=0)
+    args = parser.parse_args()
+    if args.system in algorithm_choices.CHOICES:
+        train_bagua(args)
+    else:
+        train_ddp(args)
+
+
+if __name__ == "__main__":
+    main()
