@@ -1,8 +1,13 @@
 """How does a worker show where its threads are, even while one of them holds the GIL?
 
-Owns the worker's end: a real-time signal that faulthandler answers from C, and the anonymous file, opened in
-advance, that it writes into. The agent finds both by the file's name, "bagua-stacks-<signal number>", among the
-worker's descriptors. Knows neither agent nor job; imports the standard library only, for it runs before torch.
+Owns the worker's end: a thread that writes all stacks when a byte comes through a pipe, a real-time signal that
+faulthandler answers from C, and the anonymous file, opened in advance, that both write into. The agent finds them by
+the file's name, "bagua-stacks-<signal number>-<the pipe's descriptor>-<process>", among the worker's descriptors.
+Knows neither agent nor job; imports the standard library only, for it runs before torch.
+
+The thread first: it holds the GIL while it writes, so nothing moves under it. From the signal no lock is taken, and a
+thread that ends meanwhile would end the whole process with SIGSEGV; it is for a process whose GIL is not to be had,
+where no thread of Python can end either.
 Invariant: nothing that a script uses is taken: no low descriptor, no signal that has a handler already.
 """
 
@@ -12,15 +17,19 @@ import faulthandler
 import fcntl
 import os
 import signal
+from _thread import start_new_thread  # one that threading.enumerate() does not show to scripts
 
 CHANNEL_PREFIX = "bagua-stacks-"  # also in bagua_agent/workers/stacks.py
 LEAST_DESCRIPTOR = 200  # scripts count on low numbers being free
+WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/stacks.py
 
 
 def answer_stack_requests() -> int | None:
-    """From now on the signal that is returned writes all threads' stacks; None if this system can't.
+    """From now on all threads' stacks are written on request, at the latest by the signal that is returned; None if
+    this system can't.
 
-    Forked children inherit it together with the file. A stack dump is never worth failing a worker for.
+    Forked children inherit the signal together with the file, but no thread. A stack dump is never worth failing a
+    worker for.
     """
     # From the top: the lowest real-time signals are the ones that libraries take.
     for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
@@ -29,17 +38,32 @@ def answer_stack_requests() -> int | None:
     else:
         return None
     try:
-        channel = _open_channel(f"{CHANNEL_PREFIX}{number}")
+        requests, ask_here = map(_moved_up, os.pipe2(os.O_CLOEXEC))
+        channel = _open_channel(f"{CHANNEL_PREFIX}{number}-{ask_here}-{os.getpid()}")
     except OSError:
         return None  # no memory files here, or no descriptor left
     faulthandler.register(number, file=channel, all_threads=True)
+    start_new_thread(_answer, (requests, channel))
     return number
 
 
+def _answer(requests: int, channel: int) -> None:
+    try:
+        while os.read(requests, 1):
+            faulthandler.dump_traceback(channel, all_threads=True)
+            os.write(channel, WHOLE.encode())
+    except OSError:
+        return  # a script that closes all descriptors has closed these too
+
+
 def _open_channel(name: str) -> int:
-    low = os.memfd_create(name, os.MFD_CLOEXEC)
+    channel = os.memfd_create(name, os.MFD_CLOEXEC)
     # Children share the offset; appending keeps their answers apart all the same.
-    fcntl.fcntl(low, fcntl.F_SETFL, os.O_APPEND)
+    fcntl.fcntl(channel, fcntl.F_SETFL, os.O_APPEND)
+    return _moved_up(channel)
+
+
+def _moved_up(low: int) -> int:
     try:
         high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR)
     except OSError:

@@ -87,7 +87,8 @@ def _situation(
         if member is None:
             continue  # it has ended, and nobody waits for it as far as it is known
         stall = stalls.get(placement.worker_id)
-        if stall is not None and stall.generation != record.number:
+        # Who waits in the generation before waits for the same worker as the newcomers of this one do.
+        if stall is not None and stall.generation not in (record.number, record.base):
             stall = None
         members.append(
             MemberState(

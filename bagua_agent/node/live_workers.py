@@ -22,6 +22,8 @@ from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 
 EXIT_BEFORE_SUSPICION_S = 0.02
+# The leader may be lost after it was found alive, or whoever followed it: asked again for as long as it matters.
+LEADER_AGAIN_S = 0.5
 
 
 class LiveWorkers:
@@ -229,7 +231,12 @@ class LiveWorkers:
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass
             job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
-        self._on_suspicion(now_s)
+        self._ask_for_the_leader(now_s)
+
+    def _ask_for_the_leader(self, now_s: float) -> None:
+        if self._suspected:
+            self._on_suspicion(now_s)
+            self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 
     def _went_on(self, worker_id: str, generation: int) -> None:
         """A stall is over; what else is told stands until a generation ends it."""

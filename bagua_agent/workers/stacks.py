@@ -1,7 +1,8 @@
 """Where do a node's workers stand? Saves all threads' stacks beside each worker's logs, before anything is killed.
 
-Asks by the signal that bagua_core/stack_dump.py answers from C, so a thread that holds the GIL is no obstacle,
-and adds what /proc says. Owns the asking and the file; why it is asked for is the caller's affair.
+Asks the worker's own thread for it (bagua_core/stack_dump.py), and where that does not answer, since another one holds
+the GIL, by the signal that is answered from C. Adds what /proc says. Owns the asking and the file; why it is asked for
+is the caller's affair.
 Invariants: bounded, whatever state a worker is in; a process that would die of the signal is never sent it.
 Blocks: call it from a thread that may wait.
 """
@@ -29,13 +30,17 @@ from bagua_agent.workers.process_status import (
 
 WITHIN_S = 5.0  # for one worker with its children; workers are asked side by side
 ANSWER_WITHIN_S = 2.0  # for one process: an answer takes milliseconds
+# Its thread waits for the GIL, which Python hands over every 5 ms: no answer by then is none.
+THREAD_ANSWERS_WITHIN_S = 0.5
 LOOK_AGAIN_S = 0.005
 NATIVE_WITHIN_S = 5.0
 MOST_CHILDREN = 32
 MOST_AT_ONCE = 16
 FILES_KEPT = 10  # a script that saves checkpoints for minutes must not fill a disk with stacks
 
-_CHANNEL = re.compile(r"^/memfd:bagua-stacks-(\d+)")  # also in bagua_core/stack_dump.py
+# both also in bagua_core/stack_dump.py
+_CHANNEL = re.compile(r"^/memfd:bagua-stacks-(\d+)-(\d+)-(\d+)")
+_WHOLE = "\n-- whole\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ def stacks_of(pid: int, within_s: float = ANSWER_WITHIN_S) -> str:
     found = _channel_of(pid)
     if found is None:
         raise NoAnswer("it has no place to write them to: no Python of ours, or not up yet")
-    link, number = found
+    link, number, ask_here = found
     try:
         # By pidfd: between looking and sending the number must not pass to another process. Our own opening of the
         # file outlives the process.
@@ -97,11 +102,38 @@ def stacks_of(pid: int, within_s: float = ANSWER_WITHIN_S) -> str:
         except OSError as error:
             raise NoAnswer(f"its stack file can't be read: {error.strerror}") from error
         try:
-            return _ask(pid, pidfd, number, answer, time.monotonic() + within_s)
+            deadline_s = time.monotonic() + within_s
+            text = _ask_its_thread(pid, ask_here, answer, within_s) if ask_here is not None else None
+            return _ask(pid, pidfd, number, answer, deadline_s) if text is None else text
         finally:
             os.close(answer)
     finally:
         os.close(pidfd)
+
+
+def _ask_its_thread(pid: int, ask_here: Path, answer: int, within_s: float) -> str | None:
+    """None if it does not answer in time, or can't: the signal may find out why."""
+    status = process_status(pid)
+    if status is None or status.is_stopped:
+        return None
+    written = os.fstat(answer).st_size
+    try:
+        request = os.open(ask_here, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None  # closed, or ended
+    try:
+        os.write(request, b"?")
+    except OSError:
+        return None  # nobody reads
+    finally:
+        os.close(request)
+    until_s = time.monotonic() + min(within_s / 2, THREAD_ANSWERS_WITHIN_S)
+    while time.monotonic() < until_s:
+        text = _read_from(answer, written)
+        if text.endswith(_WHOLE):
+            return text.removesuffix(_WHOLE)
+        time.sleep(LOOK_AGAIN_S)  # the kernel tells nobody that a file has grown, so this looks
+    return None
 
 
 def _ask(pid: int, pidfd: int, number: int, answer: int, deadline_s: float) -> str:
@@ -146,8 +178,9 @@ def _why_late(pid: int, before: SignalStatus, now: SignalStatus, text: str) -> s
     return f"it wrote nothing{state}"
 
 
-def _channel_of(pid: int) -> tuple[Path, int] | None:
-    """Path of the descriptor that leads to its stack file, and the signal that asks for them."""
+def _channel_of(pid: int) -> tuple[Path, int, Path | None] | None:
+    """Path of the descriptor that leads to its stack file, the signal that asks for them, and the pipe that asks its
+    thread; None for a forked child, which has none."""
     descriptors = Path(f"/proc/{pid}/fd")
     try:
         links = sorted(descriptors.iterdir(), key=lambda link: int(link.name))
@@ -159,7 +192,8 @@ def _channel_of(pid: int) -> tuple[Path, int] | None:
         except OSError:
             continue  # closed meanwhile
         if match:
-            return link, int(match[1])
+            ask_here = descriptors / match[2] if int(match[3]) == pid else None
+            return link, int(match[1]), ask_here
     return None
 
 

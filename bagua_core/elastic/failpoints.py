@@ -1,9 +1,13 @@
 """Where may a test make this process die, stop or wait? Named points at the protocol's edges.
 
 `BAGUA_FAILPOINTS` (through the worker's environment): `name=action[:argument][@step][#slot]`, several
-separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), exit:CODE, raise, sleep:SECONDS.
-Every firing is printed, so a fault test can assert that its fault happened. Without the variable a
-point costs one dictionary look-up.
+separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), exit:CODE, raise, sleep:SECONDS, and
+hold:DIRECTORY, which lets a test do anything at all to the process while it stands there. Every firing is printed,
+so a fault test can assert that its fault happened. Without the variable a point costs one dictionary look-up.
+
+Each fires once but `hold`, which fires whenever somebody asks for it: DIRECTORY/NAME is renamed to
+DIRECTORY/NAME.PID, which says who stands there, and the thread stays until that file is gone. If it says `raise`,
+the point raises instead.
 """
 
 from __future__ import annotations
@@ -15,6 +19,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+# A test that died holds nobody for longer; one that hangs a worker on purpose sees it replaced before.
+HOLD_LIMIT_S = 60.0
+_HOLD_LOOK_S = 0.002
 
 POINTS = frozenset(
     {
@@ -36,8 +45,8 @@ POINTS = frozenset(
 )
 _FORM = re.compile(
     r"(?P<name>[a-z.]+)="
-    r"(?P<action>kill|stop|raise|exit(?=:)|sleep(?=:))"
-    r"(:(?P<argument>(?<=exit:)\d+|(?<=sleep:)\d+(\.\d+)?))?"
+    r"(?P<action>kill|stop|raise|exit(?=:)|sleep(?=:)|hold(?=:))"
+    r"(:(?P<argument>(?<=exit:)\d+|(?<=sleep:)\d+(\.\d+)?|(?<=hold:)/[^;@#]+))?"
     r"(@(?P<step>\d+))?(#(?P<slot>\d+))?"
 )
 
@@ -48,11 +57,14 @@ class FailpointRaised(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
+    """directory: for the action `hold` alone."""
+
     name: str
     action: str
     argument: float
     step: int | None
     slot: int | None
+    directory: str = ""
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
@@ -62,20 +74,22 @@ def parse(text: str) -> tuple[Failpoint, ...]:
         match = _FORM.fullmatch(part)
         if match is None or match["name"] not in POINTS:
             raise ValueError(f"{part!r} is no failpoint; names are {', '.join(sorted(POINTS))}")
+        holds = match["action"] == "hold"
         points.append(
             Failpoint(
                 match["name"],
                 match["action"],
-                float(match["argument"] or 0),
+                0.0 if holds else float(match["argument"] or 0),
                 int(match["step"]) if match["step"] else None,
                 int(match["slot"]) if match["slot"] else None,
+                match["argument"] if holds else "",
             )
         )
     return tuple(points)
 
 
 class Failpoints:
-    """The points set for this process; each fires once."""
+    """The points set for this process; each fires once, but holds as often as asked for."""
 
     def __init__(self, text: str = "", slot: int = 0) -> None:
         self._points: dict[str, list[Failpoint]] = {}
@@ -88,15 +102,18 @@ class Failpoints:
         if not waiting:
             return
         for point in waiting:
-            if point.step is None or point.step == step:
-                waiting.remove(point)
-                self._fire(point, step)
-                return
+            if point.step is not None and point.step != step:
+                continue
+            if point.action == "hold":
+                if _is_held(point, step):
+                    return
+                continue
+            waiting.remove(point)
+            self._fire(point, step)
+            return
 
     def _fire(self, point: Failpoint, step: int) -> None:
-        print(
-            f"bagua failpoint {point.name} fired: {point.action} at step {step}", file=sys.stderr, flush=True
-        )
+        _say(point, step)
         if point.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif point.action == "stop":
@@ -108,3 +125,31 @@ class Failpoints:
             time.sleep(point.argument)  # the fault itself, not synchronisation
         else:
             raise FailpointRaised(f"failpoint {point.name} at step {step}")
+
+
+def _say(point: Failpoint, step: int, more: str = "") -> None:
+    # one write of one line: agents and other workers write to the same terminal
+    sys.stderr.write(f"bagua failpoint {point.name} fired: {point.action} at step {step}{more}\n")
+    sys.stderr.flush()
+
+
+def _is_held(point: Failpoint, step: int) -> bool:
+    """Whether somebody asked for it; returns when they let go. Raises FailpointRaised if that is what they want."""
+    asked = Path(point.directory, point.name)
+    standing = asked.with_name(f"{point.name}.{os.getpid()}")
+    try:
+        asked.rename(standing)
+    except FileNotFoundError:
+        return False
+    _say(point, step)
+    until_s = time.monotonic() + HOLD_LIMIT_S
+    while time.monotonic() < until_s:
+        try:
+            said = standing.read_text()
+        except FileNotFoundError:
+            return True
+        if said == "raise":
+            raise FailpointRaised(f"failpoint {point.name} at step {step}")
+        time.sleep(_HOLD_LOOK_S)  # the fault itself, not synchronisation
+    _say(point, step, f": nobody let go within {HOLD_LIMIT_S:g} s")
+    return True

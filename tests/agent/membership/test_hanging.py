@@ -76,6 +76,20 @@ def test_the_order_under_way_is_no_replacement_yet() -> None:
     assert given_up.hang_order is not None and given_up.hang_order.outcome is Hang.GIVE_UP
 
 
+def test_who_waits_before_the_switch_waits_for_the_same_worker_as_the_newcomer() -> None:
+    """b0 hangs in the step in which all would have switched: a0 waits in generation 2, the newcomer in 3."""
+    members = [member("a0", committed=2), member("b0", committed=2), member("c0")]
+    view = picture(
+        [agent("a"), agent("b"), agent("c")],
+        members,
+        record(3, "a0 b0 c0:3"),
+        earlier=(record(2, "a0 b0"),),
+        suspicions=(stall("a0", 2), stall("c0", 3)),
+    )
+    order = decision_at(601.0, view).hang_order
+    assert order is not None and (order.outcome, order.workers) == (Hang.REPLACE, ("b0",))
+
+
 def test_an_order_of_an_older_generation_goes() -> None:
     order = HangOrder(1, Hang.NAME, ("b0",), "")
     assert decision_at(5.0, running(hang_order=order)).hang_order is None

@@ -25,6 +25,8 @@ assert number, "no signal"
 def ready(text="ready"):
     print(text, flush=True)
 """
+# As where another thread holds the GIL: only the signal is left.
+NO_THREAD = "import _thread\n_thread.start_new_thread = lambda *_: None\n" + PRELUDE
 
 
 class Scripts:
@@ -73,7 +75,7 @@ def test_tight_python_loop_and_a_second_thread(scripts: Scripts, tmp_path: Path)
     text, problem = saved(process, tmp_path)
     assert problem == ""
     assert "in spin" in text and "in sleeper" in text
-    assert "saved because: a test" in text and "2 threads" in text
+    assert "saved because: a test" in text and "3 threads" in text
     assert list(tmp_path.glob("stacks-*Z.txt"))
     assert process.poll() is None, "asking must not end it"
 
@@ -86,6 +88,21 @@ def test_loop_in_c_that_keeps_the_gil(scripts: Scripts, tmp_path: Path) -> None:
     )
     text, problem = saved(process, tmp_path)
     assert problem == "" and "in hold" in text
+
+
+def test_threads_that_come_and_go_do_not_end_the_process(scripts: Scripts) -> None:
+    process, _ = scripts.start(
+        "def come_and_go():\n"
+        "    while True:\n"
+        "        some = [threading.Thread(target=time.sleep, args=(0.0005,)) for _ in range(3)]\n"
+        "        for one in some:\n            one.start()\n"
+        "        for one in some:\n            one.join()\n"
+        "threading.Thread(target=come_and_go, daemon=True).start()\n"
+        "def wait():\n    ready()\n    while True:\n        threading.Event().wait(0.05)\nwait()\n"
+    )
+    for _ in range(200):
+        assert "in wait" in stacks_of(process.pid)
+    assert process.poll() is None
 
 
 def test_again_and_again_gives_one_answer_each(scripts: Scripts) -> None:
@@ -129,14 +146,14 @@ def test_stopped_process_is_said_to_be_stopped_and_not_waited_for(scripts: Scrip
 
 def test_blocked_signal_is_bounded_and_said(scripts: Scripts, tmp_path: Path) -> None:
     process, _ = scripts.start(
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n", NO_THREAD
     )
     with pytest.raises(NoAnswer, match="did not take the signal, which it blocks"):
         stacks_of(process.pid, 0.1)
 
 
 def test_a_process_that_would_die_of_the_signal_is_not_sent_it(scripts: Scripts) -> None:
-    process, _ = scripts.start("signal.signal(number, signal.SIG_DFL)\nready()\ntime.sleep(60)\n")
+    process, _ = scripts.start("signal.signal(number, signal.SIG_DFL)\nready()\ntime.sleep(60)\n", NO_THREAD)
     with pytest.raises(NoAnswer, match="would kill it"):
         stacks_of(process.pid)
     assert process.poll() is None
@@ -158,7 +175,7 @@ def test_ended_process_and_a_directory_that_is_gone(scripts: Scripts, tmp_path: 
 
 def test_several_workers_are_asked_side_by_side(scripts: Scripts, tmp_path: Path) -> None:
     silent = "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n"
-    started = [scripts.start(silent)[0] for _ in range(3)]
+    started = [scripts.start(silent, NO_THREAD)[0] for _ in range(3)]
     targets = []
     for number, process in enumerate(started):
         (tmp_path / str(number)).mkdir()
