@@ -91,6 +91,7 @@ def test_the_short_form_has_every_row_and_every_point() -> None:
     assert cells == table.diagonal(SEED), "the same each time"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", jobs_of_the_diagonal())
 def test_a_choice_of_faults_each_at_its_point(job: MakeJob, make_lab: MakeLab, name: str) -> None:
     suffer_all(job, make_lab, jobs_of_the_diagonal()[name])
