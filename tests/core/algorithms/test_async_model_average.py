@@ -143,9 +143,10 @@ def test_a_paused_worker_takes_part_in_no_further_round_and_stops_nobody() -> No
         assert w.exchange.rounds == 0
         if w.rank == 1:
             w.exchange.resume()
-        for _ in range(2):
-            w.step()
-            assert w.exchange.wait_for_round(LIMIT_S)
+        w.step()
+        assert w.exchange.wait_for_round(LIMIT_S)
+        # Whatever begins with the last step is not waited for: a worker may be one round ahead of the other.
+        w.step()
         assert w.exchange.rounds >= 1
 
     run_ranks(members, act)
