@@ -49,6 +49,8 @@ class StoreCredentials:
     password_file: str | None = None
 
 
+# torchrun's, where nothing else is said
+STATIC_MASTER_PORT = 29500
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 

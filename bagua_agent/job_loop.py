@@ -310,8 +310,8 @@ class JobLoop:
         seen.leaving_signal = number
         self._own_key.leaving()
         self._job.history.own(job_history.node_leaving(self._agent_id))
-        self._way.leave()
-        self._narrator.tell("leaving at the next step boundary; a second signal ends it at once")
+        when = self._way.leave()
+        self._narrator.tell(f"leaving {when}; a second signal ends it at once")
         if not self._way.ready_workers:
             seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
 

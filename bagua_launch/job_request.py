@@ -29,13 +29,7 @@ from bagua_launch.rendezvous_request import (
 )
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
-_WITHOUT_EFFECT_SO_FAR = (
-    "numa_binding",
-    "event_log_handler",
-    "logs_specs",
-    "monitor_interval",
-    "start_method",
-)
+_WITHOUT_EFFECT = ("event_log_handler", "logs_specs", "monitor_interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +215,8 @@ def _check_local_ranks(values: Values, config: JobConfig) -> None:
 
 
 def _notes(values: Values, place: Rendezvous, waits: Waits) -> tuple[str, ...]:
-    without = [values[key].where for key in _WITHOUT_EFFECT_SO_FAR if key in values]
+    without = [values[key].where for key in _WITHOUT_EFFECT if key in values]
     without += [f"{values['rdzv_conf'].where} {key}" for key in waits.without_effect]
     if not without:
         return place.notes
-    return (*place.notes, f"taken, but without effect so far: {', '.join(without)}")
+    return (*place.notes, f"taken, but without effect: {', '.join(without)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 
 SIZE = "Size"
 RENDEZVOUS = "Rendezvous"
@@ -151,7 +151,7 @@ RUN_OPTIONS = (
         "NAME",
     ),
     Option("monitor-interval", PROGRAM, "Taken; exits are seen at once, without an interval.", "SECONDS"),
-    Option("event-log-handler", PROGRAM, "Taken, without effect so far.", "NAME"),
+    Option("event-log-handler", PROGRAM, "Taken, without effect.", "NAME"),
     Option("log-dir", LOGS, "Directory for log files; each run has a directory of its own there.", "DIR"),
     Option(
         "redirects",
@@ -169,7 +169,7 @@ RUN_OPTIONS = (
         "WORD,...",
     ),
     Option("duplicate-stderr-filters", LOGS, "The same for stderr.", "WORD,..."),
-    Option("logs-specs", LOGS, "Taken, without effect so far.", "NAME"),
+    Option("logs-specs", LOGS, "Taken, without effect.", "NAME"),
     Option("local-addr", ADDRESSES, "This node's address, as its peers reach it.", "ADDRESS"),
     Option(
         "master-addr",
@@ -177,12 +177,12 @@ RUN_OPTIONS = (
         "As with torchrun's static rendezvous: the node that hosts the store.",
         "ADDRESS",
     ),
-    Option("master-port", ADDRESSES, "Its port. Default 29500.", "PORT"),
+    Option("master-port", ADDRESSES, f"Its port. Default {STATIC_MASTER_PORT}.", "PORT"),
     Option("node-rank", ADDRESSES, "Under static rendezvous, 0 on the node that hosts the store.", "N"),
     Option(
         "numa-binding",
         BINDING,
-        "Taken, without effect so far.",
+        "Processors of each worker: those near its GPU by node or socket, exclusive, or core-complex.",
         "MODE",
     ),
     Option("virtual-local-rank", BINDING, "LOCAL_RANK is 0 for every worker, which sees only its own GPU."),

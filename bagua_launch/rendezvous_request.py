@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from bagua_agent.errors import UserError
+from bagua_agent.job_config import STATIC_MASTER_PORT
 from bagua_agent.store import endpoints as store_endpoints
 from bagua_agent.store.keys import check_id
 from bagua_launch import scalar_values
@@ -16,7 +17,6 @@ from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts
 from bagua_launch.precedence import Said, Values
 
-STATIC_PORT = 29500
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 
 # torchrun's own keys, and the field each stands for; None: taken, without effect
@@ -99,7 +99,7 @@ def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: 
 
 def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFacts) -> Rendezvous:
     address = values["master_addr"]
-    port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_PORT
+    port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_MASTER_PORT
     host = address.text.strip("[]")
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     endpoints = parse_endpoints(Said(endpoint, address.where))

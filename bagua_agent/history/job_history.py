@@ -99,7 +99,7 @@ def node_joined(agent_id: str, slots: int) -> JobEvent:
 
 
 def node_leaving(agent_id: str) -> JobEvent:
-    return JobEvent(f"leaving-{agent_id}", EventKind.NODE_LEAVING, "leaves at the next step boundary")
+    return JobEvent(f"leaving-{agent_id}", EventKind.NODE_LEAVING, "was asked to leave")
 
 
 def node_lost(agent_id: str, node_name: str, generation: int) -> JobEvent:

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 from bagua_agent.membership import targets
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
+from bagua_agent.membership.detection import who_lives
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.root_cause import first_cause
@@ -55,7 +56,7 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
     failed = [a for a in inside if _run(a, record) is Run.FAILED]
     gone = [a for a in _agents_of(record) if a not in view.agents or evidence.is_dead(view.agents[a])]
     if failed and not gone:
-        question = _who_lives(inside, failed, evidence, policy, now_s)
+        question = _who_lives(view, inside, failed, evidence, policy, now_s)
         if question is not None:
             return question
     if gone:
@@ -94,28 +95,24 @@ def _begin(
 
 
 def _who_lives(
-    inside: list[AgentView], failed: list[AgentView], evidence: Evidence, policy: Policy, now_s: float
+    view: JobView,
+    inside: list[AgentView],
+    failed: list[AgentView],
+    evidence: Evidence,
+    policy: Policy,
+    now_s: float,
 ) -> Decision | None:
     """A host's death shows first as errors of its peers' workers: ask before anybody is blamed."""
     since_s = min(a.run_since_s for a in failed)
-    ask, awaited_until_s = [], []
-    for agent in inside:
-        if agent in failed or agent.agent_id == evidence.observer_agent_id:
-            continue
-        if evidence.alive_agents.get(agent.agent_id, float("-inf")) >= since_s:
-            continue
-        probe = evidence.probes.get(agent.agent_id)
-        if probe is not None and now_s < probe.asked_at_s + 2 * policy.probe_window_s:
-            awaited_until_s.append(probe.asked_at_s + 2 * policy.probe_window_s)
-        else:
-            ask.append(agent.agent_id)
-    if not ask and not awaited_until_s:
+    others = [a.agent_id for a in inside if a not in failed]
+    inquiry = who_lives(view, evidence, others, since_s, now_s, policy)
+    if inquiry.settled:
         return None
     names = ", ".join(a.node_name for a in failed)
     return Decision(
-        AskWhetherAlive(tuple(ask)) if ask else None,
+        AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
         f"workers failed on {names}; asking whether the other nodes live",
-        min(awaited_until_s, default=None),
+        inquiry.again_at_s,
     )
 
 

@@ -93,8 +93,9 @@ class LiveWorkers:
     def met(self, generation: int, address: str) -> None:
         """Restart mode alone has meetings."""
 
-    def leave(self) -> None:
+    def leave(self) -> str:
         self._sessions.tell_leave()
+        return "at the next step boundary"
 
     # -- what the workers do
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
@@ -217,7 +217,7 @@ class NodeWorkers:
             world_size=config.slots,
             node_count=1,
             master_addr=config.master_addr or self._bind_host,
-            master_port=config.master_port or 29500,
+            master_port=config.master_port or STATIC_MASTER_PORT,
             run_id=config.job_id,
             restart_count=self._restarts,
             max_restarts=config.max_restarts,

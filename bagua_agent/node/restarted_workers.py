@@ -85,8 +85,9 @@ class RestartedWorkers:
     def refuse(self, worker_id: str, difference: str) -> None:
         """Live jobs alone look at fingerprints."""
 
-    def leave(self) -> None:
+    def leave(self) -> str:
         """The leader sees it in this node's key and writes a generation without it."""
+        return "as soon as the others go on without it"
 
     # -- what the workers do
 

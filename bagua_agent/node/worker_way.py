@@ -32,8 +32,8 @@ class WorkerWay(Protocol):
     def met(self, generation: int, address: str) -> None:
         """Where the workers of a RESTART generation meet."""
 
-    def leave(self) -> None:
-        """This node leaves at the next step boundary."""
+    def leave(self) -> str:
+        """This node leaves. Returns when its workers go, for people."""
 
     # -- what the workers do
 

@@ -184,10 +184,10 @@ def test_version(launch: Launcher) -> None:
 
 
 def test_notes_go_to_stderr(launch: Launcher) -> None:
-    result = launch("--logs-specs", "x", "--numa-binding", "node", "train.py")
+    result = launch("--logs-specs", "x", "--monitor-interval", "1", "train.py")
     assert (result.exit_code, result.stdout) == (7, "")
     assert result.stderr == (
-        "bagua-launch: note: taken, but without effect so far: --numa-binding, --logs-specs\n"
+        "bagua-launch: note: taken, but without effect: --logs-specs, --monitor-interval\n"
     )
 
 

@@ -139,7 +139,7 @@ def test_waits_refused(text: str, line: str) -> None:
 
 def test_keys_of_torchrun_without_meaning_here_are_taken_with_a_note() -> None:
     assert asked(rdzv_conf="read_timeout=60,use_libuv=1").notes == (
-        "taken, but without effect so far: --rdzv-conf read_timeout, --rdzv-conf use_libuv",
+        "taken, but without effect: --rdzv-conf read_timeout, --rdzv-conf use_libuv",
     )
 
 
@@ -286,12 +286,10 @@ def test_plain_values_refused(key: str, text: str) -> None:
 
 
 def test_options_without_effect_are_told_once() -> None:
-    assert asked(
-        numa_binding="node", event_log_handler="null", logs_specs="x", monitor_interval="5"
-    ).notes == (
-        "taken, but without effect so far: "
-        "--numa-binding, --event-log-handler, --logs-specs, --monitor-interval",
+    assert asked(event_log_handler="null", logs_specs="x", monitor_interval="5").notes == (
+        "taken, but without effect: --event-log-handler, --logs-specs, --monitor-interval",
     )
+    assert asked(numa_binding="node", start_method="spawn").notes == ()
 
 
 def test_credentials() -> None:
