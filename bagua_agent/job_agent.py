@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import shutil
@@ -16,7 +17,7 @@ from bagua_agent.errors import BaguaError
 from bagua_agent.job_config import JobConfig
 from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.node.local_address import local_address
-from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script_mode import Mode, guess_mode
 from bagua_agent.process_messages import SignalCame, WorkerExited
@@ -40,6 +41,8 @@ def run_job(config: JobConfig) -> int:
 
 
 def _run(config: JobConfig) -> int:
+    for name, value in NO_GRPC_FORK_HANDLERS.items():
+        os.environ.setdefault(name, value)  # before gRPC is loaded
     node_name = socket.gethostname().split(".")[0] or "node"
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)

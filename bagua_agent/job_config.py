@@ -87,6 +87,7 @@ class JobConfig:
     shutdown_timeout_s: float = 30.0
     numa_binding: str | None = None
     virtual_local_rank: bool = False
+    run_as: str | None = None  # account of the workers; None: the agent's own
 
     log_dir: str | None = None
     redirects: str = "0"

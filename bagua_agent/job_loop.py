@@ -90,6 +90,7 @@ class JobLoop:
             lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message)),
         )
         self._closers.append(self._sessions.stop)
+        workers.admit_to(session_socket(directory))
         for worker_id in workers.worker_ids:
             self._sessions.expect(worker_id)
         workers.on_spawning = self._sessions.expect

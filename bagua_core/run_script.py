@@ -325,7 +325,7 @@ def _without_runner(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _write_error_file(error: BaseException) -> None:
-    """The file that torch's `@record` writes, for scripts without it; never over an existing one."""
+    """The file that torch's `@record` writes, for scripts without it; never over one that says something."""
     path = next((value for name in ERROR_FILE_VARIABLES if (value := os.environ.get(name))), None)
     if path is None:
         return
@@ -341,10 +341,9 @@ def _write_error_file(error: BaseException) -> None:
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
     content = json.dumps({"message": {"message": text, "extraInfo": extra}})
     try:
-        with open(path, "x") as file:
-            file.write(content)
-    except FileExistsError:
-        return
+        with open(path, "a") as file:  # an empty one may have been made for us, where we may make none
+            if file.tell() == 0:
+                file.write(content)
     except OSError as problem:
         sys.stderr.write(f"bagua: could not write the error file {path}: {problem}\n")
 

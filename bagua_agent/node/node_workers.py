@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
+from bagua_agent.workers.account import find_account
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
 from bagua_agent.workers.guardian import Guardian
@@ -41,6 +42,7 @@ TRAINING_IMPORTS = ("torch._dynamo",)
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
+# gRPC's fork handlers are of no use to an agent, which forks only to execute at once, and complain on its terminal.
 # DataLoader processes are forked from a worker whose session is open. They never use gRPC, and its own fork handlers
 # are what can hang or crash such a fork (grpc issue 32992); a script that needs them sets the variable itself.
 NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
@@ -97,6 +99,7 @@ class NodeWorkers:
         self.output = OutputRouter(
             options, self._layout, prefixed=options.needs_prefix(config.slots, config.max_nodes)
         )
+        self._account = find_account(config.run_as) if config.run_as is not None else None
         self._guardian = Guardian()
         self._exit_watch = ExitWatch(lambda worker, code: on_exit(worker.worker_id, code))
         self._workers: dict[str, NodeWorker] = {}
@@ -121,11 +124,16 @@ class NodeWorkers:
         self._guardian.remove_directory(self._runtime_directory)
         if self._made_log_dir:
             self._guardian.prune_directory(self._layout.log_dir)
+        if self._account is not None:
+            self._account.admit(self._runtime_directory)
         self._exit_watch.start()
         self.output.start()
         if can_be_warm(self._config.command, self._config.start_method):
             self._warm = WarmParent(
-                self._config.command, self._helper_environment(), preimport=(*PREIMPORT, *TRAINING_IMPORTS)
+                self._config.command,
+                self._helper_environment(),
+                preimport=(*PREIMPORT, *TRAINING_IMPORTS),
+                account=self._account,
             )
             self._warm.start()
         elif at_once:
@@ -145,6 +153,11 @@ class NodeWorkers:
 
         self._warming = threading.Thread(target=wait, name="bagua-warming", daemon=True)
         self._warming.start()
+
+    def admit_to(self, socket: Path) -> None:
+        """Workers may connect to this socket, and nobody else but root."""
+        if self._account is not None:
+            self._account.give_socket(socket)
 
     def guard_group(self, pgid: int) -> None:
         """This process group does not outlive the agent either."""
@@ -182,6 +195,8 @@ class NodeWorkers:
             self._gate_open = True
         self.on_spawning(worker_id)
         files = self._layout.make_worker_directory(slot, worker_id)
+        if self._account is not None:
+            self._account.give_file(files.error)
         config = self._config
         cpus = None
         if config.numa_binding and self._topology is not None:
@@ -194,6 +209,7 @@ class NodeWorkers:
             inherit_stdin=self._config.slots == 1 and self._config.max_nodes == 1,
             cpus=cpus,
             warm=self._warm,
+            account=self._account,
         )
         self._guardian.register(process.pid)
         self.output.attach(process)
@@ -239,7 +255,8 @@ class NodeWorkers:
             error_file=str(files.error),
         )
         torchrun = torchrun_variables(place, os.environ, virtual_local_rank=config.virtual_local_rank)
-        return {**NO_GRPC_FORK_HANDLERS, **os.environ, **torchrun, **own.encode()}
+        whose = {} if self._account is None else self._account.environment
+        return {**NO_GRPC_FORK_HANDLERS, **os.environ, **whose, **torchrun, **own.encode()}
 
     def _helper_environment(self) -> Mapping[str, str]:
         """A worker's, without what makes it one."""
@@ -253,7 +270,7 @@ class NodeWorkers:
         stderr_tail = self.output.finish(worker_id)
         self._guardian.unregister(worker.process.pid)
         try:
-            error_text: str | None = worker.files.error.read_text(errors="replace")
+            error_text: str | None = worker.files.error.read_text(errors="replace") or None
         except OSError:
             error_text = None  # most workers leave none
         worker.process.close()
@@ -295,7 +312,7 @@ class NodeWorkers:
         From threads that live as long as the agent. Raises InfrastructureLost.
         """
         if self._store_host is None:
-            self._store_host = StoreHost(self._helper_environment(), warm=self._warm)
+            self._store_host = StoreHost(self._helper_environment(), warm=self._warm, account=self._account)
         if self._meeting_port:
             self._store_host.drop(self._meeting_port)
         self._meeting_port = self._store_host.open(self._bind_host, self._config.master_port or 0)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bagua_agent.job_config import WorkerCommand
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.warm_fit import StartPlace
 from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_command import PREIMPORT, check_command, command_line, worker_python
@@ -40,6 +41,7 @@ def spawn_worker(
     preimport: tuple[str, ...] = PREIMPORT,
     cpus: frozenset[int] | None = None,
     warm: WarmParent | None = None,
+    account: Account | None = None,
 ) -> WorkerProcess:
     """Start a worker; returns as soon as it is executed or forked.
 
@@ -47,13 +49,13 @@ def spawn_worker(
     gated: the script starts only after `open_gate()`. stdout, stderr: files to append to; None makes a
     pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules
     that the runner imports before the gate. cpus: the only processors it may use. warm: what to fork it from,
-    if possible; waited for until it has imported everything.
+    if possible; waited for until it has imported everything. account: whose process it is; None: the agent's.
     Raises UserError when what the command names cannot be run.
     """
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))
     check_command(command, where, python=python, path=env.get("PATH"))
-    place = StartPlace(env, where, python, preimport)
+    place = StartPlace(env, where, python, preimport, account)
     child_ends: list[int] = []  # closed here once the child has them
     own_ends: list[int] = []  # closed here only if there will be no child
     try:
@@ -133,6 +135,7 @@ def _spawn(
                 stderr=stderr,
                 pass_fds=(gate_child,) if gated else (),
                 start_new_session=True,
+                **(place.account.process_arguments if place.account else {}),
             )
     except BaseException:
         if gate_fd is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bagua_agent.errors import InfrastructureLost
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.request_socket import HelperGone, RequestSocket
 from bagua_agent.workers.spawn import spawn_worker
 from bagua_agent.workers.termination import kill_group
@@ -30,11 +31,17 @@ class StoreHost:
     """Call from threads that live as long as the agent. env: a worker's. warm: what to fork it from."""
 
     def __init__(
-        self, env: Mapping[str, str], *, directory: Path | None = None, warm: WarmParent | None = None
+        self,
+        env: Mapping[str, str],
+        *,
+        directory: Path | None = None,
+        warm: WarmParent | None = None,
+        account: Account | None = None,
     ) -> None:
         self._env = dict(env)
         self._directory = directory
         self._warm = warm
+        self._account = account
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
         self._requests: RequestSocket | None = None
@@ -101,6 +108,7 @@ class StoreHost:
                 stdin=other.fileno(),
                 preimport=(),
                 warm=self._warm,
+                account=self._account,
             )
         except BaseException:
             own.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.account import Account
 
 # Variables that differ from worker to worker. They are read by the script, torch.distributed or bagua_core
 # when they are used, not when a library is loaded.
@@ -29,12 +30,13 @@ MAX_DEATHS_IN_A_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class StartPlace:
-    """What a process is started with. `env` is its whole environment, `python` its interpreter."""
+    """What a process is started with. env: its whole environment. python: its interpreter. account: None for ours."""
 
     env: Mapping[str, str]
     directory: Path
     python: str
     preimport: tuple[str, ...]
+    account: Account | None = None
 
 
 def why_not_forked(
@@ -43,6 +45,8 @@ def why_not_forked(
     """None if a fork of a process started with `parent` can stand for a start with `wanted`; else the reason."""
     if wanted.python != parent.python:
         return f"its interpreter is {wanted.python}"
+    if wanted.account != parent.account:
+        return f"it runs as {'the agent' if wanted.account is None else wanted.account.name}"
     if wanted.directory != parent.directory:
         return f"its directory is {wanted.directory}"
     if not set(wanted.preimport) <= set(parent.preimport):

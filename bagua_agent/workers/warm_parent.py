@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.orphans import adopting, reap_orphans
 from bagua_agent.workers.request_socket import HelperGone, RequestSocket
 from bagua_agent.workers.warm_fit import StartPlace, restart_delay_s, why_not_forked
@@ -46,10 +47,12 @@ class WarmParent:
         *,
         directory: Path | None = None,
         preimport: tuple[str, ...] = PREIMPORT,
+        account: Account | None = None,
     ) -> None:
         python = worker_python(env.get("PYTHON_EXEC"))
         self._command = command
-        self._place = StartPlace(dict(env), Path.cwd() if directory is None else directory, python, preimport)
+        where = Path.cwd() if directory is None else directory
+        self._place = StartPlace(dict(env), where, python, preimport, account)
         self._lock = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
         self._requests: RequestSocket | None = None
@@ -228,4 +231,5 @@ def _start(line: list[str], place: StartPlace, control: socket.socket) -> subpro
         stderr=subprocess.DEVNULL,
         pass_fds=(control.fileno(),),
         start_new_session=True,
+        **(place.account.process_arguments if place.account else {}),
     )

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.orphans import adopting, is_orphan, reap_orphans
 from bagua_agent.workers.warm_fit import StartPlace, can_be_warm, restart_delay_s, why_not_forked
 from tests.agent.workers.worker_lab import wait_until
@@ -31,6 +32,7 @@ PARENT = StartPlace({"A": "1", "RANK": "0", "BAGUA_SLOT": "0"}, Path("/d"), "pyt
         (replace(PARENT, env={"RANK": "0"}), "its A differs"),
         (replace(PARENT, python="other"), "interpreter"),
         (replace(PARENT, directory=Path("/e")), "directory"),
+        (replace(PARENT, account=Account("other", 5, 5, (), "/", "/bin/sh")), "it runs as other"),
     ],
 )
 def test_only_what_is_read_late_may_differ(wanted: StartPlace, reason: str | None) -> None:

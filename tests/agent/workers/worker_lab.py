@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.spawn import spawn_worker
 from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_process import WorkerProcess
@@ -70,6 +71,7 @@ class Workers:
         stdout: Path | None = None,
         cpus: frozenset[int] | None = None,
         warm: WarmParent | None = None,
+        account: Account | None = None,
     ) -> WorkerProcess:
         worker = spawn_worker(
             WorkerCommand(kind, str(target), args),
@@ -82,6 +84,7 @@ class Workers:
             preimport=preimport,
             cpus=cpus,
             warm=warm,
+            account=account,
         )
         self.started.append(worker)
         return worker
