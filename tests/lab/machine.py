@@ -91,10 +91,11 @@ class Machine:
         check: bool = True,
         env: Mapping[str, str] | None = None,
         text: str = "",
+        timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on it, as root in /root, to its end."""
         done = subprocess.run(
-            self._entrance(argv, env), input=text, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S,
+            self._entrance(argv, env), input=text, capture_output=True, text=True, timeout=timeout_s,
             check=False,
         )  # fmt: skip
         if check and done.returncode != 0:

@@ -1,0 +1,47 @@
+"""What runs in a unit: the job agent that a person's `bagua-launch` would be, as a daemon asked for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from bagua_agent.errors import UserError
+from bagua_agent.service.units import read_request
+
+EXIT_CODE = "exit-code"
+
+
+def main(folder: Path) -> int:
+    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent."""
+    code = _run(folder)
+    unfinished = folder / f"{EXIT_CODE}.new"
+    unfinished.write_text(str(code))
+    unfinished.rename(folder / EXIT_CODE)
+    return code
+
+
+def _run(folder: Path) -> int:
+    try:
+        request = read_request(folder)
+        os.chdir(request.directory)
+    except UserError as error:
+        print(f"bagua-agent: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except OSError as error:
+        said = f"job {request.config.job_id!r} starts in {request.directory!r}: {error.strerror}"
+        print(
+            f"bagua-agent: {said}; make it on this node, or submit from one that all nodes have",
+            file=sys.stderr,
+        )
+        return UserError.exit_code
+    os.environ.clear()
+    os.environ.update(request.environment)
+
+    from bagua_agent.job_agent import run_job
+
+    return run_job(request.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,128 @@
+"""What is a unit, and what can a daemon do with one? A job agent that runs beside the daemon and outlives it.
+
+The seam between deciding (cluster/unit_plan.py) and systemd or plain processes. A unit is known by its job, so a daemon
+that starts again finds those of the one before. Everything a unit needs lies in a folder of its own, root's alone: what
+is secret in it is in no command line and in no property that others can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_config import JobConfig
+from bagua_agent.job_file import decode, encode
+from bagua_agent.store.keys import check_id
+
+REQUEST = "request.json"
+ORDER = "order.json"
+NOT_KNOWN = 128 + 9
+"""Exit code of one that ended without a word: killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRequest:
+    """What a unit runs. environment: the whole of it, for its agent and, but for their own variables, its workers."""
+
+    config: JobConfig
+    environment: Mapping[str, str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnit:
+    """pid: of its agent, 0 once that has ended. exit_code: as a shell says it; None while it runs."""
+
+    job_id: str
+    pid: int
+    exit_code: int | None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.exit_code is None
+
+
+class UnitRunner(Protocol):
+    """Blocking calls, each bounded. Raises InfrastructureLost if what runs the units does not do as asked."""
+
+    def start(self, job_id: str, folder: Path) -> None:
+        """Run what `folder` asks for (UnitFolders.make)."""
+
+    def found(self) -> list[FoundUnit]:
+        """All there are, those that have ended included until they are forgotten."""
+
+    def ask_to_leave(self, job_id: str) -> None:
+        """SIGTERM to its agent alone."""
+
+    def kill(self, job_id: str) -> None:
+        """SIGKILL to everything in it."""
+
+    def forget(self, job_id: str) -> None:
+        """End what is left of one whose agent has ended; it is found no more."""
+
+
+def unit_command(folder: Path) -> list[str]:
+    """What a unit executes. Isolated: nothing of a job's environment is read before the job's own account is taken."""
+    return [sys.executable, "-P", "-m", "bagua_agent.service.run_unit", str(folder)]
+
+
+class UnitFolders:
+    """One folder a job in `parent`, 0700."""
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        parent.chmod(0o700)
+
+    def of(self, job_id: str) -> Path:
+        return self._parent / check_id("job", job_id)
+
+    def make(self, request: UnitRequest, order: int) -> Path:
+        """A fresh one for a new start; what an earlier start left is removed."""
+        folder = self.of(request.config.job_id)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        _write(folder / ORDER, {"order": order})
+        wanted = {
+            "config": encode(request.config),
+            "environment": dict(request.environment),
+            "directory": request.directory,
+        }
+        _write(folder / REQUEST, wanted)
+        return folder
+
+    def order(self, job_id: str) -> int:
+        """Number of the order that it was started for; 0 if that is not known."""
+        try:
+            number = json.loads((self.of(job_id) / ORDER).read_text())["order"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0  # a daemon that was killed between two writes
+        return number if isinstance(number, int) else 0
+
+    def remove(self, job_id: str) -> None:
+        shutil.rmtree(self.of(job_id), ignore_errors=True)
+
+
+def read_request(folder: Path) -> UnitRequest:
+    """Raises UserError."""
+    path = folder / REQUEST
+    try:
+        read = json.loads(path.read_text())
+        return UnitRequest(decode(read["config"]), dict(read["environment"]), str(read["directory"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} can't be read ({type(error).__name__}: {error}); the daemon writes it"
+        ) from error
+
+
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)

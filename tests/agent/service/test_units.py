@@ -1,0 +1,95 @@
+"""A unit outlives its daemon, is found again, leaves, is killed whole: as a process, and under a real systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.service.systemd_units import PREFIX, read_unit
+from bagua_agent.service.units import FoundUnit, UnitFolders, read_request
+from tests.lab import machine
+from tests.lab.fixtures import MakeLab, make_lab
+from tests.lab.machine import ROOT, Machine
+
+__all__ = ["make_lab"]
+
+SCENARIO = Path(__file__).with_name("unit_scenario.py")
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "TMPDIR": "/tmp"}
+
+
+def check(told: dict[str, object]) -> None:
+    assert told["none"] == [] and told["at the end"] == []
+    assert told["environment"] == f"a secret {told['place']}"
+    assert told["found"] == [["killed", True, True], ["leaves", True, True]]
+    assert told["order"] == 7 and told["folder"] == "0o700" and told["command lines"] == [False, False]
+    assert told["left with"] == 128 + 15, "the only node of a job was told to go"
+    assert told["found then"] == ["killed"]
+    assert told["killed with"] == 128 + 9
+    assert told["failed with"] == 1 and told["without a directory"] == 2
+
+
+def test_processes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCENARIO, "child", tmp_path],
+        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check({**json.loads(done.stdout), "place": str(tmp_path)})
+
+
+def test_systemd(make_lab: MakeLab) -> None:
+    if reason := machine.unavailable():
+        pytest.skip(reason)
+    booted = Machine(make_lab(1).hosts[0])
+    try:
+        booted.boot()
+        booted.run(["mkdir", "-m", "755", "/srv/place"])
+        env = {**ENVIRONMENT, "BAGUA_LAB": "1"}
+        done = booted.run([sys.executable, SCENARIO, "systemd", "/srv/place"], env=env, timeout_s=180)
+        told = {**json.loads(done.stdout), "place": "/srv/place"}
+        check(told)
+        assert told["escaped after leaving"] is told["escaped after killing"] is False, (
+            "a control group ends whole"
+        )
+        assert booted.processes("bagua.slice") == []
+    finally:
+        booted.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "unit"),
+    [
+        ({"Id": "sshd.service", "ActiveState": "active"}, None),
+        ({"ActiveState": "inactive", "ExecMainPID": "0"}, None),
+        ({"ActiveState": "active", "SubState": "running", "MainPID": "12"}, FoundUnit("j", 12, None)),
+        ({"ActiveState": "activating", "SubState": "start", "MainPID": "0"}, FoundUnit("j", 0, None)),
+        ({"ActiveState": "active", "SubState": "exited", "ExecMainCode": "1", "ExecMainStatus": "0"},
+         FoundUnit("j", 0, 0)),
+        ({"ActiveState": "failed", "ExecMainCode": "1", "ExecMainStatus": "3"}, FoundUnit("j", 0, 3)),
+        ({"ActiveState": "failed", "ExecMainCode": "2", "ExecMainStatus": "9"}, FoundUnit("j", 0, 137)),
+        ({"ActiveState": "failed", "ExecMainCode": "3", "ExecMainStatus": "11"}, FoundUnit("j", 0, 139)),
+        ({"ActiveState": "failed", "ExecMainCode": "0", "ExecMainStatus": "0"}, FoundUnit("j", 0, 137)),
+    ],
+)  # fmt: skip
+def test_what_systemd_shows(shown: dict[str, str], unit: FoundUnit | None) -> None:
+    assert read_unit({"Id": f"{PREFIX}j.service", **shown}) == unit
+
+
+def test_names_and_contents_that_climb_out_are_refused(tmp_path: Path) -> None:
+    folders = UnitFolders(tmp_path / "units")
+    for name in ("..", "a/b", "", "x" * 200, "a\n"):
+        with pytest.raises(UserError, match="is not allowed"):
+            folders.of(name)
+    folder = folders.of("j")
+    folder.mkdir()
+    for text in ("", "{}", "[]", '{"config": "{}", "environment": {}, "directory": "/"}'):
+        (folder / "request.json").write_text(text)
+        with pytest.raises(UserError):
+            read_request(folder)
+    assert folders.order("j") == 0

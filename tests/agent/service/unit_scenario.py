@@ -1,0 +1,126 @@
+"""What a runner of units does, told as JSON. test_units.py runs it here (child), and on a machine with systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.service.child_units import ChildUnits
+from bagua_agent.service.systemd_units import SystemdUnits
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitRequest, UnitRunner
+
+DEADLINE_S = 60.0
+
+SCRIPT = """
+import os, subprocess, sys, time
+import bagua_core as bagua
+if sys.argv[1] == "fail":
+    raise ValueError("on purpose")
+escaped = subprocess.Popen(["setsid", "sleep", "1000"], env={})
+open(sys.argv[2], "w").write(f"{os.getpid()} {escaped.pid} {os.environ['SAID']} {os.getcwd()}")
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ddp = bagua.DistributedDataParallel(model, [optimizer])
+data = torch.utils.data.TensorDataset(torch.randn(100_000, 2))
+for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
+    optimizer.zero_grad()
+    ddp(rows).mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def wait(what: str, condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {DEADLINE_S} s: {what}")
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def main(kind: str, place: Path) -> dict[str, object]:
+    script = place / "script.py"
+    script.write_text(SCRIPT)
+    parent = place / "units"
+    folders = UnitFolders(parent)
+    environment = {"PATH": os.environ["PATH"], "SAID": "a secret", "HOME": "/root"}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+
+    def runner() -> UnitRunner:
+        """As a daemon that was started again has it."""
+        return SystemdUnits() if kind == "systemd" else ChildUnits(parent)
+
+    def request(job_id: str, *words: str, directory: str = str(place)) -> Path:
+        command = WorkerCommand(CommandKind.SCRIPT, str(script), words)
+        config = JobConfig(job_id, command, log_dir=str(place / "logs"), redirects="3", max_restarts=0)
+        return folders.make(UnitRequest(config, environment, directory), order=7)
+
+    def unit(job_id: str) -> FoundUnit | None:
+        return next((u for u in runner().found() if u.job_id == job_id), None)
+
+    def ended(job_id: str) -> int:
+        wait(f"{job_id} ends", lambda: (u := unit(job_id)) is not None and not u.is_alive)
+        found = unit(job_id)
+        assert found is not None and found.exit_code is not None
+        return found.exit_code
+
+    def start_and_look(job_id: str) -> tuple[int, int]:
+        runner().start(job_id, request(job_id, "train", str(place / job_id)))
+        wait(
+            f"{job_id} runs",
+            lambda: (place / job_id).exists() and (place / job_id).read_text().count(" ") >= 3,
+        )
+        worker, escaped, *_ = (place / job_id).read_text().split(" ")
+        return int(worker), int(escaped)
+
+    told: dict[str, object] = {"none": runner().found()}
+    worker, escaped = start_and_look("leaves")
+    told["environment"] = (place / "leaves").read_text().split(" ", 2)[2]
+    other, left = start_and_look("killed")
+    told["order"] = folders.order("killed")
+    told["found"] = sorted((u.job_id, u.is_alive, is_running(u.pid)) for u in runner().found())
+    told["command lines"] = [
+        "a secret" in Path(f"/proc/{u.pid}/cmdline").read_text() for u in runner().found()
+    ]
+    told["folder"] = oct((parent / "leaves").stat().st_mode & 0o777)
+    runner().ask_to_leave("leaves")
+    told["left with"] = ended("leaves")
+    runner().forget("leaves")
+    wait("the worker is gone", lambda: not is_running(worker))
+    told["escaped after leaving"] = is_running(escaped)
+    told["found then"] = [u.job_id for u in runner().found()]
+    runner().kill("killed")
+    told["killed with"] = ended("killed")
+    runner().forget("killed")
+    wait("the worker is gone", lambda: not is_running(other))
+    told["escaped after killing"] = is_running(left)
+    runner().start("fails", request("fails", "fail"))
+    told["failed with"] = ended("fails")
+    runner().start(
+        "fails", request("fails", "fail", directory=str(place / "no-such"))
+    )  # again, over its remains
+    told["without a directory"] = ended("fails")
+    runner().forget("fails")
+    told["at the end"] = [u.job_id for u in runner().found()]
+    for pid in (escaped, left):  # where nothing held them
+        if is_running(pid):
+            os.kill(pid, 9)
+    return told
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))
