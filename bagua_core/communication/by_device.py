@@ -1,7 +1,7 @@
 """Which transport carries a tensor? Gloo those of the CPU, NCCL those of a GPU, as one communicator.
 
 The runtime's own messages (names, votes, copies of the state) are of the CPU, gradients are where the model is. Both
-transports belong to one generation and end together.
+transports belong to one generation and end together. Where NCCL can't be used staged.py stands for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+
+
+def is_of_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 class ByDevice(Communicator):
@@ -28,7 +32,7 @@ class ByDevice(Communicator):
         self._of_gpu = of_gpu
 
     def _for(self, tensor: torch.Tensor) -> Communicator:
-        return self._of_cpu if tensor.device.type == "cpu" else self._of_gpu
+        return self._of_gpu if is_of_gpu(tensor) else self._of_cpu
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
         return self._for(tensor).allreduce(tensor, op)

@@ -18,7 +18,12 @@ def nodes_of(agent_ids: Sequence[str]) -> Nodes:
 
 
 def members_of(lane: Lane, nodes: Nodes, global_rank: int) -> tuple[int, ...] | None:
-    """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one."""
+    """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one.
+
+    Where each node has one worker nobody has a use for NODE and LEADERS: see routes.py and peer_selection.py.
+    """
+    if lane in (Lane.NODE, Lane.LEADERS) and all(len(ranks) == 1 for ranks in nodes):
+        return None
     if lane is Lane.NODE:
         return next(ranks for ranks in nodes if global_rank in ranks)
     if lane is Lane.LEADERS:

@@ -61,7 +61,8 @@ class _Connection:
 
 
 class MeetingServer:
-    """Serves until `close`; one thread. Keys begin with `<group>/`, and the oldest groups are dropped."""
+    """Serves until `close`; one thread. Keys begin with `<job's nonce>/<generation>/`, and the oldest generations are
+    dropped with all that meets in them."""
 
     def __init__(self, bind_host: str) -> None:
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
@@ -139,7 +140,8 @@ class MeetingServer:
             self._drop(connection)
 
     def _do(self, connection: _Connection, operation: int, key: bytes, value: bytes) -> None:
-        group = key.rpartition(b"/")[0].partition(b"/outside")[0]
+        # the whole generation: its lanes and transports meet under many prefixes, none of which may push out another
+        group = b"/".join(key.split(b"/", 2)[:2])
         if operation == _SET:
             keys = self._groups.setdefault(group, {})
             if len(self._groups) > GENERATIONS_KEPT:

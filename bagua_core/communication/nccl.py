@@ -4,8 +4,8 @@ What the script has queued before a call comes before the communication, and `wa
 or when the generation is given up: then ncclCommAbort ends the kernels. Messages between two go through a second NCCL
 communicator, so that they need no place in the order of the collectives.
 
-Not yet run on a GPU: only its order of calls, its types and its joining are tested, against fakes. The contract's tests
-(tests/contracts, marker gpu) are written for it and wait for a machine with one.
+Not yet run on a GPU: its order of calls, its types and its joining are tested against fakes, and so are jobs. The tests
+of the contract (tests/contracts) and of a job (tests/faults/test_gpu_job.py), marker gpu, wait for a machine with one.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class _Line:
             if has_lock:
                 self._lock.release()
         how(self.handle)
+        self.stream.give_back()
 
 
 class _Operation(Pending):
@@ -587,9 +588,10 @@ def build_nccl(
             lines.append((handle, CudaStream(device)))
         if abort_flag.is_set():
             raise CollectiveAborted(abort_flag.reason or "aborted")
-    except CollectiveFailed:
-        for handle, _ in lines:
+    except Exception:
+        for handle, stream in lines:
             handle.abort()
+            stream.give_back()
         raise
     return NcclCommunicator(nccl, lines[0], lines[1], device, generation, global_rank, world_size, abort_flag)
 

@@ -42,9 +42,11 @@ def share_unique_id(nccl: Nccl, store: Store, name: str, global_rank: int, world
     """The id that rank 0 makes, once all ranks have asked for it. Raises CollectiveFailed in the store's own time."""
     try:
         if global_rank == 0:
+            # Rank 0 alone counts the others, and what it has made nobody joins before: each of the rest asks once.
+            store.wait([f"nccl/{name}/here/{r}" for r in range(1, world_size)])
             store.set(f"nccl/{name}/id", bytes(nccl.module.get_unique_id()).hex())
-        store.set(f"nccl/{name}/here/{global_rank}", "here")
-        store.wait([f"nccl/{name}/here/{r}" for r in range(world_size)])
+        else:
+            store.set(f"nccl/{name}/here/{global_rank}", "here")
         return bytes.fromhex(bytes(store.get(f"nccl/{name}/id")).decode())
     except RuntimeError as error:
         raise CollectiveFailed(f"meeting for NCCL: {error}") from error
@@ -63,7 +65,7 @@ def join(
 
     Raises CollectiveFailed, after timeout_s at the latest where the library can be given up; CollectiveAborted.
     """
-    if library is not None and _has_other_form(library) and _can_adopt(nccl):
+    if library is not None and can_be_given_up(nccl, library):
         handle = _join_without_blocking(
             library, unique_id, world_size, global_rank, time.monotonic() + timeout_s, abort_flag
         )
@@ -72,6 +74,11 @@ def join(
         return nccl.module.NcclCommunicator(world_size, unique_id, global_rank)  # type: ignore[no-any-return]
     except nccl.module.NcclError as error:
         raise CollectiveFailed(f"joining NCCL: {error}") from error
+
+
+def can_be_given_up(nccl: Nccl, library: ctypes.CDLL | None) -> bool:
+    """Whether `join` ends in its time here, and at once when the generation is given up."""
+    return library is not None and _has_other_form(library) and _can_adopt(nccl)
 
 
 # -- the form that does not block
@@ -107,7 +114,8 @@ def _join_without_blocking(
             if reason is not None:
                 raise CollectiveAborted(reason)
             raise CollectiveFailed(
-                f"joining NCCL: not all of {world_size} ranks came together in time; NCCL_DEBUG=INFO says more"
+                f"joining NCCL: not all of {world_size} ranks came together in time; NCCL_DEBUG=INFO says more, "
+                "BAGUA_TRANSPORT=gloo does without NCCL"
             )
         time.sleep(_LOOK_S)
         state = ctypes.c_int()
@@ -116,7 +124,10 @@ def _join_without_blocking(
         _drop(library, communicator)
         library.ncclGetErrorString.restype = ctypes.c_char_p
         text = library.ncclGetErrorString(ctypes.c_int(status)) or b"unknown"
-        raise CollectiveFailed(f"joining NCCL: {text.decode(errors='replace')}; NCCL_DEBUG=WARN says more")
+        raise CollectiveFailed(
+            f"joining NCCL: {text.decode(errors='replace')}; NCCL_DEBUG=WARN says more, "
+            "BAGUA_TRANSPORT=gloo does without NCCL"
+        )
     assert communicator.value is not None
     return communicator.value
 

@@ -2,13 +2,15 @@
 
 Owns one stream that does not block and is nobody else's, and the events between it and the script's current one. It
 waits for what the script has queued so far, and the script's stream for what it needs of it; the host only when it
-asks.
+asks. Invariant: no stream is ever destroyed, for torch notes on memory which streams used it and asks them when that is
+given away, which may be long after a generation.
 """
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +42,9 @@ class Stream(Protocol):
     def uses(self, tensor: torch.Tensor) -> None:
         """Keep the tensor's memory from being given away before the stream is done with it."""
 
+    def give_back(self) -> None:
+        """Nothing more is given to it, and what was ends by itself: another may have it."""
+
 
 class _CudaMark:
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
@@ -53,15 +58,31 @@ class _CudaMark:
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
+_idle: dict[int, list[Any]] = {}  # by the device's index: streams that were given back
+_in_use: set[Any] = set()  # all others, so that none is destroyed
+_taking = threading.Lock()
+
+
+def _take(device: torch.device) -> Any:
+    import cupy
+
+    with _taking:
+        idle = _idle.setdefault(device.index, [])
+        if idle:
+            owner = idle.pop()
+        else:
+            with cupy.cuda.Device(device.index):
+                owner = cupy.cuda.Stream(non_blocking=True)
+        _in_use.add(owner)
+    return owner
+
+
 class CudaStream:
     """CuPy makes it, since torch hands out streams of a pool that others may be using."""
 
     def __init__(self, device: torch.device) -> None:
-        import cupy
-
         self._device = device
-        with cupy.cuda.Device(device.index):
-            self._owner = cupy.cuda.Stream(non_blocking=True)
+        self._owner = _take(device)
         self._stream = torch.cuda.ExternalStream(self._owner.ptr, device=device)  # type: ignore[no-untyped-call]
 
     @property
@@ -81,3 +102,9 @@ class CudaStream:
 
     def uses(self, tensor: torch.Tensor) -> None:
         tensor.record_stream(self._stream)
+
+    def give_back(self) -> None:
+        with _taking:
+            if self._owner in _in_use:
+                _in_use.discard(self._owner)
+                _idle[self._device.index].append(self._owner)

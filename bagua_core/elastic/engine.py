@@ -24,6 +24,7 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
+from bagua_core.communication.gpu_in_use import gpus_of
 from bagua_core.elastic import entry
 from bagua_core.elastic.agent_reports import AgentReports
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
@@ -218,6 +219,11 @@ class Engine:
         self.registry.add_model(model.module, model.optimizers, model.travelling, model.equal_states)
         if self._member is not None:
             self._member.rendezvous.lanes |= model.lanes
+            self._note_gpus(self._member)
+
+    def _note_gpus(self, member: Member) -> None:
+        """What generations that are built from now on should reach."""
+        member.rendezvous.gpus = gpus_of(p for module in self.registry.modules for p in module.parameters())
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registry.register(name, stateful)
@@ -244,6 +250,8 @@ class Engine:
             self._end_step()
         if self._member is not None:
             forbid_default_group()
+            if not self._member.rendezvous.gpus or self._member.generation is None:
+                self._note_gpus(self._member)  # models may have been moved, or there are none
             try:
                 self._member.follow()
             except SystemExit:

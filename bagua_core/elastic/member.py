@@ -21,10 +21,11 @@ from bagua_core.communication.communicator import (
     Communicator,
     Pending,
 )
+from bagua_core.communication.transport_choice import Setting
 from bagua_core.elastic import entry, retired_groups, switch_pair, unanswered
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
-from bagua_core.elastic.rendezvous import Building, Rendezvous
+from bagua_core.elastic.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import LEAST_STALL_S, WaitMonitor
 
@@ -74,7 +75,11 @@ class Member:
         self._silent_said: frozenset[str] = frozenset()
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
         self.rendezvous = Rendezvous(
-            environment.worker_id, environment.bind_host, self.changed, self._building_failed
+            environment.worker_id,
+            environment.bind_host,
+            self.changed,
+            self._building_failed,
+            Setting.read(environment.transport),
         )
         self.session = Session(environment.session_socket, environment.worker_id, self.changed)
         self.session.on_news(self._on_news)
@@ -217,6 +222,8 @@ class Member:
             building.abandon("superseded")
             return False
         communicator = building.communicator
+        if isinstance(building.error, TransportRefused):
+            raise building.error  # making the generation anew would not help
         if communicator is None:
             self._entry_failed(generation, CollectiveFailed(f"no communicator: {building.error}"))
             return False

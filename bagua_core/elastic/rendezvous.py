@@ -1,22 +1,29 @@
 """How do the members of a generation meet? Each worker serves a store; rank 0's serves the generation.
 
 Owns the server and the threads that build communicators. Connecting can't be interrupted, so it happens in a
-thread that is abandoned when its generation is; the result is then retired, never destroyed.
+thread that is abandoned when its generation is; the result is then retired, never destroyed. What carries tensors of
+GPUs is decided once a generation, with its main communicator, and holds for all others of it.
 """
 
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 from collections.abc import Callable
 
+import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_contract.records import Generation
-from bagua_core.communication import lanes
+from bagua_core.communication import lanes, transport_agreement
+from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
-from bagua_core.communication.gloo import GlooCommunicator, build_gloo
+from bagua_core.communication.gloo import build_gloo
+from bagua_core.communication.gpu_transport import GpuTransport, NcclTransport
 from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
+from bagua_core.communication.staged import Staged
+from bagua_core.communication.transport_choice import Choice, Setting
 
 MEETING_TIMEOUT_S = 60.0
 ALL = "all"  # the generation's main communicator, in the store
@@ -24,6 +31,7 @@ CONNECT_TIMEOUT_S = (
     20.0  # to each member, once all have said where they listen; a pending generation waits for it
 )
 MOST_DESCRIPTORS = 65536
+CHOICES_KEPT = 1024  # a pending generation may be made anew often before the one in force ends
 # A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the
 # generation, which a loss ends, not Gloo's clock.
 OPERATION_TIMEOUT_S = 86400.0
@@ -37,6 +45,10 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class TransportRefused(RuntimeError):
+    """The script's environment insists on a transport that the members can't all use."""
+
+
 class Building:
     """A communicator under construction. Read `communicator`/`error` once `done`."""
 
@@ -48,9 +60,25 @@ class Building:
         self.done = False
         self.communicator: Communicator | None = None
         self.error: Exception | None = None
+        self.made: list[Communicator] = []  # parts of it, with connections of their own
 
     def abandon(self, reason: str) -> None:
         self.abort_flag.set(reason)
+        if self.communicator is not None:
+            self.communicator.abort(reason)
+
+    def complete(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.made.clear()
+        if self.abort_flag.is_set():  # after the line above: `abandon` saw it, or is seen here
+            communicator.abort(self.abort_flag.reason or "aborted")
+
+    def drop(self, error: Exception) -> None:
+        """It will not be complete."""
+        self.error = error
+        for part in self.made:
+            part.abort(str(error))
+        self.made.clear()
 
 
 class Rendezvous:
@@ -60,10 +88,20 @@ class Rendezvous:
         bind_host: str,
         changed: threading.Condition,
         on_failure: Callable[[int, Exception], None],
+        setting: Setting = Setting.AUTO,
+        gpu_transport: GpuTransport | None = None,
     ) -> None:
         """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
         allow_descriptors()
         self.lanes: frozenset[Lane] = frozenset()  # that every main communicator built from now on brings
+        self.gpus: tuple[torch.device, ...] = ()  # that the script uses, as far as is known
+        self._setting = setting
+        self._gpu_transport: GpuTransport = NcclTransport() if gpu_transport is None else gpu_transport
+        self._devices: dict[
+            int, torch.device | None
+        ] = {}  # by generation: what NCCL is on there, None for Gloo
+        self._adopting = threading.Lock()
+        self._said = ""
         self._on_failure = on_failure
         self._worker_id = worker_id
         self._bind_host = bind_host
@@ -85,30 +123,7 @@ class Rendezvous:
         ).start()
         return building
 
-    def _connect(
-        self, building: Building, members: tuple[int, ...], global_rank: int, store: PrefixStore
-    ) -> GlooCommunicator:
-        return build_gloo(
-            building.generation.number,
-            members.index(global_rank),
-            len(members),
-            store,
-            self._bind_host,
-            OPERATION_TIMEOUT_S,
-            building.abort_flag,
-            CONNECT_TIMEOUT_S,
-        )
-
-    def _lanes(
-        self, building: Building, main: GlooCommunicator, store: PrefixStore
-    ) -> dict[Lane, Communicator]:
-        built: dict[Lane, Communicator] = {}
-        for lane in sorted(self.lanes, key=lambda lane: lane.value):
-            members = lanes.members_of(lane, main.nodes, main.global_rank)
-            if members is not None:
-                prefix = f"{lane.value}/{members[0]}"
-                built[lane] = self._connect(building, members, main.global_rank, PrefixStore(prefix, store))
-        return built
+    # -- in the builder's thread
 
     def _build(self, building: Building) -> None:
         generation = building.generation
@@ -121,14 +136,11 @@ class Rendezvous:
             store = MeetingStore(host.strip("[]"), int(port), MEETING_TIMEOUT_S)
             building.abort_flag.add_waiter(store.interrupt)
             prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
-            main = self._connect(building, building.members, own.global_rank, PrefixStore(prefix, store))
-            if building.suffix == ALL:
-                main.nodes = lanes.nodes_of([m.agent_id for m in generation.members])
-                main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store))
-            building.communicator = main
+            building.complete(self._connected(building, own.global_rank, store, prefix))
         except Exception as error:  # noqa: BLE001 (whatever the transport raises; the member reports it)
-            building.error = error
-            if not building.abort_flag.is_set():
+            given_up = building.abort_flag.is_set()
+            building.drop(error)
+            if not given_up and not isinstance(error, TransportRefused):
                 self._on_failure(generation.number, error)
         finally:
             if store is not None:  # all addresses are known; a group that is built needs no store
@@ -137,3 +149,98 @@ class Rendezvous:
         with self._changed:
             building.done = True
             self._changed.notify_all()
+
+    def _connected(
+        self, building: Building, global_rank: int, store: MeetingStore, prefix: str
+    ) -> Communicator:
+        own_store = PrefixStore(prefix, store)
+        if building.suffix != ALL:
+            device = self._devices[building.generation.number]
+            return self._connect(building, building.members, global_rank, own_store, device)
+        gpus = self.gpus
+        transport_agreement.tell(own_store, global_rank, self._gpu_transport.statement(self._setting, gpus))
+        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store)
+        # By now all that connected have told theirs.
+        choice = transport_agreement.agree(own_store, global_rank, building.generation.world_size)
+        device = self._adopt(building, global_rank, choice, gpus)
+        main = self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
+        main.nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
+        main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store), device)
+        return main
+
+    def _adopt(
+        self, building: Building, global_rank: int, choice: Choice, gpus: tuple[torch.device, ...]
+    ) -> torch.device | None:
+        """What NCCL is on here; None for Gloo. Raises TransportRefused."""
+        if choice.is_refused:
+            raise TransportRefused(choice.reason)
+        if global_rank == 0 and (choice.is_nccl or choice.is_notable) and choice.reason != self._said:
+            self._said = choice.reason
+            print(f"bagua: {choice.reason}", file=sys.stderr, flush=True)
+        device = gpus[0] if choice.is_nccl else None
+        with self._adopting:  # the builder of an older generation may still run
+            self._devices[building.generation.number] = device
+            if len(self._devices) > CHOICES_KEPT:
+                del self._devices[min(self._devices)]
+        return device
+
+    def _lanes(
+        self, building: Building, main: Communicator, store: PrefixStore, device: torch.device | None
+    ) -> dict[Lane, Communicator]:
+        built: dict[Lane, Communicator] = {}
+        for lane in sorted(self.lanes, key=lambda lane: lane.value):
+            members = lanes.members_of(lane, main.nodes, main.global_rank)
+            if members is not None:
+                own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
+                built[lane] = self._connect(building, members, main.global_rank, own_store, device)
+        return built
+
+    def _connect(
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        device: torch.device | None,
+    ) -> Communicator:
+        of_cpu = self._connect_cpu(building, members, global_rank, store)
+        return self._with_gpus(building, members, global_rank, store, device, of_cpu)
+
+    def _connect_cpu(
+        self, building: Building, members: tuple[int, ...], global_rank: int, store: PrefixStore
+    ) -> Communicator:
+        made = build_gloo(
+            building.generation.number,
+            members.index(global_rank),
+            len(members),
+            store,
+            self._bind_host,
+            OPERATION_TIMEOUT_S,
+            building.abort_flag,
+            CONNECT_TIMEOUT_S,
+        )
+        building.made.append(made)
+        return made
+
+    def _with_gpus(
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        device: torch.device | None,
+        of_cpu: Communicator,
+    ) -> Communicator:
+        if device is None:
+            return ByDevice(of_cpu, Staged(of_cpu))
+        of_gpu = self._gpu_transport.build(
+            building.generation.number,
+            members.index(global_rank),
+            len(members),
+            store,
+            device,
+            CONNECT_TIMEOUT_S,
+            building.abort_flag,
+        )
+        building.made.append(of_gpu)
+        return ByDevice(of_cpu, of_gpu)

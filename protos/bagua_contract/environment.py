@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 PREFIX = "BAGUA_"
+SET_BY_USERS = frozenset({"staging_bytes", "transport"})
 
 
 class WorkerEnvironmentError(ValueError):
@@ -28,7 +29,8 @@ class WorkerEnvironment:
     checkpoint_dir: empty for none. checkpoint_every: see checkpoint_every.py; needed with a checkpoint_dir. What a job
     does unless told otherwise is the agent's to say, which writes every field (job_config.py).
     staging_bytes: the most that a copy of the job's state may take beside the live one (0: always copy in place); -1:
-    as much as there is. Users set it; the agent has no option for it.
+    as much as there is. transport: what carries tensors of a GPU, see bagua_core/communication/transport_choice.py.
+    Users set these two; the agent has no options for them.
     """
 
     job_id: str
@@ -46,16 +48,18 @@ class WorkerEnvironment:
     checkpoint_dir: str = ""
     checkpoint_every: str = ""
     staging_bytes: int = -1
+    transport: str = "auto"
 
     def encode(self) -> dict[str, str]:
         """Environment variables that `decode` reads back to an equal value.
 
         What only users set is left out at its default, or it would hide theirs.
         """
-        variables = {variable(f.name): str(getattr(self, f.name)) for f in fields(self)}
-        if self.staging_bytes == -1:
-            del variables[variable("staging_bytes")]
-        return variables
+        return {
+            variable(f.name): str(value)
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default or f.name not in SET_BY_USERS
+        }
 
     @staticmethod
     def is_present(environ: Mapping[str, str]) -> bool:

@@ -25,7 +25,7 @@ ENVIRONMENTS = st.builds(
 )
 
 WHOLE = WorkerEnvironment(
-    "job", "worker", "agent", "/run/s", "127.0.0.1", slot=1, slots=2, staging_bytes=7
+    "job", "worker", "agent", "/run/s", "127.0.0.1", slot=1, slots=2, staging_bytes=7, transport="gloo"
 ).encode()
 REQUIRED = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is MISSING]
 OPTIONAL = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is not MISSING]
@@ -71,7 +71,8 @@ def test_an_optional_variable_has_its_default(name: str) -> None:
 
 
 def test_what_users_set_is_not_hidden_by_the_agents_default() -> None:
-    from_the_agent = replace(WorkerEnvironment.decode(WHOLE), staging_bytes=-1).encode()
+    from_the_agent = replace(WorkerEnvironment.decode(WHOLE), staging_bytes=-1, transport="auto").encode()
+    assert WorkerEnvironment.decode({"BAGUA_TRANSPORT": "nccl", **from_the_agent}).transport == "nccl"
     assert WorkerEnvironment.decode({"BAGUA_STAGING_BYTES": "5", **from_the_agent}).staging_bytes == 5
     assert staging_bytes_in({"BAGUA_STAGING_BYTES": "5"}) == 5
     assert staging_bytes_in(from_the_agent) == -1

@@ -287,6 +287,9 @@ class EmulatedStream:
     def uses(self, tensor: torch.Tensor) -> None:
         return None
 
+    def give_back(self) -> None:
+        return None
+
 
 def emulated_world(world_size: int, generation: int = 1) -> list[NcclCommunicator]:
     module = Module()

@@ -12,10 +12,11 @@ from bagua_core.communication import nccl_library
 from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.nccl import NcclCommunicator, build_nccl
+from bagua_core.communication.nccl_ability import SEVERAL_RANKS_A_GPU
 from bagua_core.communication.nccl_library import NcclUnavailableError
+from bagua_core.communication.staged import Staged
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 
-SEVERAL_RANKS_A_GPU = 23000  # NCCL can from this version on
 TIMEOUT_S = 8.0
 
 
@@ -49,3 +50,8 @@ def by_device_world(world_size: int, generation: int = 1) -> list[Communicator]:
     for cpu, gpu in zip(of_cpu, of_gpu, strict=True):
         gpu.abort_flag = cpu.abort_flag
     return [ByDevice(cpu, gpu) for cpu, gpu in zip(of_cpu, of_gpu, strict=True)]
+
+
+def staged_world(world_size: int, generation: int = 1) -> list[Communicator]:
+    """Tensors that go by way of the host, which is where they are here: the copies are made all the same."""
+    return [Staged(c) for c in gloo_world(world_size, generation)]

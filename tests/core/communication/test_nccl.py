@@ -87,6 +87,9 @@ class NotingStream:
     def uses(self, tensor: torch.Tensor) -> None:
         self.used.append(tensor)
 
+    def give_back(self) -> None:
+        self.note("given back")
+
 
 class One:
     """A world of one rank over noting streams, or one rank of a larger one whose others never come."""
@@ -292,6 +295,7 @@ def test_an_abort_ends_the_kernels_of_both_once() -> None:
     one.communicator.abort("lost")
     one.communicator.abort("again")
     await_true(lambda: [h.ended for h in one.handles] == ["aborted"] * 2, "both to be aborted")
+    await_true(lambda: one.notes.count("given back") == 2, "both streams to be free for others")
     with pytest.raises(CollectiveAborted, match="lost"):
         pending.wait()
     for refused in (
