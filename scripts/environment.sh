@@ -7,6 +7,7 @@ bagua_packages() {
   command -v ip >/dev/null || missing+=(iproute2)
   command -v unshare >/dev/null || missing+=(util-linux)
   command -v openssl >/dev/null || missing+=(openssl)
+  [ -x /usr/lib/systemd/systemd ] || missing+=(systemd) # lab hosts that boot; this machine's own stays as it is
   command -v cc >/dev/null || missing+=(gcc libc6-dev) # the CPU's kernels; the lab shifts clocks by a preloaded library
   command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
   [ ${#missing[@]} -eq 0 ] && return 0
