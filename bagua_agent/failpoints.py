@@ -33,6 +33,8 @@ POINTS = frozenset(
     for write in ("election", "generation", "result", "agent-removal", "leader-removal", "hang-order")
     for edge in ("before", "after")
 )
+# Of a daemon, around what a scheduler writes; the "generation" of one counts the transactions of a decision.
+SERVICE_POINTS = frozenset({"orders.before", "orders.after"})
 _FORM = re.compile(
     r"(?P<name>[a-z.-]+)=(?P<action>kill|stop|raise|delay(?=:)|hold(?=:))"
     r"(:(?P<argument>(?<=delay:)\d+(\.\d+)?|(?<=hold:)/[^;@]+))?(@(?P<generation>\d+))?"
@@ -60,8 +62,9 @@ def parse(text: str) -> tuple[Failpoint, ...]:
     points = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         match = _FORM.fullmatch(part)
-        if match is None or match["name"] not in POINTS:
-            raise UserError(f"{VARIABLE}: {part!r} is no failpoint; names are {', '.join(sorted(POINTS))}")
+        if match is None or match["name"] not in POINTS | SERVICE_POINTS:
+            names = ", ".join(sorted(POINTS | SERVICE_POINTS))
+            raise UserError(f"{VARIABLE}: {part!r} is no failpoint; names are {names}")
         generation = int(match["generation"]) if match["generation"] else None
         name, action, argument = match["name"], match["action"], match["argument"]
         if action == "hold":

@@ -43,7 +43,7 @@ def run_job(config: JobConfig) -> int:
 def _run(config: JobConfig) -> int:
     for name, value in NO_GRPC_FORK_HANDLERS.items():
         os.environ.setdefault(name, value)  # before gRPC is loaded
-    node_name = socket.gethostname().split(".")[0] or "node"
+    node_name = config.node_name or socket.gethostname().split(".")[0] or "node"
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()

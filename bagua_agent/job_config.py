@@ -96,6 +96,7 @@ class JobConfig:
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""
 
+    node_name: str | None = None  # None: the host's
     local_addr: str | None = None
     master_addr: str | None = None
     master_port: int | None = None

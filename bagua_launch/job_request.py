@@ -54,18 +54,9 @@ class ScaleRequest:
 def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None = None) -> JobRequest:
     """The job that `values` and `program` (script and its arguments) describe. Raises RequestError."""
     node = node or ThisNode()
-    fields: dict[str, Any] = {"command": parse_command(values, program)}
-    if "nnodes" in values:
-        fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
+    fields, waits = parse_job_fields(values, program)
     if "nproc_per_node" in values:
         fields["slots"] = parse_slots(values["nproc_per_node"], node)
-
-    for key, (name, parse) in _PLAIN.items():
-        if key in values:
-            fields[name] = parse(values[key])
-    waits = parse_conf(values["rdzv_conf"]) if "rdzv_conf" in values else Waits()
-    fields.update(waits.fields)
-
     place = parse_rendezvous(
         values, max_nodes=fields.get("max_nodes", 1), node_rank=fields.get("node_rank"), node=node
     )
@@ -80,6 +71,19 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
     )
     _check_local_ranks(values, config)
     return JobRequest(config, _notes(values, place, waits))
+
+
+def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, Any], Waits]:
+    """Fields of JobConfig that do not depend on the node, as far as they were said. Raises RequestError."""
+    fields: dict[str, Any] = {"command": parse_command(values, program)}
+    if "nnodes" in values:
+        fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
+    for key, (name, parse) in _PLAIN.items():
+        if key in values:
+            fields[name] = parse(values[key])
+    waits = parse_conf(values["rdzv_conf"]) if "rdzv_conf" in values else Waits()
+    fields.update(waits.fields)
+    return fields, waits
 
 
 def parse_scale(values: Values, nodes: str) -> ScaleRequest:

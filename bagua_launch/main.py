@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from bagua_launch import cluster_commands
 from bagua_launch.command_line import (
     CONTEXT,
     PROGRAM,
@@ -132,6 +133,7 @@ cli = DefaultRunGroup(
             context_settings={**CONTEXT, "allow_interspersed_args": True},
             params=[*parameters(SCALE_OPTIONS), click.Argument(["nodes"], metavar="NODES")],
         ),
+        **cluster_commands.COMMANDS,
     },
 )
 

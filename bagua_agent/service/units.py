@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from bagua_agent.job_file import decode, encode
 from bagua_agent.store.keys import check_id
 
 REQUEST = "request.json"
-ORDER = "order.json"
+NOTE = "note.json"
 NOT_KNOWN = 128 + 9
 """Exit code of one that ended without a word: killed."""
 
@@ -34,6 +34,19 @@ class UnitRequest:
     config: JobConfig
     environment: Mapping[str, str]
     directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitNote:
+    """What the daemon that starts a unit leaves for itself, or for its successor.
+
+    order: number of the order it follows. failures: in a row before this start. shutdown_timeout_s: the job's own.
+    """
+
+    order: int = 0
+    slots: tuple[int, ...] = ()
+    failures: int = 0
+    shutdown_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,10 @@ def unit_command(folder: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "bagua_agent.service.run_unit", str(folder)]
 
 
+def units_folder(state_directory: str) -> Path:
+    return Path(state_directory) / "units"
+
+
 class UnitFolders:
     """One folder a job in `parent`, 0700."""
 
@@ -84,12 +101,12 @@ class UnitFolders:
     def of(self, job_id: str) -> Path:
         return self._parent / check_id("job", job_id)
 
-    def make(self, request: UnitRequest, order: int) -> Path:
+    def make(self, request: UnitRequest, note: UnitNote) -> Path:
         """A fresh one for a new start; what an earlier start left is removed."""
         folder = self.of(request.config.job_id)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        _write(folder / ORDER, {"order": order})
+        _write(folder / NOTE, {**asdict(note), "slots": list(note.slots)})
         wanted = {
             "config": encode(request.config),
             "environment": dict(request.environment),
@@ -98,13 +115,18 @@ class UnitFolders:
         _write(folder / REQUEST, wanted)
         return folder
 
-    def order(self, job_id: str) -> int:
-        """Number of the order that it was started for; 0 if that is not known."""
+    def note(self, job_id: str) -> UnitNote:
+        """What was left at its start; nothing known where a daemon was killed between two writes."""
         try:
-            number = json.loads((self.of(job_id) / ORDER).read_text())["order"]
+            read = json.loads((self.of(job_id) / NOTE).read_text())
+            return UnitNote(
+                order=int(read["order"]),
+                slots=tuple(map(int, read["slots"])),
+                failures=int(read["failures"]),
+                shutdown_timeout_s=float(read["shutdown_timeout_s"]),
+            )
         except (OSError, ValueError, KeyError, TypeError):
-            return 0  # a daemon that was killed between two writes
-        return number if isinstance(number, int) else 0
+            return UnitNote()
 
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.of(job_id), ignore_errors=True)

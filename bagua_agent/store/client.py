@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -365,7 +365,7 @@ class Store:
                 raise UserError(f"{where} asks for a log-in; give a user and a password") from cause
             case Trouble.DENIED:
                 raise UserError(
-                    f"{operation}: {where} denies it to user {self.config.user!r} ({failure.detail}); grant "
+                    f"{operation}: {where} denies it to {self._who()} ({failure.detail}); grant "
                     f"the user's role the prefix with `etcdctl role grant-permission --prefix=true`"
                 ) from cause
             case Trouble.FULL:
@@ -384,9 +384,13 @@ class Store:
         if untried:
             each += f"; not tried in time: {', '.join(untried)}"
         return StoreUnavailable(
-            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). Check that etcd runs "
-            f"there and that this host reaches it"
+            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). {_next_move(reasons.values())}"
         )
+
+    def _who(self) -> str:
+        if self.config.user is not None or self.config.cert is None:
+            return f"user {self.config.user!r}"
+        return f"the holder of certificate {self.config.cert!r}"
 
     def _borrow(self, operation: str) -> _Shared:
         with self._lock:
@@ -416,6 +420,15 @@ class Store:
                 shared.retired = True
                 if self._current == shared.index:
                     self._current = (shared.index + 1) % len(self.config.endpoints)
+
+
+def _next_move(reasons: Iterable[str]) -> str:
+    if any("handshake failed" in reason.lower() for reason in reasons):
+        return (
+            "Check that etcd's certificate and this client's are of one authority, that neither has expired or was "
+            "revoked, and that a client's is given if etcd asks for one"
+        )
+    return "Check that etcd runs there and that this host reaches it"
 
 
 @dataclass(slots=True, eq=False)

@@ -77,7 +77,26 @@ MaintenanceStub = _stub_class(
         "Snapshot": (_DOWNLOAD, "SnapshotRequest", "SnapshotResponse"),
     },
 )
-AuthStub = _stub_class("Auth", {"Authenticate": (_UNARY, "AuthenticateRequest", "AuthenticateResponse")})
+_AUTH_MESSAGES = {  # method: what its messages are called
+    "AuthStatus": "AuthStatus",
+    "AuthEnable": "AuthEnable",
+    "UserAdd": "AuthUserAdd",
+    "UserList": "AuthUserList",
+    "UserGet": "AuthUserGet",
+    "UserDelete": "AuthUserDelete",
+    "UserGrantRole": "AuthUserGrantRole",
+    "UserRevokeRole": "AuthUserRevokeRole",
+    "RoleAdd": "AuthRoleAdd",
+    "RoleList": "AuthRoleList",
+    "RoleGet": "AuthRoleGet",
+    "RoleGrantPermission": "AuthRoleGrantPermission",
+    "RoleRevokePermission": "AuthRoleRevokePermission",
+    "Authenticate": "Authenticate",
+}
+AuthStub = _stub_class(
+    "Auth",
+    {method: (_UNARY, f"{name}Request", f"{name}Response") for method, name in _AUTH_MESSAGES.items()},
+)
 
 
 def _etcdrpc_module() -> ModuleType:

@@ -12,7 +12,7 @@ import pytest
 
 from bagua_agent.errors import UserError
 from bagua_agent.service.systemd_units import PREFIX, read_unit
-from bagua_agent.service.units import FoundUnit, UnitFolders, read_request
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, read_request
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
@@ -27,7 +27,8 @@ def check(told: dict[str, object]) -> None:
     assert told["none"] == [] and told["at the end"] == []
     assert told["environment"] == f"a secret {told['place']}"
     assert told["found"] == [["killed", True, True], ["leaves", True, True]]
-    assert told["order"] == 7 and told["folder"] == "0o700" and told["command lines"] == [False, False]
+    assert told["note"] == {"order": 7, "slots": [0], "failures": 2, "shutdown_timeout_s": 30.0}
+    assert told["folder"] == "0o700" and told["command lines"] == [False, False]
     assert told["left with"] == 128 + 15, "the only node of a job was told to go"
     assert told["found then"] == ["killed"]
     assert told["killed with"] == 128 + 9
@@ -92,4 +93,4 @@ def test_names_and_contents_that_climb_out_are_refused(tmp_path: Path) -> None:
         (folder / "request.json").write_text(text)
         with pytest.raises(UserError):
             read_request(folder)
-    assert folders.order("j") == 0
+    assert folders.note("j") == UnitNote()

@@ -7,12 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.service.child_units import ChildUnits
 from bagua_agent.service.systemd_units import SystemdUnits
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitRequest, UnitRunner
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, UnitRunner
 
 DEADLINE_S = 60.0
 
@@ -67,7 +68,7 @@ def main(kind: str, place: Path) -> dict[str, object]:
     def request(job_id: str, *words: str, directory: str = str(place)) -> Path:
         command = WorkerCommand(CommandKind.SCRIPT, str(script), words)
         config = JobConfig(job_id, command, log_dir=str(place / "logs"), redirects="3", max_restarts=0)
-        return folders.make(UnitRequest(config, environment, directory), order=7)
+        return folders.make(UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0))
 
     def unit(job_id: str) -> FoundUnit | None:
         return next((u for u in runner().found() if u.job_id == job_id), None)
@@ -91,7 +92,7 @@ def main(kind: str, place: Path) -> dict[str, object]:
     worker, escaped = start_and_look("leaves")
     told["environment"] = (place / "leaves").read_text().split(" ", 2)[2]
     other, left = start_and_look("killed")
-    told["order"] = folders.order("killed")
+    told["note"] = asdict(folders.note("killed"))
     told["found"] = sorted((u.job_id, u.is_alive, is_running(u.pid)) for u in runner().found())
     told["command lines"] = [
         "a secret" in Path(f"/proc/{u.pid}/cmdline").read_text() for u in runner().found()

@@ -1,0 +1,43 @@
+"""What a scheduler decided: orders and outcomes to be written, and each job's state with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bagua_agent.cluster.cluster_view import OrderView, OutcomeView
+
+
+class JobState(Enum):
+    """A job's life. Nobody writes it: it is read off submission, orders, generation and outcome."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Where a job stands once the plan is carried out. reason: a sentence for people."""
+
+    state: JobState
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """orders: of those nodes alone whose orders change, whole. outcomes: those not in the store yet.
+    again_at_s: when to decide again if nothing is heard until then; None: only news changes anything."""
+
+    orders: Mapping[str, tuple[OrderView, ...]] = field(default_factory=dict)
+    outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)
+    jobs: Mapping[str, JobPlan] = field(default_factory=dict)
+    again_at_s: float | None = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.orders and not self.outcomes

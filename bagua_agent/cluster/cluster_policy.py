@@ -1,0 +1,42 @@
+"""The numbers that service mode decides with, and why each is what it is. The one home of these defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    # An upgraded daemon is back within seconds, one that its watchdog ends within ten; a job notices a dead node by
+    # itself long before, so waiting costs only the replacement some seconds.
+    node_lost_s: float = 15.0
+    # After an election, and after the store lost its keys: daemons put back what they remember within a second of
+    # their watch's news. Orders stand meanwhile, so nothing but new jobs waits.
+    settle_s: float = 3.0
+    # A unit that ends at once is started again soon the first time (a port in use), then ever later.
+    unit_first_delay_s: float = 1.0
+    unit_longest_delay_s: float = 60.0
+    # With the delays above the node had fifteen seconds to mend; a missing account or a broken GPU does not.
+    failures_before_left_out: int = 5
+    # Whoever mends a node rarely tells the scheduler, so a left out node gets another chance by itself.
+    left_out_s: float = 600.0
+    # A unit that ran so long works; when it ends after that, counting begins anew.
+    unit_steady_s: float = 60.0
+    # Beyond the job's own shutdown timeout: its agent ends workers within that, and has last words to write.
+    kill_grace_s: float = 30.0
+    # Killed processes are gone within a second, unless the kernel holds them: then their slots stay
+    # taken and people are told.
+    stuck_after_kill_s: float = 60.0
+    # From a job's result until its units are asked to leave: they end by themselves, as soon as logs are written.
+    wind_down_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.failures_before_left_out < 1:
+            raise ValueError(
+                f"failures_before_left_out must be at least 1, not {self.failures_before_left_out}: "
+                "a unit must be allowed to fail before its node is left out"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and value < 0:
+                raise ValueError(f"{field.name} must not be negative, not {value}")

@@ -1,0 +1,154 @@
+"""What a scheduler knows: nodes with their units, submissions, orders, how far jobs are. One picture, no events.
+
+Knows nothing of the store. Times are by the clock of whoever looks, so machines' clocks need not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bagua_contract import cluster_pb2 as pb
+
+
+class UnitState(Enum):
+    WAITING = pb.Unit.WAITING
+    RUNNING = pb.Unit.RUNNING
+    LEAVING = pb.Unit.LEAVING
+    ENDED = pb.Unit.ENDED
+    REFUSED = pb.Unit.REFUSED
+
+
+class JobEnd(Enum):
+    SUCCEEDED = pb.JobOutcome.SUCCEEDED
+    FAILED = pb.JobOutcome.FAILED
+    STOPPED = pb.JobOutcome.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class UnitView:
+    """A unit as its node reports it. slots: places on the node. failures: in a row. order: number that it follows."""
+
+    job_id: str
+    state: UnitState
+    slots: tuple[int, ...] = ()
+    failures: int = 0
+    exit_code: int = 0
+    reason: str = ""
+    order: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """It has processes, so its slots are taken."""
+        return self.state in (UnitState.RUNNING, UnitState.LEAVING)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainView:
+    force: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """present: its daemon's key stands; if not, the rest is what was known last, and absent_since_s is when this
+    scheduler first missed it."""
+
+    node_name: str
+    slots: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+    units: tuple[UnitView, ...] = ()
+    drain: DrainView | None = None
+    present: bool = True
+    absent_since_s: float = 0.0
+
+    def unit(self, job_id: str) -> UnitView | None:
+        return next((u for u in self.units if u.job_id == job_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionView:
+    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end."""
+
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+    slots_per_node: int = 0
+    priority: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    stop: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(
+                f"job {self.job_id!r}: nodes must be 1 <= least <= most, not {self.min_nodes}:{self.max_nodes}"
+            )
+        if self.slots_per_node < 0:
+            raise ValueError(
+                f"job {self.job_id!r}: slots_per_node must not be negative, not {self.slots_per_node}; "
+                "0 asks for all slots of each node"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OrderView:
+    """One job on one node. slots: how many; the daemon chooses which. number: larger for a later order."""
+
+    job_id: str
+    slots: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeView:
+    """How a job ended. since_s: when this scheduler first saw that."""
+
+    end: JobEnd
+    exit_code: int = 0
+    reason: str = ""
+    since_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """What a job's own keys tell. begun: it has had a generation. result: it says of itself that it is over.
+
+    arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one.
+    """
+
+    begun: bool = False
+    arrived: frozenset[str] = frozenset()
+    result: OutcomeView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One cluster as its keys tell it.
+
+    submissions: in the order of submission. orders: by node; one that is missing has no key, which says nothing.
+    progress: by job; none for jobs without keys. outcomes: those in the store. since_s: when the picture began, by the
+    scheduler's election or when it saw that the store had lost its keys.
+    """
+
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    submissions: tuple[SubmissionView, ...] = ()
+    orders: Mapping[str, tuple[OrderView, ...]] = field(default_factory=dict)
+    progress: Mapping[str, JobProgress] = field(default_factory=dict)
+    outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)
+    since_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        ids = [s.job_id for s in self.submissions]
+        if len(set(ids)) != len(ids):
+            twice = sorted({i for i in ids if ids.count(i) > 1})
+            raise ValueError(f"jobs submitted twice under one id: {', '.join(twice)}; read each key once")
+        for node_name, orders in self.orders.items():
+            if len({o.job_id for o in orders}) != len(orders):
+                raise ValueError(f"orders of node {node_name!r} name a job twice: {orders}")
+
+    def node(self, node_name: str) -> NodeView:
+        """A node that was never seen here, though there are orders for it, counts as missed from the beginning."""
+        known = self.nodes.get(node_name)
+        return known or NodeView(node_name, 0, present=False, absent_since_s=self.since_s)

@@ -1,0 +1,50 @@
+"""Can this job be given so many nodes, from free ones and from those that others can spare? All of them or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_agent.cluster.giving_back import for_another
+from bagua_agent.cluster.next_node import best_free
+from bagua_agent.cluster.slot_ledger import Holding, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """enough: the nodes are promised. count: how many there would have been."""
+
+    enough: bool
+    count: int
+
+
+def give_all(ledger: Ledger, holding: Holding, count: int) -> Found:
+    """Promise `count` more nodes to the job if so many can be had, else change nothing."""
+    among = open_nodes(ledger, holding)
+    if len(among) < count:
+        return Found(False, len(best_free(ledger, holding, count, among)))
+    chosen = best_free(ledger, holding, count, among)
+    free = set(chosen)
+    gifts = for_another(ledger, holding, count - len(chosen), [n for n in among if n not in free])
+    chosen += [gift.node_name for gift in gifts]
+    if len(chosen) < count:
+        for gift in reversed(gifts):
+            for order in reversed(gift.orders):
+                ledger.put_back(gift.node_name, order)
+        return Found(False, len(chosen))
+    for node_name in chosen:
+        ledger.give(holding, node_name)
+    return Found(True, count)
+
+
+def give_free(ledger: Ledger, holding: Holding, count: int) -> int:
+    """Promise up to `count` free nodes; how many there were."""
+    chosen = best_free(ledger, holding, count, open_nodes(ledger, holding))
+    for node_name in chosen:
+        ledger.give(holding, node_name)
+    return len(chosen)
+
+
+def open_nodes(ledger: Ledger, holding: Holding) -> list[str]:
+    """Nodes that fit and that no job before this one waits for."""
+    fitting, claimed = ledger.fitting(holding.job), ledger.claimed
+    return [n for n in fitting if n not in claimed] if claimed else fitting

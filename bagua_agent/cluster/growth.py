@@ -1,0 +1,36 @@
+"""Who gets the nodes that nobody waits for? The running job that has the least part of its most, one node at a time."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from bagua_agent.cluster.gang_start import open_nodes
+from bagua_agent.cluster.next_node import FreeNodes
+from bagua_agent.cluster.slot_ledger import Holding, Ledger
+
+
+def grow(ledger: Ledger, holdings: list[Holding]) -> None:
+    """holdings: jobs that have their minimum. Nodes that a waiting job could use are claimed, and stay free for it."""
+    if not any(free > 0 for free in ledger.free.values()):
+        return
+    growers = {h.job.job_id: h for h in holdings if len(h.kept) < h.job.max_nodes}
+    queue = [_share(h) for h in growers.values()]
+    heapify(queue)
+    given: list[str] = []
+    free: dict[str, FreeNodes] = {}
+    while queue:
+        holding = growers[heappop(queue)[-1]]
+        job_id = holding.job.job_id
+        if job_id not in free:
+            free[job_id] = FreeNodes(ledger, holding, open_nodes(ledger, holding), given)
+        node_name = free[job_id].best()
+        if node_name is None:
+            continue
+        ledger.give(holding, node_name)
+        given.append(node_name)
+        if len(holding.kept) < holding.job.max_nodes:
+            heappush(queue, _share(holding))
+
+
+def _share(holding: Holding) -> tuple[float, tuple[int, int], str]:
+    return (len(holding.kept) / holding.job.max_nodes, holding.rank, holding.job.job_id)

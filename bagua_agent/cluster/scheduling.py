@@ -1,0 +1,95 @@
+"""Which job runs on which nodes? Looks at the whole picture each time and remembers nothing.
+
+The result says which orders change, and where every job stands, with a reason a person can act on.
+
+Jobs that run come before jobs that wait; among each, higher priority first, then the earlier submitted:
+
+1. A job that is over, or asked to stop, keeps its orders only where a unit of it still ends.
+2. A job keeps its nodes while they are well. Above its most it gives back. A node that is drained or in trouble is left
+   once the others, where they are known to work, are the minimum: until then it is replaced first.
+3. Who has begun and lacks nodes is filled up, by free nodes, and by nodes that others can spare if that completes it.
+   Who has not begun is completed, or gives everything back and waits in its old place: it has no state to lose.
+4. Who waits is given the whole minimum, or nothing. If it could be had once others end, its nodes are claimed: nobody
+   behind it takes one, so nobody overtakes for ever. A job that does not fit into the cluster claims nothing.
+5. Nodes that nobody claims go to running jobs below their most.
+
+An order promises slots, and the daemon starts the unit once they are free: so the promise needs no other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bagua_agent.cluster import reasons
+from bagua_agent.cluster.cluster_plan import Plan
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_view import ClusterView, OrderView
+from bagua_agent.cluster.job_ends import asked_to_leave_at_s
+from bagua_agent.cluster.node_trouble import lost_at_s, settled_at_s
+from bagua_agent.cluster.one_pass import Considered, consider
+from bagua_agent.cluster.standing_orders import in_force
+
+# A node that a job was given as growth may let it spare another that somebody waits for: few rounds follow.
+MOST_PASSES = 8
+
+
+def plan(view: ClusterView, now_s: float, policy: ClusterPolicy) -> Plan:
+    """What should be written now. Pure: the same picture gives the same plan at every scheduler."""
+    settled_s = settled_at_s(view.since_s, policy)
+    if now_s < settled_s:
+        return Plan(jobs=reasons.unsettled(view), again_at_s=settled_s)
+    number = 1 + _newest_number(view)
+    found, after = _passed(view, now_s, policy, number)
+    return Plan(
+        orders={n: orders for n, orders in after.items() if _changes(view, n, orders)},
+        outcomes=found.outcomes,
+        jobs=reasons.job_plans(found),
+        again_at_s=_again_at_s(found),
+    )
+
+
+def _passed(
+    view: ClusterView, now_s: float, policy: ClusterPolicy, number: int
+) -> tuple[Considered, dict[str, tuple[OrderView, ...]]]:
+    """Consider what comes of it again, until that changes nothing: then the plan on its own result is empty."""
+    gone: dict[str, list[str]] = {}
+    for _ in range(MOST_PASSES):
+        found = consider(view, now_s, policy, number)
+        # only the first of them sees who was there before
+        gone = found.gone = gone or found.gone
+        after = {n: _sorted(orders.values()) for n, orders in found.ledger.orders.items()}
+        if not any(_changes(view, n, orders) for n, orders in after.items()):
+            break
+        view = replace(view, orders=after)
+    return found, after
+
+
+def _changes(view: ClusterView, node_name: str, orders: tuple[OrderView, ...]) -> bool:
+    if node_name in view.orders:
+        return _sorted(view.orders[node_name]) != orders
+    # without a key nothing is ended, so that nobody should be there has to be said
+    return bool(orders) or bool(in_force(view, node_name))
+
+
+def _sorted(orders: Iterable[OrderView]) -> tuple[OrderView, ...]:
+    return tuple(sorted(orders, key=lambda o: o.job_id))
+
+
+def _newest_number(view: ClusterView) -> int:
+    """Units count too: a store that lost its keys may have lost the newest orders with them."""
+    ordered = (o.number for orders in view.orders.values() for o in orders)
+    followed = (u.order for node in view.nodes.values() for u in node.units)
+    return max([*ordered, *followed], default=0)
+
+
+def _again_at_s(found: Considered) -> float | None:
+    """When time alone changes something: a node is lost, or a job that is over has had its time."""
+    ledger = found.ledger
+    lost = (lost_at_s(node, ledger.policy) for node in ledger.nodes.values())
+    over = [
+        asked_to_leave_at_s(ledger.view, job_id, ledger.policy)
+        for job_id in found.ended
+        if ledger.nodes_of[job_id]
+    ]
+    return min((t for t in [*lost, *over] if t is not None and t > ledger.now_s), default=None)

@@ -1,0 +1,172 @@
+"""While a plan is made: which slots are promised to whom, and which nodes a job can do without.
+
+The one mutable thing among these decisions; it lives for one pass. A slot is promised by an order, whether or not
+somebody else's unit still has to leave it: the daemon starts a unit only when its slots are really free.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_view import ClusterView, NodeView, OrderView, SubmissionView, UnitState
+from bagua_agent.cluster.node_trouble import is_lost, why_left_out
+from bagua_agent.cluster.standing_orders import in_force, why_leave
+
+# jobs that differ in nothing of this could use the same nodes
+Kind = tuple[frozenset[tuple[str, str]], int]
+
+
+@dataclass(slots=True)
+class Holding:
+    """A job that is to run, with the nodes promised to it.
+
+    place: among submissions. kept: nodes that stay. left: nodes that it should leave, once it can, with why.
+    arrived: nodes whose workers are in its generation, or ready to be. sure: those of them that are known to be well.
+    """
+
+    job: SubmissionView
+    place: int
+    begun: bool
+    arrived: frozenset[str]
+    kept: dict[str, OrderView] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    sure: set[str] = field(default_factory=set)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Least first: higher priority, then the earlier submitted."""
+        return (-self.job.priority, self.place)
+
+    @property
+    def lacking(self) -> int:
+        """Nodes to its minimum."""
+        return max(0, self.job.min_nodes - len(self.kept))
+
+    @property
+    def surplus(self) -> int:
+        return max(0, len(self.kept) - self.job.min_nodes)
+
+    def works_on(self, node_name: str) -> bool:
+        """Whether the training would notice that this node is gone."""
+        return self.begun and node_name in self.arrived
+
+    def may_lose(self, node_name: str) -> bool:
+        """Whether the minimum goes on without this node: never taken below it (invariant 3)."""
+        others = len(self.sure) - (node_name in self.sure)
+        return not self.works_on(node_name) or others >= self.job.min_nodes
+
+    def may_give(self, node_name: str) -> bool:
+        """Whether somebody else may have it."""
+        return node_name in self.kept and self.surplus > 0 and self.may_lose(node_name)
+
+
+class Ledger:
+    """orders: node to job to order, as they will be. free: slots of a node that no order asks for."""
+
+    def __init__(self, view: ClusterView, now_s: float, policy: ClusterPolicy, number: int) -> None:
+        self.view, self.now_s, self.policy, self.number = view, now_s, policy, number
+        names = sorted(view.nodes.keys() | view.orders.keys())
+        self.nodes = {n: view.node(n) for n in names}
+        self.orders = {n: {o.job_id: o for o in in_force(view, n)} for n in names}
+        self.free = {
+            n: self.nodes[n].slots - sum(o.slots for o in orders.values())
+            for n, orders in self.orders.items()
+        }
+        self.holdings: dict[str, Holding] = {}
+        # nodes that earlier jobs in the queue wait for
+        self.claimed: dict[str, str] = {}
+        self.nodes_of: dict[str, set[str]] = defaultdict(set)
+        for name, orders in self.orders.items():
+            for job_id in orders:
+                self.nodes_of[job_id].add(name)
+        self._alive = {
+            n: {u.job_id: len(u.slots) for u in node.units if u.alive} for n, node in self.nodes.items()
+        }
+        self.left_out: dict[str, dict[str, str]] = defaultdict(dict)
+        for name, node in self.nodes.items():
+            for unit in node.units:
+                why = why_left_out(unit, policy)
+                if why:
+                    self.left_out[unit.job_id][name] = why
+        self._fit: dict[Kind, dict[str, str]] = {}
+
+    # -- who holds what
+    def give(self, holding: Holding, node_name: str) -> None:
+        """Promise the node's slots to the job."""
+        job_id, slots = holding.job.job_id, needed(holding.job, self.nodes[node_name])
+        self.orders[node_name][job_id] = holding.kept[node_name] = OrderView(job_id, slots, self.number)
+        self.free[node_name] -= slots
+        self.nodes_of[job_id].add(node_name)
+        if self.is_sure(holding, node_name):
+            holding.sure.add(node_name)
+
+    def take(self, job_id: str, node_name: str) -> OrderView:
+        order = self.orders[node_name].pop(job_id)
+        self.free[node_name] += order.slots
+        self.nodes_of[job_id].discard(node_name)
+        holding = self.holdings.get(job_id)
+        if holding is not None:
+            holding.kept.pop(node_name, None)
+            holding.left.pop(node_name, None)
+            holding.sure.discard(node_name)
+        return order
+
+    def put_back(self, node_name: str, order: OrderView) -> None:
+        """Undo the taking of an order that its job would have kept."""
+        holding = self.holdings[order.job_id]
+        self.orders[node_name][order.job_id] = holding.kept[node_name] = order
+        self.free[node_name] -= order.slots
+        self.nodes_of[order.job_id].add(node_name)
+        if self.is_sure(holding, node_name):
+            holding.sure.add(node_name)
+
+    def is_sure(self, holding: Holding, node_name: str) -> bool:
+        node = self.nodes[node_name]
+        unit = node.unit(holding.job.job_id) if node.present else None
+        return holding.works_on(node_name) and unit is not None and unit.state is UnitState.RUNNING
+
+    def leaving(self, node_name: str) -> Mapping[str, int]:
+        """Jobs whose units live on the node without an order, with the slots they still take."""
+        orders = self.orders[node_name]
+        return {job_id: slots for job_id, slots in self._alive[node_name].items() if job_id not in orders}
+
+    def still_taken(self, node_name: str) -> int:
+        alive = self._alive[node_name]
+        return sum(self.leaving(node_name).values()) if alive else 0
+
+    # -- who could be where
+    def fitting(self, job: SubmissionView) -> list[str]:
+        """Nodes that this job could use if nobody else were there."""
+        out = self.left_out.get(job.job_id, {})
+        return [n for n, why in self.why_unfit(job).items() if not why and n not in out]
+
+    def fits(self, job: SubmissionView, node_name: str) -> bool:
+        return not self.why_unfit(job)[node_name] and node_name not in self.left_out.get(job.job_id, {})
+
+    def why_unfit(self, job: SubmissionView) -> Mapping[str, str]:
+        """Why no job of this kind can be on a node, for every node; empty: it can."""
+        kind = (frozenset(job.labels.items()), job.slots_per_node)
+        if kind not in self._fit:
+            self._fit[kind] = {n: self._why_unfit(job, node) for n, node in self.nodes.items()}
+        return self._fit[kind]
+
+    def _why_unfit(self, job: SubmissionView, node: NodeView) -> str:
+        if not has_labels(job, node):
+            return f"{node.node_name} has other labels"
+        if not 0 < needed(job, node) <= node.slots:
+            return f"{node.node_name} has only {node.slots} slots"
+        if is_lost(node, self.now_s, self.policy):
+            return f"{node.node_name} is lost"
+        return why_leave(node)
+
+
+def has_labels(job: SubmissionView, node: NodeView) -> bool:
+    return not job.labels or all(node.labels.get(key) == value for key, value in job.labels.items())
+
+
+def needed(job: SubmissionView, node: NodeView) -> int:
+    """Slots that the job asks of this node."""
+    return job.slots_per_node or node.slots

@@ -1,0 +1,46 @@
+"""Which orders are in force on a node, and may a job stay where it is ordered?"""
+
+from __future__ import annotations
+
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_view import ClusterView, NodeView, OrderView, UnitState, UnitView
+from bagua_agent.cluster.node_trouble import is_lost, why_left_out
+
+
+def in_force(view: ClusterView, node_name: str) -> tuple[OrderView, ...]:
+    """What the node's key says. Without a key: what the node runs, since absence ends nothing and it must have been
+    ordered once."""
+    if node_name in view.orders:
+        return view.orders[node_name]
+    node = view.node(node_name)
+    running = [u for u in node.units if u.state is UnitState.RUNNING] if node.present else []
+    return tuple(OrderView(u.job_id, len(u.slots), u.order) for u in running)
+
+
+def why_over(
+    order: OrderView, node: NodeView, unit: UnitView | None, now_s: float, policy: ClusterPolicy
+) -> str:
+    """Why the job has nothing more to expect from this node, so that its order goes at once; empty: it may have."""
+    if is_lost(node, now_s, policy):
+        return f"{node.node_name} is lost"
+    if node.drain is not None and node.drain.force:
+        return f"{node.node_name} is drained by force{_because(node.drain.reason)}"
+    left_out = why_left_out(unit, policy)
+    if left_out:
+        return f"{node.node_name} is left out ({left_out})"
+    if node.present and order.slots > node.slots and not (unit and unit.alive):
+        return f"{node.node_name} has only {node.slots} slots"
+    return ""
+
+
+def why_leave(node: NodeView) -> str:
+    """Why no job should be on this node, though one that needs it may stay until it is replaced; empty: it is fine."""
+    if node.drain is not None:
+        return f"{node.node_name} is drained{_because(node.drain.reason)}"
+    if node.troubles:
+        return f"{node.node_name} is in trouble ({'; '.join(node.troubles)})"
+    return ""
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

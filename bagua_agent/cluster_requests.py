@@ -1,0 +1,168 @@
+"""What do people ask of a cluster? Writes desired state, and nothing else; daemons and the scheduler do the rest.
+
+Every write compares what it read, so two people at once can't lose each other's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_submission
+from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import cluster_pb2 as pb
+from bagua_contract import membership_pb2
+
+_MOST_ATTEMPTS = 10
+_MOST_NAMED = 20
+
+
+def submit(store: Store, submission: pb.Submission) -> None:
+    """Raises UserError if there is a job of this id."""
+    job_id = submission.job_id
+    key = cluster_keys.submission(job_id)
+    conditions = [absent(key), absent(JobKeys(job_id).spec), absent(cluster_keys.outcome(job_id))]
+    value = submission.SerializeToString()
+    try:
+        done = store.transact(conditions, [Put(key, value)]).succeeded
+    except OutcomeUnknown:
+        found = store.get(key)
+        done = found is not None and found.value == value
+    if not done:
+        raise UserError(f"there is a job {job_id!r} already; use another --name")
+
+
+def stop(store: Store, job_id: str) -> str:
+    """A line for whoever asked. Raises UserError."""
+
+    def change(submission: pb.Submission) -> bool:
+        was, submission.wanted = submission.wanted, pb.Submission.STOP
+        return bool(was != pb.Submission.STOP)
+
+    changed, _ = _change_submission(store, job_id, change)
+    return f"job {job_id!r} stops at its next step boundary" if changed else f"job {job_id!r} stops already"
+
+
+def scale_submitted(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> tuple[int, int] | None:
+    """The least and most nodes there were before; None if the job was not submitted. Raises UserError.
+
+    The job's own desired state changes with it, in one transaction.
+    """
+    if store.get(cluster_keys.submission(job_id)) is None:
+        return None
+    desired_key = JobKeys(job_id).desired
+    desired = membership_pb2.Desired(min_nodes=min_nodes, max_nodes=max_nodes).SerializeToString()
+
+    def change(submission: pb.Submission) -> bool:
+        submission.min_nodes, submission.max_nodes = min_nodes, max_nodes
+        return True
+
+    def beside() -> tuple[list[Compare], list[Put]]:
+        found = store.get(desired_key)
+        if found is None:  # it has not begun: its first agent reads the submission
+            return [absent(desired_key)], []
+        return [mod_revision_is(desired_key, found.mod_revision)], [Put(desired_key, desired)]
+
+    _, before = _change_submission(store, job_id, change, beside)
+    return before.min_nodes, before.max_nodes
+
+
+def _change_submission(
+    store: Store,
+    job_id: str,
+    change: Callable[[pb.Submission], bool],
+    beside: Callable[[], tuple[list[Compare], list[Put]]] = lambda: ([], []),
+) -> tuple[bool, pb.Submission]:
+    """Whether `change` changed anything, and the submission as it was. Raises UserError."""
+    key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
+    for _ in range(_MOST_ATTEMPTS):
+        found = store.get(key)
+        if found is None:
+            raise unknown_job(store, job_id)
+        if store.get(over) is not None:
+            raise UserError(f"job {job_id!r} has ended; `bagua-launch status` shows those that run")
+        before, after = _parsed(found), _parsed(found)
+        if not change(after):
+            return False, before
+        conditions, writes = beside()
+        try:
+            done = store.transact(
+                [mod_revision_is(key, found.mod_revision), absent(over), *conditions],
+                [Put(key, after.SerializeToString()), *writes],
+            )
+        except OutcomeUnknown:
+            continue  # the next look finds it changed, or changes it
+        if done.succeeded:
+            return True, before
+    raise InfrastructureLost(f"job {job_id!r} changed {_MOST_ATTEMPTS} times meanwhile; try again")
+
+
+def _parsed(found: KeyValue) -> pb.Submission:
+    try:
+        return parse_submission(found.value)
+    except UnreadableRecord as error:
+        raise UserError(f"{found.key}: {error}") from error
+
+
+def unknown_job(store: Store, job_id: str) -> UserError:
+    records, _ = store.get_prefix(cluster_keys.SUBMISSIONS)
+    names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key)))
+    if not names:
+        return UserError(f"no job {job_id!r} was submitted here, nor any other; check --etcd")
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return UserError(
+        f"no job {job_id!r} was submitted here; there are {', '.join(names[:_MOST_NAMED])}{more}"
+    )
+
+
+# -- nodes
+
+
+def drain(store: Store, node_name: str, *, force: bool, reason: str, by: str, now_unix_s: float) -> str:
+    """A line for whoever asked. Raises UserError if there is no such node."""
+    _known_node(store, node_name)
+    record = pb.Drain(force=force, reason=reason, by=by, since_unix_s=now_unix_s)
+    store.put(cluster_keys.drain(node_name), record.SerializeToString())
+    how = "its jobs leave it now" if force else "its jobs leave it as soon as they can do without it"
+    return f"node {node_name!r} gets no more jobs; {how}"
+
+
+def undrain(store: Store, node_name: str) -> str:
+    """Raises UserError if it was not drained."""
+    key = cluster_keys.drain(node_name)
+    found = store.get(key)
+    if found is None:
+        _known_node(store, node_name)
+        raise UserError(f"node {node_name!r} is not drained; `bagua-launch nodes` shows which are")
+    store.transact([mod_revision_is(key, found.mod_revision)], deletes=[key])
+    return f"node {node_name!r} takes jobs again"
+
+
+def _known_node(store: Store, node_name: str) -> None:
+    if (
+        store.get(cluster_keys.node(node_name)) is not None
+        or store.get(cluster_keys.orders(node_name)) is not None
+    ):
+        return
+    records, _ = store.get_prefix(cluster_keys.NODES)
+    names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.NODES, kv.key)))
+    there = f"there are {', '.join(names[:_MOST_NAMED])}" if names else "no daemon runs anywhere"
+    raise UserError(f"no node {node_name!r}; {there}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    outcome: str
+    exit_code: int
+    reason: str
+
+
+def outcome_of(store: Store, job_id: str) -> Ended | None:
+    found = store.get(cluster_keys.outcome(job_id))
+    if found is None:
+        return None
+    record = pb.JobOutcome.FromString(found.value)
+    return Ended(pb.JobOutcome.Outcome.Name(record.outcome).lower(), record.exit_code, record.reason)

@@ -1,0 +1,192 @@
+"""What does the store say of the cluster? Changed keys in, the scheduler's picture out; asks nobody.
+
+Keeps what keys alone don't tell: since when, by this process's clock, a node is missed or a job is over, and what a
+node that is missed said last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from bagua_agent.cluster.cluster_records import (
+    UnreadableRecord,
+    read_drain,
+    read_node,
+    read_orders,
+    read_outcome,
+    read_progress,
+    read_submission,
+)
+from bagua_agent.cluster.cluster_view import (
+    ClusterView,
+    DrainView,
+    JobProgress,
+    NodeView,
+    OrderView,
+    OutcomeView,
+    SubmissionView,
+)
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.cluster_keys import id_in
+from bagua_agent.store.keys import JOBS_PREFIX, JobKeys
+from bagua_agent.store.mirror import Change
+
+
+@dataclass(slots=True)
+class _Job:
+    """The keys of one job that matter here."""
+
+    generation: bytes | None = None
+    result: bytes | None = None
+    result_since_s: float = 0.0
+    agents: dict[str, bytes] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
+
+
+class ClusterPicture:
+    """complain: told once for each record that can't be read."""
+
+    def __init__(self, since_s: float, complain: Callable[[str], None]) -> None:
+        self.since_s = since_s
+        self._complain = complain
+        self._complaints: set[str] = set()
+        self._nodes: dict[str, NodeView] = {}
+        self._drains: dict[str, DrainView] = {}
+        self._submissions: dict[str, tuple[int, SubmissionView]] = {}
+        self._orders: dict[str, tuple[OrderView, ...]] = {}
+        self._order_revisions: dict[str, int] = {}
+        self._outcomes: dict[str, OutcomeView] = {}
+        self._jobs: dict[str, _Job] = {}
+        self.scheduler_revision: int | None = None
+
+    def order_revision(self, node_name: str) -> int:
+        """Mod revision of a node's orders as read; 0: there is no key."""
+        return self._order_revisions.get(node_name, 0)
+
+    def took_order(self, node_name: str, orders: tuple[OrderView, ...], revision: int) -> None:
+        """We wrote it ourselves: the picture need not wait for its echo."""
+        self._orders[node_name] = orders
+        self._order_revisions[node_name] = revision
+
+    def took_outcome(self, job_id: str, outcome: OutcomeView) -> None:
+        self._outcomes[job_id] = outcome
+
+    def view(self) -> ClusterView:
+        nodes = {name: replace(node, drain=self._drains.get(name)) for name, node in self._nodes.items()}
+        submissions = sorted(self._submissions.values(), key=lambda pair: (pair[0], pair[1].job_id))
+        progress: dict[str, JobProgress] = {}
+        for job_id in self._submissions:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                progress[job_id] = read_progress(
+                    job.generation, job.result, job.agents, job.members, job.result_since_s
+                )
+        return ClusterView(
+            nodes,
+            tuple(s for _, s in submissions),
+            dict(self._orders),
+            progress,
+            dict(self._outcomes),
+            self.since_s,
+        )
+
+    def take(self, changes: Iterable[Change], now_s: float) -> bool:
+        """Whether any of them matters to decisions."""
+        matters = False
+        for change in changes:
+            try:
+                matters |= self._take(change, now_s)
+            except UnreadableRecord as error:
+                self._say(f"{change.key}: {error}; it is passed over")
+        return matters
+
+    def _say(self, text: str) -> None:
+        if text not in self._complaints:
+            self._complaints.add(text)
+            self._complain(text)
+
+    def _take(self, change: Change, now_s: float) -> bool:
+        key = change.key
+        if key == cluster_keys.SCHEDULER:
+            self.scheduler_revision = None if change.value is None else change.create_revision
+            return True
+        if key.startswith(JOBS_PREFIX):
+            return self._take_job(change, now_s)
+        for folder, take in (
+            (cluster_keys.NODES, self._take_node),
+            (cluster_keys.SUBMISSIONS, self._take_submission),
+            (cluster_keys.ORDERS, self._take_orders),
+            (cluster_keys.OUTCOMES, self._take_outcome),
+            (cluster_keys.DRAINS, self._take_drain),
+        ):
+            name = id_in(folder, key)
+            if name is not None:
+                take(name, change, now_s)
+                return True
+        return False
+
+    def _take_node(self, name: str, change: Change, now_s: float) -> None:
+        known = self._nodes.get(name)
+        if change.value is not None:
+            node = read_node(change.value)
+            if node.node_name == name:
+                self._nodes[name] = node
+            return
+        if known is not None and known.present:
+            self._nodes[name] = replace(known, present=False, absent_since_s=now_s)
+
+    def forget_node(self, name: str) -> None:
+        """One that is lost and has no orders: it need not be remembered."""
+        self._nodes.pop(name, None)
+
+    def _take_submission(self, name: str, change: Change, now_s: float) -> None:
+        if change.value is None:
+            self._submissions.pop(name, None)
+            return
+        read = read_submission(change.value)
+        if read.job_id != name:
+            raise UnreadableRecord(f"names job {read.job_id!r}")
+        self._submissions[name] = (change.create_revision, read)
+
+    def _take_orders(self, name: str, change: Change, now_s: float) -> None:
+        self._orders.pop(name, None)
+        self._order_revisions.pop(name, None)
+        if change.value is not None:
+            self._order_revisions[name] = change.mod_revision
+            self._orders[name] = read_orders(change.value)
+
+    def _take_outcome(self, name: str, change: Change, now_s: float) -> None:
+        if change.value is None:
+            self._outcomes.pop(name, None)
+        else:
+            known = self._outcomes.get(name)
+            self._outcomes[name] = read_outcome(change.value, known.since_s if known else now_s)
+
+    def _take_drain(self, name: str, change: Change, now_s: float) -> None:
+        self._drains.pop(name, None)
+        if change.value is not None:
+            self._drains[name] = read_drain(change.value)
+
+    def _take_job(self, change: Change, now_s: float) -> bool:
+        job_id, _, rest = change.key.removeprefix(JOBS_PREFIX).partition("/")
+        if not rest:
+            return False
+        keys = JobKeys(job_id)
+        job = self._jobs.setdefault(job_id, _Job())
+        if change.key == keys.generation:
+            job.generation = change.value
+        elif change.key == keys.result:
+            if job.result is None:
+                job.result_since_s = now_s
+            job.result = change.value
+        elif (agent_id := id_in(keys.agents, change.key)) is not None:
+            if change.value is None:
+                job.agents.pop(agent_id, None)
+            else:
+                job.agents[agent_id] = change.value
+        elif (worker_id := id_in(keys.members, change.key)) is not None:
+            (job.members.discard if change.value is None else job.members.add)(worker_id)
+        else:
+            return False
+        return job_id in self._submissions

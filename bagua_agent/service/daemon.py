@@ -1,0 +1,412 @@
+"""What does a node's daemon do? Says what the node has, follows its orders, starts and ends units; carries no job.
+
+One loop with an inbox; whatever may block (systemd, accounts, etcd's transactions) happens in one other thread, in the
+order asked. Decides nothing by itself: cluster/unit_plan.py says what should happen to units; scheduler.py is another
+matter in the same process. It may be killed at any moment: what it must know again lies beside the units and in etcd.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_records import (
+    PROTOCOL,
+    UnreadableRecord,
+    parse_submission,
+    read_orders,
+    write_unit,
+)
+from bagua_agent.cluster.cluster_view import OrderView
+from bagua_agent.cluster.node_trouble import failures_after
+from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.node_facts import NodeFacts
+from bagua_agent.service.notify import Notifier
+from bagua_agent.service.pid_watch import PidWatch
+from bagua_agent.service.unit_request import shutdown_timeout_s, unit_request
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import Put, Store, absent
+from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_contract import cluster_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+TRY_AGAIN_S = 1.0
+LONGEST_SLEEP_S = 60.0
+
+
+# -- what the inbox holds
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsSeen:
+    units: tuple[FoundUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """From here on UnitsSeen knows of it."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """What runs the units did not do as asked: look again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Message = Changed | UnitsSeen | Started | StartRefused | NotDone | Stop | None
+
+
+class NodeDaemon:
+    """`run` until `stop`; units go on after it. say: a line for the log."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        facts: NodeFacts,
+        store: Store,
+        leased: LeasedKeys,
+        runner: UnitRunner,
+        say: Callable[[str], None],
+        address: str,
+        version: str,
+        policy: ClusterPolicy | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        """address: host:port of this daemon's service."""
+        self._config = config
+        self._facts = facts
+        self._store = store
+        self._leased = leased
+        self._runner = runner
+        self._say = say
+        self._policy = policy or ClusterPolicy(kill_grace_s=config.times_kill_grace_s)
+        self._notifier = notifier or Notifier()
+        self._node = pb.Node(
+            protocol=PROTOCOL,
+            node_name=config.node_name,
+            address=address,
+            slots=facts.slots,
+            labels=dict(config.node_labels),
+            version=version,
+            boot_id=facts.boot_id,
+        )
+        self._key = cluster_keys.node(config.node_name)
+        self._orders_key = cluster_keys.orders(config.node_name)
+        self._folders = UnitFolders(units_folder(config.directories_state))
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="bagua-hands")
+        self._watch = PidWatch(lambda job_id: self._by_hand(self._look))
+        self._mirrors = [
+            PrefixMirror(store, prefix, lambda changes: self._inbox.put(Changed(changes)))
+            for prefix in (self._orders_key, cluster_keys.SUBMISSIONS, cluster_keys.OUTCOMES)
+        ]
+        self._orders: tuple[OrderView, ...] | None = None
+        self._orders_value: bytes | None = None
+        self._submissions: dict[str, pb.Submission] = {}
+        self._outcomes: set[str] = set()
+        self._units: dict[str, OwnUnit] = {}
+        self._started_s: dict[str, float] = {}
+        self._watched: dict[str, int] = {}
+        self._starting: set[str] = set()
+        self._told = b""
+        self._again_s: float | None = 0.0
+
+    def stop(self) -> None:
+        """From any thread, or a signal handler's."""
+        self._inbox.put(Stop())
+
+    def run(self) -> None:
+        """Raises StoreUnavailable if etcd can't be read at the beginning."""
+        try:
+            for found in self._runner.found():
+                self._find(found, time.monotonic())
+            for mirror in self._mirrors:
+                mirror.start()
+            self._follow()
+            self._notifier.ready()
+            while self._hear():
+                self._follow()
+        finally:
+            self._notifier.stopping()
+            for mirror in self._mirrors:
+                mirror.stop()
+            self._watch.stop()
+            self._hands.shutdown(wait=True, cancel_futures=True)
+
+    # -- hearing
+
+    def _hear(self) -> bool:
+        """Wait for a message or the time; False: stop."""
+        self._notifier.feed()
+        waits = [LONGEST_SLEEP_S, self._notifier.feed_every_s or LONGEST_SLEEP_S]
+        if self._again_s is not None:
+            waits.append(max(0.0, self._again_s - time.monotonic()))
+        try:
+            message = self._inbox.get(timeout=min(waits))
+            while True:
+                if isinstance(message, Stop):
+                    return False
+                if message is not None:
+                    self._take(message)
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _take(self, message: Changed | UnitsSeen | Started | StartRefused | NotDone) -> None:
+        now_s = time.monotonic()
+        match message:
+            case Changed(changes):
+                for change in changes:
+                    self._take_change(change)
+            case UnitsSeen(units):
+                self._take_units(units, now_s)
+            case Started(job_id):
+                self._starting.discard(job_id)
+            case StartRefused(job_id, reason):
+                self._starting.discard(job_id)
+                self._say(f"job {job_id} is refused here: {reason}")
+                failures = self._units[job_id].failures if job_id in self._units else 0
+                self._units[job_id] = OwnUnit(
+                    job_id, False, ended_s=now_s, failures=failures, refused=True, reason=reason
+                )
+            case NotDone(reason):
+                self._say(reason)
+                self._again_s = now_s + TRY_AGAIN_S
+
+    def _take_change(self, change: Change) -> None:
+        if change.key == self._orders_key:
+            if change.value is None:
+                self._put_back(self._orders_key, self._orders_value)
+                return
+            try:
+                self._orders, self._orders_value = read_orders(change.value), change.value
+            except UnreadableRecord as error:
+                self._say(f"{change.key}: {error}; units go on as they are")
+            return
+        job_id = cluster_keys.id_in(cluster_keys.SUBMISSIONS, change.key)
+        if job_id is not None:
+            known = self._submissions.get(job_id)
+            if change.value is None:
+                unit = self._units.get(job_id)
+                if known is not None and unit is not None and unit.alive:
+                    self._put_back(change.key, known.SerializeToString())
+                else:
+                    self._submissions.pop(job_id, None)
+                return
+            try:
+                self._submissions[job_id] = parse_submission(change.value)
+            except UnreadableRecord as error:
+                self._say(f"{change.key}: {error}; it is passed over")
+            return
+        job_id = cluster_keys.id_in(cluster_keys.OUTCOMES, change.key)
+        if job_id is not None:
+            (self._outcomes.discard if change.value is None else self._outcomes.add)(job_id)
+
+    def _put_back(self, key: str, value: bytes | None) -> None:
+        """Nobody removes such a key while we need it: the store has lost it. Invariant 4."""
+        if value is None:
+            return
+        self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+        self._by_hand(self._put_if_absent, key, value)
+
+    def _put_if_absent(self, key: str, value: bytes) -> None:
+        try:
+            self._store.transact([absent(key)], [Put(key, value)])
+        except InfrastructureLost as error:
+            log.info("%s was not put back: %s", key, error)
+
+    # -- units
+
+    def _find(self, found: FoundUnit, now_s: float) -> None:
+        """One that an earlier daemon started."""
+        note = self._folders.note(found.job_id)
+        self._units[found.job_id] = OwnUnit(
+            found.job_id,
+            found.is_alive,
+            slots=note.slots,
+            order=note.order,
+            shutdown_timeout_s=note.shutdown_timeout_s,
+            ended_s=now_s,
+            exit_code=found.exit_code or 0,
+            failures=note.failures,
+        )
+        self._started_s[found.job_id] = now_s
+        if found.is_alive:
+            self._say(f"job {found.job_id} runs here already, in slots {_text(note.slots)}")
+            self._watch_over(found)
+
+    def _watch_over(self, found: FoundUnit) -> None:
+        if found.pid and self._watched.get(found.job_id) != found.pid:
+            self._watched[found.job_id] = found.pid
+            self._watch.add(found.job_id, found.pid)
+
+    def _take_units(self, units: tuple[FoundUnit, ...], now_s: float) -> None:
+        there = {u.job_id: u for u in units}
+        for job_id, unit in list(self._units.items()):
+            found = there.get(job_id)
+            if found is not None and found.is_alive:
+                self._watch_over(found)
+            elif unit.alive and job_id not in self._starting:
+                code = found.exit_code if found is not None and found.exit_code is not None else 128 + 9
+                self._ended(unit, code, now_s)
+
+    def _ended(self, unit: OwnUnit, code: int, now_s: float) -> None:
+        asked = unit.asked_since_s is not None or code == 0
+        ran_s = now_s - self._started_s.get(unit.job_id, now_s)
+        self._say(f"job {unit.job_id}: its agent here ended with {code}")
+        self._units[unit.job_id] = replace(
+            unit,
+            alive=False,
+            slots=(),
+            ended_s=now_s,
+            exit_code=code,
+            failures=failures_after(unit.failures, ran_s, asked, self._policy),
+            asked_since_s=None,
+            killed_since_s=None,
+            reason=f"its agent ended with {code}",
+        )
+        self._watched.pop(unit.job_id, None)
+        self._by_hand(self._do, self._runner.forget, unit.job_id)
+
+    # -- following
+
+    def _follow(self) -> None:
+        """Do what the plan says, and tell the cluster how the units are."""
+        now_s = time.monotonic()
+        made = plan_units(self._situation(), now_s, self._policy)
+        for job_id in made.forgets:
+            del self._units[job_id]
+            self._by_hand(self._forget, job_id)
+        for start in made.starts:
+            self._start(start, now_s)
+        for ask in made.asks:
+            self._say(f"job {ask.job_id} is asked to leave: {ask.reason}")
+            self._units[ask.job_id] = replace(self._units[ask.job_id], asked_since_s=now_s)
+            self._by_hand(self._do, self._runner.ask_to_leave, ask.job_id)
+        for kill in made.kills:
+            self._say(f"job {kill.job_id} is killed: {kill.reason}")
+            self._units[kill.job_id] = replace(self._units[kill.job_id], killed_since_s=now_s)
+            self._by_hand(self._do, self._runner.kill, kill.job_id)
+        if made.starts or made.asks or made.kills:
+            made = plan_units(self._situation(), now_s, self._policy)  # what is told is how it is now
+        if self._again_s is None or self._again_s <= now_s:
+            self._again_s = made.again_at_s
+        elif made.again_at_s is not None:
+            self._again_s = min(self._again_s, made.again_at_s)
+        self._tell(made)
+
+    def _situation(self) -> NodeSituation:
+        wishes = {}
+        for job_id, submission in self._submissions.items():
+            stop = submission.wanted == pb.Submission.STOP
+            wishes[job_id] = Wish.STOP if stop else Wish.RUN
+        wishes |= dict.fromkeys(self._outcomes, Wish.OVER)
+        return NodeSituation(self._facts.slots, self._orders, tuple(self._units.values()), wishes)
+
+    def _start(self, start: StartUnit, now_s: float) -> None:
+        submission = self._submissions[start.job_id]
+        before = self._units.get(start.job_id)
+        failures = before.failures if before is not None else 0
+        timeout_s = shutdown_timeout_s(submission)
+        self._units[start.job_id] = OwnUnit(
+            start.job_id,
+            True,
+            slots=start.slots,
+            order=start.order,
+            shutdown_timeout_s=timeout_s,
+            failures=failures,
+        )
+        self._started_s[start.job_id] = now_s
+        self._starting.add(start.job_id)
+        self._say(f"job {start.job_id} starts in slots {_text(start.slots)}")
+        note = UnitNote(start.order, start.slots, failures, timeout_s)
+        self._by_hand(self._begin, submission, note)
+
+    def _tell(self, made: UnitPlan) -> None:
+        node = self._node
+        del node.units[:]
+        node.units.extend(map(write_unit, made.report))
+        del node.troubles[:]
+        node.troubles.extend((*self._facts.troubles, *made.troubles))
+        value = node.SerializeToString(deterministic=True)
+        if value != self._told:
+            self._told = value
+            self._leased.put(self._key, value)
+        running = sum(u.alive for u in self._units.values())
+        slots = sum(len(u.slots) for u in self._units.values() if u.alive)
+        trouble = f"; {node.troubles[0]}" if node.troubles else ""
+        self._notifier.status(f"{running} jobs in {slots} of {self._facts.slots} slots{trouble}")
+
+    # -- the hands: what may block
+
+    def _by_hand(self, action: Callable[..., object], *arguments: object) -> None:
+        def act() -> None:
+            try:
+                action(*arguments)
+            except Exception:  # our bug must not end the hands, nor go unseen
+                log.exception("bug: %s%r raised", action, arguments)
+
+        self._hands.submit(act)
+
+    def _begin(self, submission: pb.Submission, note: UnitNote) -> None:
+        job_id = submission.job_id
+        try:
+            request = unit_request(submission, note.slots, self._config, have_gpus=self._facts.gpus > 0)
+            self._runner.start(job_id, self._folders.make(request, note))
+        except UserError as error:
+            self._inbox.put(StartRefused(job_id, str(error)))
+            return
+        except (InfrastructureLost, OSError) as error:
+            self._inbox.put(NotDone(f"job {job_id} was not started: {error}"))
+        self._inbox.put(Started(job_id))
+        self._look()
+
+    def _do(self, action: Callable[[str], object], job_id: str) -> None:
+        try:
+            action(job_id)
+        except BaguaError as error:
+            self._inbox.put(NotDone(str(error)))
+        self._look()
+
+    def _forget(self, job_id: str) -> None:
+        self._do(self._runner.forget, job_id)
+        self._folders.remove(job_id)
+
+    def _look(self) -> None:
+        try:
+            self._inbox.put(UnitsSeen(tuple(self._runner.found())))
+        except InfrastructureLost as error:
+            self._inbox.put(NotDone(str(error)))
+
+
+def _text(slots: tuple[int, ...]) -> str:
+    return ", ".join(map(str, slots)) or "unknown"

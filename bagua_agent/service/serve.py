@@ -1,0 +1,120 @@
+"""The daemon's process: from its configuration file to the loop, and to an orderly end that leaves units alone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+
+from bagua_agent.errors import StoreUnavailable
+from bagua_agent.node.local_address import local_address
+from bagua_agent.service.agent_config import AgentConfig, read_agent_config
+from bagua_agent.service.certificate_files import utc_now
+from bagua_agent.service.child_units import ChildUnits
+from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.node_facts import look_at_node
+from bagua_agent.service.notify import Notifier
+from bagua_agent.service.scheduler import Scheduler
+from bagua_agent.service.systemd_units import SystemdUnits, is_there
+from bagua_agent.service.units import UnitRunner, units_folder
+from bagua_agent.store.client import Store
+from bagua_agent.store.endpoints import parse_endpoint
+from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.store_access import store_config
+
+CONNECT_TIMEOUT_S = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Asked(Exception):
+    """To stop, before the loop runs."""
+
+
+def serve(config_path: str, *, plain_units: bool = False) -> int:
+    """Until SIGTERM or SIGINT; the exit code. plain_units: also with systemd. Raises UserError."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    config = read_agent_config(config_path, utc_now())
+    facts = look_at_node(config)
+    runner = _runner(config, plain_units)
+    notifier = Notifier()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        raise _Asked
+
+    for number in _SIGNALS:
+        signal.signal(number, ask)
+    try:
+        store = _connected(config, notifier)
+    except _Asked:
+        return 0
+    leased = LeasedKeys(store, config.times_node_lease_s)
+    scheduler = Scheduler(store, leased, config.node_name, _say)
+    address = local_address(
+        config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
+    )
+    daemon = NodeDaemon(
+        config,
+        facts,
+        store,
+        leased,
+        runner,
+        _say,
+        f"{address}:{config.listen_port}",
+        _version(),
+        notifier=notifier,
+    )
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, frame: daemon.stop())
+    try:
+        _say(f"node {config.node_name} has {facts.slots} slots")
+        scheduler.start()
+        daemon.run()
+    finally:
+        scheduler.stop()
+        leased.close()
+        store.close()
+    _say("stopped; units go on")
+    return 0
+
+
+def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
+    if is_there() and not plain:
+        return SystemdUnits()
+    _say("units are plain processes")
+    return ChildUnits(units_folder(config.directories_state))
+
+
+def _connected(config: AgentConfig, notifier: Notifier) -> Store:
+    """Tries until etcd answers, or the daemon is asked to stop."""
+    store = Store(store_config(config.etcd_endpoints, config.store_credentials))
+    told = ""
+    while True:
+        begin_s = time.monotonic()
+        try:
+            store.connect(CONNECT_TIMEOUT_S)
+            return store
+        except StoreUnavailable as error:
+            if str(error) != told:
+                told = str(error)
+                _say(f"waiting for etcd: {told}")
+            notifier.status(f"waiting for etcd: {told}")
+        except BaseException:
+            store.close()
+            raise
+        left_s = begin_s + CONNECT_TIMEOUT_S - time.monotonic()
+        if left_s > 0:
+            signal.sigtimedwait((), left_s)  # a signal's handler ends this too
+
+
+def _say(text: str) -> None:
+    print(f"bagua-agent: {text}", file=sys.stderr, flush=True)
+
+
+def _version() -> str:
+    try:
+        return version("bagua")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,71 @@
+"""What exactly does this node run for a submission, and may it? Pure, but for asking what is there.
+
+The submission says what its submitter may say; account, log directory, store and slots are this node's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_file import SUBMITTED, decode
+from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.units import UnitRequest
+from bagua_contract import cluster_pb2 as pb
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+REDIRECTS = "3"  # a service's workers have no terminal: both streams go to files, which `logs` reads
+
+
+def unit_request(
+    submission: pb.Submission, slots: tuple[int, ...], config: AgentConfig, *, have_gpus: bool
+) -> UnitRequest:
+    """Raises UserError if this node does not run such a job."""
+    account = submission.user or config.jobs_default_user
+    if not config.may_run_as(account):
+        allowed = ", ".join((config.jobs_default_user, *config.jobs_users))
+        raise UserError(
+            f"jobs don't run as {account!r} on {config.node_name}; use {allowed}, or list it in jobs.users"
+        )
+    if not submission.directory.startswith("/"):
+        raise UserError(
+            f"directory {submission.directory!r} is not absolute; submit from the script's directory"
+        )
+    job = decode(
+        submission.launch,
+        SUBMITTED,
+        job_id=submission.job_id,
+        min_nodes=submission.min_nodes,
+        max_nodes=submission.max_nodes,
+        slots=len(slots),
+        endpoints=config.etcd_endpoints,
+        store_credentials=config.store_credentials,
+        log_dir=config.directories_log,
+        redirects=REDIRECTS,
+        run_as=account,
+        node_name=config.node_name,
+        local_addr=config.listen_address or None,
+    )
+    environment = {"PATH": PATH, "LANG": "C.UTF-8", **_allowed(submission.environment, config)}
+    if have_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots))
+    return UnitRequest(job, environment, submission.directory)
+
+
+def _allowed(asked: Mapping[str, str], config: AgentConfig) -> dict[str, str]:
+    refused = sorted(name for name in asked if not config.may_set(name))
+    if refused:
+        raise UserError(
+            f"{config.node_name} lets no job set {', '.join(refused)}; leave it out, or list it in jobs.environment"
+        )
+    return dict(asked)
+
+
+def shutdown_timeout_s(submission: pb.Submission) -> float:
+    """The job's own, as far as it can be read."""
+    try:
+        said = json.loads(submission.launch).get("shutdown_timeout_s")
+    except (ValueError, AttributeError):
+        said = None
+    return float(said) if isinstance(said, (int, float)) else 30.0

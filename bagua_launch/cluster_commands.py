@@ -1,0 +1,259 @@
+"""The commands that talk to a cluster: submit, status, nodes, events, drain, undrain, stop. Thin: ask, then print."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bagua_agent.job_config import StoreCredentials
+from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
+from bagua_launch.command_line import CONTEXT, GroupedCommand, parameters
+from bagua_launch.config_file import read_config_file
+from bagua_launch.errors import RequestError
+from bagua_launch.input_files import check_command, check_credentials
+from bagua_launch.job_request import parse_credentials
+from bagua_launch.options import RUN_OPTIONS, Option
+from bagua_launch.precedence import Values, merge
+from bagua_launch.rendezvous_request import parse_endpoints
+from bagua_launch.tables import table
+
+if TYPE_CHECKING:
+    from bagua_agent.history.job_history import JobEvent
+    from bagua_agent.store.client import Store
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+def _values(options: Sequence[Option], typed: dict[str, Any]) -> Values:
+    return merge(options, typed, os.environ, read_config_file(os.environ, (*RUN_OPTIONS, *SUBMIT_OPTIONS)))
+
+
+@contextmanager
+def _store(values: Values) -> Iterator[Store]:
+    if "etcd" not in values:
+        raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
+    endpoints = parse_endpoints(values["etcd"])
+    credentials: StoreCredentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
+    check_credentials(credentials)
+
+    from bagua_agent.store.client import Store
+    from bagua_agent.store_access import store_config
+
+    store = Store(store_config(endpoints, credentials))
+    try:
+        store.connect(CONNECT_TIMEOUT_S)
+        yield store
+    finally:
+        store.close()
+
+
+def submit(**typed: Any) -> int:
+    program = typed.pop("program")
+    values = _values(SUBMIT_OPTIONS, typed)
+    from bagua_launch.cluster_request import parse_submission
+
+    submission = parse_submission(
+        values,
+        program,
+        directory=os.getcwd(),
+        environ=os.environ,
+        submitter=f"{getpass.getuser()}@{socket.gethostname()}",
+        now_unix_s=time.time(),
+    )
+    from bagua_launch.job_request import parse_command
+
+    check_command(parse_command(values, program))
+    with _store(values) as store:
+        from bagua_agent import cluster_requests
+
+        cluster_requests.submit(store, submission)
+        click.echo(submission.job_id)
+        if "follow" not in values:
+            return 0
+        return _follow(store, submission.job_id)
+
+
+def _follow(store: Store, job_id: str) -> int:
+    from bagua_agent.job_story import follow
+
+    try:
+        ended = follow(
+            store,
+            job_id,
+            lambda event: click.echo(_event_line(event)),
+            lambda text: click.echo(f"queued: {text}"),
+        )
+    except KeyboardInterrupt:
+        click.echo(f"\njob {job_id} goes on; `bagua-launch stop {job_id}` ends it", err=True)
+        return 130
+    click.echo(f"{ended.outcome}: {ended.reason}")
+    return ended.exit_code
+
+
+def _event_line(event: JobEvent) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.time_unix_s))
+    return f"{at} {event.node_name or '-'}: {event.text}"
+
+
+def status(**typed: Any) -> int:
+    """One job with everything, or a table of all."""
+    job_id, as_json = typed.pop("job"), typed.pop("json")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent.cluster_requests import unknown_job
+        from bagua_agent.cluster_status import cluster_status
+
+        found = cluster_status(store)
+        jobs = [j for j in found.jobs if job_id in (None, j.job_id)]
+        if job_id is not None and not jobs:
+            raise unknown_job(store, job_id)
+    if as_json:
+        click.echo(json.dumps([asdict(job) for job in jobs], indent=1))
+        return 0
+    rows = [
+        (j.job_id, j.state, f"{j.min_nodes}:{j.max_nodes}", str(len(j.nodes)), str(j.priority), j.reason)
+        for j in jobs
+    ]
+    click.echo(table(("JOB", "STATE", "ASKED", "NODES", "PRIORITY", "WHY"), rows, "no job was submitted"))
+    for job in jobs if job_id is not None else ():
+        click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}\nsubmitted by {job.submitter or 'somebody'}")
+    return 0
+
+
+def nodes(**typed: Any) -> int:
+    as_json = typed.pop("json")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent.cluster_status import cluster_status
+
+        found = cluster_status(store)
+    if as_json:
+        click.echo(json.dumps([asdict(node) for node in found.nodes], indent=1))
+        return 0
+    rows = [
+        (
+            n.node_name,
+            n.state,
+            f"{n.taken}/{n.slots}",
+            ", ".join(f"{job_id} ({state})" for job_id, _, state in n.jobs),
+            n.reason,
+        )
+        for n in found.nodes
+    ]
+    click.echo(table(("NODE", "STATE", "SLOTS", "JOBS", "WHY"), rows, "no daemon runs anywhere"))
+    if not found.scheduler:
+        click.echo("nobody schedules at the moment", err=True)
+    return 0
+
+
+def events(**typed: Any) -> int:
+    job_id, as_json, goes_on = typed.pop("job"), typed.pop("json"), typed.pop("follow")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        if goes_on:
+            return _follow(store, job_id)
+        from bagua_agent.cluster_requests import unknown_job
+        from bagua_agent.history.job_history import events_of
+        from bagua_agent.store import cluster_keys
+        from bagua_agent.store.keys import JobKeys
+
+        keys = JobKeys(job_id)
+        records, _ = store.get_prefix(keys.events)
+        if not records and store.get(cluster_keys.submission(job_id)) is None:
+            raise unknown_job(store, job_id)
+        for event in events_of(records, keys):
+            line = {
+                "time_unix_s": event.time_unix_s,
+                "node": event.node_name,
+                "kind": event.kind.name.lower(),
+                "text": event.text,
+            }
+            click.echo(json.dumps(line) if as_json else _event_line(event))
+    return 0
+
+
+def stop(**typed: Any) -> int:
+    job_id = typed.pop("job")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent import cluster_requests
+
+        click.echo(cluster_requests.stop(store, job_id))
+    return 0
+
+
+def drain(**typed: Any) -> int:
+    node, force, reason = typed.pop("node"), typed.pop("force"), typed.pop("reason")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent import cluster_requests
+
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        click.echo(
+            cluster_requests.drain(
+                store, node, force=force, reason=reason or "", by=by, now_unix_s=time.time()
+            )
+        )
+    return 0
+
+
+def undrain(**typed: Any) -> int:
+    node = typed.pop("node")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent import cluster_requests
+
+        click.echo(cluster_requests.undrain(store, node))
+    return 0
+
+
+_JSON = click.Option(["--json"], is_flag=True, help="As JSON, for programs.")
+_SPERSED = {**CONTEXT, "allow_interspersed_args": True}
+
+
+def _command(
+    name: str,
+    callback: Callable[..., int],
+    help: str,
+    *more: click.Parameter,
+    options: Sequence[Option] = CLUSTER_OPTIONS,
+) -> GroupedCommand:
+    return GroupedCommand(
+        name,
+        callback=callback,
+        help=help,
+        short_help=help.split("\n")[0],
+        context_settings=CONTEXT if name == "submit" else _SPERSED,
+        options_metavar="[OPTIONS]",
+        params=[*parameters(options), *more],
+    )
+
+
+COMMANDS = {
+    command.name or "": command
+    for command in (
+        _command(
+            "submit",
+            submit,
+            "Hand a job to the cluster's daemons; prints its id.\n\nSCRIPT and its directory are those of every node.",
+            click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."),
+            options=SUBMIT_OPTIONS,
+        ),
+        _command("status", status, "How submitted jobs are, and why.", click.Argument(["job"], required=False), _JSON),
+        _command("nodes", nodes, "What nodes there are, and what they run.", _JSON),
+        _command(
+            "events", events, "What happened to a job.", click.Argument(["job"]),
+            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), _JSON,
+        ),
+        _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"])),
+        _command(
+            "drain", drain, "Let no job be on a node.", click.Argument(["node"]),
+            click.Option(["--force"], is_flag=True, help="Also where a job then has too few nodes, and waits."),
+            click.Option(["--reason"], metavar="TEXT", help="For people who wonder."),
+        ),
+        _command("undrain", undrain, "Let jobs be on a node again.", click.Argument(["node"])),
+    )
+}  # fmt: skip

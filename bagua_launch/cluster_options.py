@@ -1,0 +1,40 @@
+"""Which options have the commands that talk to a cluster? Rows for the same table as `run`'s (options.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bagua_launch.options import CREDENTIALS, ENDPOINT, RUN_OPTIONS, SIZE, Option
+
+CLUSTER = "Cluster"
+
+ETCD = replace(
+    ENDPOINT, name="etcd", group=CLUSTER, help="The cluster's etcd, as HOST:PORT[,HOST:PORT...].", own=True,
+    more_variables=("PET_RDZV_ENDPOINT",),
+)  # fmt: skip
+CLUSTER_OPTIONS = (ETCD, *CREDENTIALS)
+
+_TAKEN_FROM_RUN = frozenset(
+    {
+        *("nnodes", "module", "no_python", "run_path", "max_restarts", "shutdown_timeout", "hang_timeout"),
+        *("start_method", "numa_binding", "virtual_local_rank", "role", "rdzv_conf"),
+        *("ledger", "digest_every", "checkpoint_dir", "checkpoint_every"),
+    }
+)
+
+SUBMIT_OPTIONS = (
+    Option("name", CLUSTER, "The job's id. Default: the script's name and a few letters.", "NAME", own=True),
+    Option("priority", CLUSTER, "Jobs of a higher one go first. Default 0.", "N", own=True),
+    Option("user", CLUSTER, "Account of the workers. Default: what each node is configured for.", "NAME", own=True),
+    Option("label", CLUSTER, "Only nodes that have these.", "NAME=VALUE,...", own=True),
+    Option(
+        "env", CLUSTER, "Variables of the workers: with a value, or this terminal's own.", "NAME[=VALUE],...", own=True
+    ),
+    Option(
+        "nproc-per-node", SIZE, "Workers on each node, one a slot: a number, or auto, as many as it has. Default auto.",
+        "N|auto",
+    ),
+    Option("follow", CLUSTER, "Stay until the job ends, say how it goes, exit with its code.", short="-f", own=True),
+    *(option for option in RUN_OPTIONS if option.key in _TAKEN_FROM_RUN),
+    *CLUSTER_OPTIONS,
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""What does a person ask of a cluster, and can it be? Pure: values said in, a submission out, or one RequestError."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from bagua_agent.cluster.cluster_records import PROTOCOL
+from bagua_agent.job_config import JobConfig
+from bagua_agent.job_file import SUBMITTED, encode
+from bagua_contract import cluster_pb2 as pb
+from bagua_launch.errors import refuse
+from bagua_launch.job_request import parse_job_fields
+from bagua_launch.precedence import Said, Values
+from bagua_launch.rendezvous_request import parse_job_id
+
+_PRIORITY = re.compile(r"-?[0-9]{1,6}")
+_PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def parse_submission(
+    values: Values,
+    program: Sequence[str],
+    *,
+    directory: str,
+    environ: Mapping[str, str],
+    submitter: str,
+    now_unix_s: float,
+) -> pb.Submission:
+    """directory: from which the script is named, on every node. Raises RequestError."""
+    fields, _ = parse_job_fields(values, program)
+    fields.setdefault("min_nodes", 1)
+    fields.setdefault("max_nodes", 1)
+    said = values.get("name")
+    job_id = parse_job_id(said) if said else _made_up(program[0])
+    job = JobConfig(job_id=job_id, **fields)
+    return pb.Submission(
+        protocol=PROTOCOL,
+        job_id=job_id,
+        wanted=pb.Submission.RUN,
+        min_nodes=job.min_nodes,
+        max_nodes=job.max_nodes,
+        slots_per_node=_slots(values.get("nproc_per_node")),
+        priority=_priority(values.get("priority")),
+        labels=_labels(values.get("label")),
+        user=values["user"].text if "user" in values else "",
+        directory=directory,
+        environment=_environment(values.get("env"), environ),
+        launch=encode(job, SUBMITTED),
+        submitter=submitter,
+        submitted_unix_s=now_unix_s,
+    )
+
+
+def _made_up(script: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", PurePath(script).stem)[:40].strip("-")
+    return f"{stem or 'job'}-{secrets.token_hex(3)}"
+
+
+def _slots(said: Said | None) -> int:
+    if said is None or said.text == "auto":
+        return 0
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
+        raise refuse(said, "not a number of workers", "a number from 1 on, or auto")
+    return int(said.text)
+
+
+def _priority(said: Said | None) -> int:
+    if said is None:
+        return 0
+    if not _PRIORITY.fullmatch(said.text):
+        raise refuse(said, "not a priority", "a whole number, 0 as most jobs have, higher to go first")
+    return int(said.text)
+
+
+def _labels(said: Said | None) -> dict[str, str]:
+    found = {}
+    for part in said.text.split(",") if said else ():
+        match = _PAIR.fullmatch(part)
+        if match is None:
+            assert said is not None
+            raise refuse(said, f"{part!r} is no label", "NAME=VALUE, several separated by commas")
+        found[match[1]] = match[2]
+    return found
+
+
+def _environment(said: Said | None, environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for part in said.text.split(",") if said else ():
+        name, equals, value = part.partition("=")
+        assert said is not None
+        if not _VARIABLE.fullmatch(name):
+            raise refuse(
+                said, f"{name!r} is no name of a variable", "NAME or NAME=VALUE, separated by commas"
+            )
+        if not equals and name not in environ:
+            raise refuse(said, f"{name} is not set here", f"{name}=VALUE, or set it")
+        found[name] = value if equals else environ[name]
+    return found

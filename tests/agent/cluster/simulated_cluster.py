@@ -1,0 +1,489 @@
+"""A cluster as it truly is, beside what its scheduler learns of it: nodes, daemons with their units, a store, people.
+
+Daemons decide by unit_plan, the scheduler by scheduling. After each plan everything that must never happen is looked
+for, with rules written down here anew and not taken from the code under test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from bagua_agent.cluster.cluster_plan import JobState, Plan
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_view import (
+    ClusterView,
+    DrainView,
+    JobEnd,
+    JobProgress,
+    NodeView,
+    OrderView,
+    OutcomeView,
+    SubmissionView,
+    UnitState,
+    UnitView,
+)
+from bagua_agent.cluster.node_trouble import failures_after
+from bagua_agent.cluster.scheduling import plan
+from bagua_agent.cluster.standing_orders import in_force
+from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, Wish, plan_units
+
+POLICY = ClusterPolicy(left_out_s=60.0)
+TICK_S = 1.0
+SHUTDOWN_S = 4.0
+DIES_HARD_S = 3.0
+
+
+@dataclass
+class SimulatedUnit:
+    own: OwnUnit
+    started_s: float
+    arrives_s: float
+    leaves_s: float | None = None
+    ignores_asking: bool = False
+
+
+@dataclass
+class SimulatedNode:
+    """powered: the host runs. connected: its daemon runs and reaches the store."""
+
+    name: str
+    slots: int
+    labels: Mapping[str, str]
+    powered: bool = True
+    connected: bool = True
+    troubles: tuple[str, ...] = ()
+    units: dict[str, SimulatedUnit] = field(default_factory=dict)
+    remembered: tuple[OrderView, ...] | None = None
+    report: tuple[UnitView, ...] = ()
+    missed_since_s: float | None = None
+
+
+class SimulatedCluster:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 100.0
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.submissions: dict[str, SubmissionView] = {}
+        self.orders: dict[str, tuple[OrderView, ...]] = {}
+        self.outcomes: dict[str, OutcomeView] = {}
+        self.results: dict[str, OutcomeView] = {}
+        self.drains: dict[str, DrainView] = {}
+        self.begun: set[str] = set()
+        self.broken_pairs: set[tuple[str, str]] = set()
+        self.since_s = self.now_s
+        self.lost_keys: list[tuple[float, str, object]] = []
+        self.seen: Counter[str] = Counter()
+        self.states: dict[str, JobState] = {}
+        self.reasons: set[str] = set()
+        self.count = 0
+
+    # -- what is true
+    def living(self, node: SimulatedNode) -> list[SimulatedUnit]:
+        return [u for u in node.units.values() if u.own.alive] if node.powered else []
+
+    def arrived(self, job_id: str) -> frozenset[str]:
+        return frozenset(
+            n.name
+            for n in self.nodes.values()
+            for u in self.living(n)
+            if u.own.job_id == job_id and u.arrives_s <= self.now_s
+        )
+
+    def view(self) -> ClusterView:
+        nodes = {}
+        for n in self.nodes.values():
+            present = n.powered and n.connected
+            nodes[n.name] = NodeView(
+                n.name,
+                n.slots,
+                n.labels,
+                n.troubles,
+                n.report,
+                self.drains.get(n.name),
+                present,
+                0.0 if n.missed_since_s is None else max(n.missed_since_s, self.since_s),
+            )
+        progress = {
+            j: JobProgress(j in self.begun, self.arrived(j), self.results.get(j)) for j in self.submissions
+        }
+        return ClusterView(
+            nodes,
+            tuple(self.submissions.values()),
+            dict(self.orders),
+            progress,
+            dict(self.outcomes),
+            self.since_s,
+        )
+
+    # -- time
+    def tick(self) -> None:
+        self.now_s += TICK_S
+        for at_s, kind, value in list(self.lost_keys):
+            if at_s <= self.now_s:
+                self.lost_keys.remove((at_s, kind, value))
+                self.put_back(kind, value)
+        for node in self.nodes.values():
+            self.live(node)
+            present = node.powered and node.connected
+            if present:
+                node.missed_since_s = None
+                self.run_daemon(node)
+            elif node.missed_since_s is None:
+                node.missed_since_s = self.now_s
+        for job_id, job in self.submissions.items():
+            if job_id not in self.begun and len(self.arrived(job_id)) >= job.min_nodes:
+                self.begun.add(job_id)
+        self.schedule()
+
+    def live(self, node: SimulatedNode) -> None:
+        """Units leave when asked, and end with their job."""
+        for unit in self.living(node):
+            if unit.own.job_id in self.results and unit.leaves_s is None:
+                unit.leaves_s = self.now_s + self.random.choice((0.0, 1.0, 5.0))
+            if unit.leaves_s is not None and unit.leaves_s <= self.now_s:
+                self.end_unit(unit, 0)
+
+    def end_unit(self, unit: SimulatedUnit, exit_code: int, why: str = "") -> None:
+        own = unit.own
+        asked = own.asked_since_s is not None or own.job_id in self.results
+        failures = failures_after(own.failures, self.now_s - unit.started_s, asked, POLICY)
+        unit.own = replace(
+            own, alive=False, slots=(), ended_s=self.now_s, exit_code=exit_code, failures=failures, reason=why
+        )
+
+    def run_daemon(self, node: SimulatedNode) -> None:
+        if node.name in self.orders:
+            node.remembered = self.orders[node.name]
+        elif node.remembered is not None and not any(v == node.name for _, _, v in self.lost_keys):
+            self.orders[node.name] = node.remembered
+        wishes = {}
+        for job_id in {u for u in node.units} | {o.job_id for o in node.remembered or ()}:
+            if job_id in self.outcomes:
+                wishes[job_id] = Wish.OVER
+            elif job_id in self.submissions:
+                wishes[job_id] = Wish.STOP if self.submissions[job_id].stop else Wish.RUN
+        situation = NodeSituation(
+            node.slots, node.remembered, tuple(u.own for u in node.units.values()), wishes
+        )
+        todo = plan_units(situation, self.now_s, POLICY)
+        ordered = {o.job_id for o in node.remembered or ()}
+        for start in todo.starts:
+            taken = {s for u in self.living(node) for s in u.own.slots}
+            assert not taken & set(start.slots) and set(start.slots) <= set(range(node.slots)), (
+                "a slot of two jobs"
+            )
+            assert wishes[start.job_id] is Wish.RUN and start.job_id in ordered
+            before = node.units.get(start.job_id)
+            own = OwnUnit(start.job_id, True, start.slots, start.order, SHUTDOWN_S)
+            if before is not None:
+                assert not before.own.alive
+                own = replace(own, failures=before.own.failures)
+                self.seen["started again"] += 1
+            unit = SimulatedUnit(own, self.now_s, self.now_s + self.random.choice((0, 1, 2, 4)))
+            unit.ignores_asking = self.random.random() < 0.15
+            node.units[start.job_id] = unit
+            if (start.job_id, node.name) in self.broken_pairs:
+                self.end_unit(unit, 1, "broken here")
+        for ask in todo.asks:
+            unit = node.units[ask.job_id]
+            stops = wishes.get(ask.job_id) is Wish.STOP
+            assert stops or (node.remembered is not None and ask.job_id not in ordered), (
+                "absence ended a unit"
+            )
+            assert unit.own.alive and unit.own.asked_since_s is None
+            unit.own = replace(unit.own, asked_since_s=self.now_s)
+            if not unit.ignores_asking:
+                unit.leaves_s = self.now_s + self.random.choice((0.0, 1.0, 3.0))
+            self.seen["asked"] += 1
+        for kill in todo.kills:
+            unit = node.units[kill.job_id]
+            assert unit.own.asked_since_s is not None
+            assert self.now_s >= unit.own.asked_since_s + SHUTDOWN_S + POLICY.kill_grace_s
+            unit.own = replace(unit.own, killed_since_s=self.now_s)
+            unit.leaves_s = self.now_s + DIES_HARD_S
+            self.seen["killed"] += 1
+        for job_id in todo.forgets:
+            assert not node.units.pop(job_id).own.alive
+        node.report = todo.report
+        alive = {u.own.job_id for u in self.living(node)}
+        assert alive - {s.job_id for s in todo.starts} <= {u.job_id for u in todo.report if u.alive}
+
+    # -- the scheduler
+    def schedule(self) -> None:
+        view = self.view()
+        todo = plan(view, self.now_s, POLICY)
+        self.check(view, todo)
+        for job_id, end in todo.outcomes.items():
+            self.outcomes[job_id] = end
+        writes = list(todo.orders.items())
+        if self.random.random() < (0.15 if writes else 0.005):
+            # it is gone in the middle of its writes
+            self.random.shuffle(writes)
+            del writes[self.random.randrange(len(writes) + 1) :]
+            self.since_s = self.now_s
+            self.seen["replaced while writing"] += bool(todo.orders) and len(writes) < len(todo.orders)
+        self.orders.update(writes)
+        self.states = {j: p.state for j, p in todo.jobs.items()}
+        for job_id, state in self.states.items():
+            self.seen[state.value] += 1
+            assert todo.jobs[job_id].reason
+            self.reasons.add(todo.jobs[job_id].reason)
+
+    def check(self, view: ClusterView, todo: Plan) -> None:
+        if self.now_s < view.since_s + POLICY.settle_s:
+            assert todo.changes_nothing
+            assert todo.again_at_s == view.since_s + POLICY.settle_s
+            return
+        assert todo == plan(self.shuffled(view), self.now_s, POLICY), "another scheduler decides otherwise"
+        before = {n: {o.job_id: o for o in in_force(view, n)} for n in view.nodes}
+        after = {n: {o.job_id: o for o in todo.orders.get(n, in_force(view, n))} for n in view.nodes}
+        held_before = Counter(j for orders in before.values() for j in orders)
+        held_after = Counter(j for orders in after.values() for j in orders)
+        applied = replace(
+            view,
+            orders={**view.orders, **todo.orders},
+            outcomes={**view.outcomes, **todo.outcomes},
+        )
+        again = plan(applied, self.now_s, POLICY)
+        assert again.changes_nothing, f"not settled: {again.orders} {again.outcomes}"
+        for node_name, orders in todo.orders.items():
+            node = view.nodes[node_name]
+            new = [j for j in orders if before[node_name].get(j.job_id) != j]
+            for order in new:
+                job = self.submissions[order.job_id]
+                unit = node.unit(order.job_id)
+                assert self.can_use(job, node), f"{order} does not belong on {node}"
+                assert node.present and order.slots == (job.slots_per_node or node.slots)
+                assert unit is None or unit.alive or unit.failures < POLICY.failures_before_left_out
+                assert order.number > max((o.number for os in view.orders.values() for o in os), default=0)
+            assert not new or sum(o.slots for o in orders) <= node.slots, "promised twice"
+        for job_id, job in self.submissions.items():
+            if job_id in todo.outcomes:
+                assert job_id in self.results or job.stop
+            if job.stop or job_id in self.outcomes or job_id in self.results:
+                assert not any(job_id in after[n] and job_id not in before[n] for n in after)
+                continue
+            progress = view.progress[job_id]
+            if not progress.begun:
+                assert held_after[job_id] == 0 or held_after[job_id] >= job.min_nodes, "a part of a gang"
+            self.check_minimum(view, job, before, after, progress)
+            assert held_after[job_id] <= max(job.max_nodes, held_before[job_id]) + sum(
+                n in self.drains or bool(view.nodes[n].troubles) for n in after if job_id in after[n]
+            )
+        self.check_growth(view, todo, before, after, held_before)
+        self.check_first_in_line(view, todo, after)
+
+    def check_minimum(
+        self,
+        view: ClusterView,
+        job: SubmissionView,
+        before: Mapping[str, Mapping[str, OrderView]],
+        after: Mapping[str, Mapping[str, OrderView]],
+        progress: JobProgress,
+    ) -> None:
+        """No running job is taken below its minimum."""
+
+        def over(name: str) -> bool:
+            node, drain = view.nodes[name], self.drains.get(name)
+            lost = not node.present and self.now_s >= node.absent_since_s + POLICY.node_lost_s
+            return lost or (drain is not None and drain.force)
+
+        removed = [n for n in before if job.job_id in before[n] and job.job_id not in after[n]]
+        hurts = [n for n in removed if n in progress.arrived and not over(n)]
+        for name in list(hurts):
+            unit = view.nodes[name].unit(job.job_id)
+            if unit is not None and unit.state in (UnitState.ENDED, UnitState.REFUSED):
+                hurts.remove(name)
+        if progress.begun and hurts:
+            self.seen["gave back"] += 1
+            works = [
+                n
+                for n in after
+                if job.job_id in after[n]
+                and n in progress.arrived
+                and view.nodes[n].present
+                and (u := view.nodes[n].unit(job.job_id)) is not None
+                and u.state is UnitState.RUNNING
+            ]
+            assert len(works) >= job.min_nodes, f"{job.job_id} is taken below its minimum: {hurts}"
+
+    def check_growth(
+        self,
+        view: ClusterView,
+        todo: Plan,
+        before: Mapping[str, Mapping[str, OrderView]],
+        after: Mapping[str, Mapping[str, OrderView]],
+        held_before: Counter[str],
+    ) -> None:
+        waiting = [
+            self.submissions[j]
+            for j, p in todo.jobs.items()
+            if p.state is JobState.QUEUED and self.fits(view, self.submissions[j])
+        ]
+        given: dict[str, list[str]] = {}
+        for name in after:
+            for job_id in after[name].keys() - before[name].keys():
+                given.setdefault(job_id, []).append(name)
+        for job_id, names in given.items():
+            job = self.submissions[job_id]
+            well = [
+                n for n in after if job_id in after[n] and not view.nodes[n].troubles and n not in self.drains
+            ]
+            if len(well) > job.min_nodes and held_before[job_id] >= job.min_nodes:
+                self.seen["grew"] += 1
+                for other in waiting:
+                    assert not any(self.can_use(other, view.nodes[n]) for n in names), (
+                        "grew while somebody waits"
+                    )
+
+    def check_first_in_line(
+        self, view: ClusterView, todo: Plan, after: Mapping[str, Mapping[str, OrderView]]
+    ) -> None:
+        """Who waits and could have free nodes gets them, unless somebody before it waits for them."""
+        queue = [j for j in self.submissions.values() if todo.jobs[j.job_id].state is JobState.QUEUED]
+        for job in sorted(queue, key=lambda j: -j.priority)[:1]:
+            short = [
+                j for j, p in todo.jobs.items() if p.state is JobState.RUNNING and "waits for" in p.reason
+            ]
+            free = [
+                n
+                for n, node in view.nodes.items()
+                if node.present
+                and self.can_use(job, node)
+                and node.slots - sum(o.slots for o in after[n].values()) >= (job.slots_per_node or node.slots)
+            ]
+            assert short or len(free) < job.min_nodes, f"{job.job_id} waits beside {free}"
+
+    def can_use(self, job: SubmissionView, node: NodeView) -> bool:
+        unit = node.unit(job.job_id)
+        out = unit is not None and (
+            unit.state is UnitState.REFUSED
+            or (not unit.alive and unit.failures >= POLICY.failures_before_left_out)
+        )
+        lost = not node.present and self.now_s >= node.absent_since_s + POLICY.node_lost_s
+        return (
+            not out
+            and not lost
+            and not node.troubles
+            and node.node_name not in self.drains
+            and all(node.labels.get(k) == v for k, v in job.labels.items())
+            and 0 < (job.slots_per_node or node.slots) <= node.slots
+        )
+
+    def fits(self, view: ClusterView, job: SubmissionView) -> bool:
+        return sum(self.can_use(job, n) for n in view.nodes.values()) >= job.min_nodes
+
+    def shuffled(self, view: ClusterView) -> ClusterView:
+        def mixed(mapping: Mapping[str, object]) -> dict[str, object]:
+            items = list(mapping.items())
+            random.Random(1).shuffle(items)
+            return dict(items)
+
+        return replace(
+            view,
+            nodes=mixed(view.nodes),
+            orders={n: tuple(reversed(o)) for n, o in mixed(view.orders).items()},
+            progress=mixed(view.progress),
+            outcomes=mixed(view.outcomes),
+        )
+
+    # -- what people and fate do
+    def add_node(self) -> None:
+        name = f"n{len(self.nodes):02d}"
+        labels = {"kind": self.random.choice(("a", "b"))}
+        self.nodes[name] = SimulatedNode(name, self.random.choice((1, 2, 4, 8)), labels)
+
+    def submit(self) -> str:
+        self.count += 1
+        least = self.random.choice((1, 1, 2, 3, 5))
+        job = SubmissionView(
+            f"j{self.count}",
+            least,
+            least + self.random.choice((0, 0, 1, 4)),
+            self.random.choice((0, 1, 1, 2, 4, 9)),
+            self.random.choice((0, 0, 0, 1, -1)),
+            self.random.choice(({}, {}, {"kind": "a"})),
+        )
+        self.submissions[job.job_id] = job
+        return job.job_id
+
+    def end_job(self, job_id: str) -> None:
+        how = self.random.choice((JobEnd.SUCCEEDED, JobEnd.FAILED))
+        self.results[job_id] = OutcomeView(how, 0, "by itself", self.now_s)
+
+    def power(self, node: SimulatedNode, on: bool) -> None:
+        if not on:
+            node.units.clear()
+            node.remembered = None
+        node.powered = on
+
+    def wipe(self) -> None:
+        """The store loses its keys; what nodes and the scheduler's node remember comes back within two seconds."""
+        self.since_s = self.now_s
+        at_s = lambda: self.now_s + self.random.choice((0.0, 1.0, 2.0))  # noqa: E731
+        for job in self.submissions.values():
+            self.lost_keys.append((at_s(), "submission", job))
+        for job_id, end in self.outcomes.items():
+            self.lost_keys.append((at_s(), "outcome", (job_id, end)))
+        for name, node in self.nodes.items():
+            if self.random.random() < 0.3:
+                node.remembered = None  # its daemon was started again meanwhile
+            else:
+                self.lost_keys.append((at_s(), "orders", name))
+        self.submissions, self.outcomes, self.orders = {}, {}, {}
+
+    def put_back(self, kind: str, value: object) -> None:
+        if isinstance(value, SubmissionView):
+            self.submissions[value.job_id] = value
+        elif kind == "outcome":
+            assert isinstance(value, tuple)
+            self.outcomes[value[0]] = value[1]
+
+    def happen(self) -> None:
+        draw = self.random.random
+        going = [j for j in self.begun if j in self.submissions and j not in self.results]
+        nodes = list(self.nodes.values())
+        node = self.random.choice(nodes)
+        if draw() < 0.15 and sum(s in (JobState.QUEUED,) for s in self.states.values()) < 6:
+            self.submit()
+        if draw() < 0.05 and going:
+            self.end_job(self.random.choice(sorted(going)))
+        if draw() < 0.02 and self.submissions:
+            job_id = self.random.choice(sorted(self.submissions))
+            self.submissions[job_id] = replace(self.submissions[job_id], stop=True)
+        if draw() < 0.04 and self.submissions:
+            job = self.submissions[self.random.choice(sorted(self.submissions))]
+            least = self.random.choice((1, 2, 4))
+            most = least + self.random.choice((0, 2))
+            self.submissions[job.job_id] = replace(job, min_nodes=least, max_nodes=most)
+        # broken less often than mended, so that most of the cluster works most of the time
+        if draw() < (0.02 if node.powered else 0.3):
+            self.power(node, not node.powered)
+        if draw() < (0.02 if node.connected else 0.2):
+            node.connected = not node.connected
+        if draw() < (0.15 if node.name in self.drains else 0.03):
+            if node.name in self.drains:
+                del self.drains[node.name]
+            else:
+                self.drains[node.name] = DrainView(draw() < 0.3, "test")
+        if draw() < (0.15 if node.troubles else 0.03):
+            node.troubles = () if node.troubles else ("no GPU",)
+        if draw() < 0.08 and (units := self.living(node)):
+            self.end_unit(self.random.choice(units), 137, "killed")
+        if draw() < 0.02 and self.submissions:
+            self.broken_pairs.add((self.random.choice(sorted(self.submissions)), node.name))
+        if draw() < 0.01:
+            self.since_s = self.now_s
+        if draw() < 0.01:
+            self.wipe()
+
+    def calm_down(self) -> None:
+        """Everything is repaired, and nobody asks for anything new."""
+        self.drains.clear()
+        self.broken_pairs.clear()
+        for node in self.nodes.values():
+            self.power(node, True) if not node.powered else None
+            node.connected, node.troubles = True, ()

@@ -1,0 +1,53 @@
+"""Whole clusters through long histories of trouble: what must never happen never does; in the end all were served."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from simulated_cluster import SimulatedCluster
+
+from bagua_agent.cluster.cluster_plan import JobState
+
+SEEDS = range(16)
+
+
+def troubled(seed: int, ticks: int = 150) -> SimulatedCluster:
+    cluster = SimulatedCluster(seed)
+    for _ in range(cluster.random.randrange(3, 12)):
+        cluster.add_node()
+    for _ in range(ticks):
+        if cluster.random.random() < 0.7:
+            cluster.happen()
+        cluster.tick()
+    return cluster
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens_the_rules_hold_and_everybody_is_served_in_the_end(seed: int) -> None:
+    cluster = troubled(seed)
+    cluster.calm_down()
+    for _ in range(4 * 60):  # longer than any delay there is
+        cluster.tick()
+    # now jobs end one after another, and each that fits has its turn
+    for _ in range(200):
+        begun = [j for j, s in cluster.states.items() if s is JobState.RUNNING and j not in cluster.results]
+        if not begun:
+            break
+        cluster.end_job(sorted(begun)[0])
+        for _ in range(60):
+            cluster.tick()
+    left = {j: s for j, s in cluster.states.items() if s is not JobState.ENDED}
+    view = cluster.view()
+    assert not [j for j in left if cluster.fits(view, cluster.submissions[j])], left
+    assert all(s is JobState.QUEUED for s in left.values()), left
+    assert not any(o.job_id not in left for orders in cluster.orders.values() for o in orders)
+
+
+def test_the_histories_hold_what_they_are_about() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        seen += troubled(seed).seen
+    wanted = {"asked", "killed", "started again", "gave back", "grew", "replaced while writing"}
+    assert {w for w in wanted if seen[w] < 3} == set(), seen
+    assert all(seen[state.value] for state in JobState), seen

@@ -1,0 +1,136 @@
+"""Which steps lead from what etcd holds to what it should."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.service.certificates import Holder, Role
+from bagua_agent.service.etcd_roles import (
+    PERMISSIONS,
+    Access,
+    AddRole,
+    AddUser,
+    Enable,
+    EtcdRights,
+    GrantPermission,
+    GrantRole,
+    Permission,
+    RemoveUser,
+    RevokePermission,
+    RevokeRole,
+    Step,
+    permission_on_prefix,
+    plan,
+)
+
+LATER = datetime(2040, 1, 1, tzinfo=UTC)
+
+
+def holder(name: str, role: Role) -> Holder:
+    return Holder(name, role, LATER)
+
+
+EVERYBODY = (
+    holder("ann", Role.OPERATOR),
+    holder("vic", Role.VIEWER),
+    holder("node-1", Role.AGENT),
+    holder("bagua-etcd", Role.ETCD),
+)
+
+
+def after(rights: EtcdRights, steps: tuple[Step, ...]) -> EtcdRights:
+    """What etcd would hold; refuses what etcd refuses."""
+    enabled = rights.enabled
+    roles = {name: set(held) for name, held in rights.roles.items()}
+    users = {name: set(held) for name, held in rights.users.items()}
+    for step in steps:
+        match step:
+            case AddRole(role):
+                assert role not in roles
+                roles[role] = set()
+            case GrantPermission(role, permission):
+                same = {p for p in roles[role] if (p.start, p.end) == (permission.start, permission.end)}
+                roles[role] = (roles[role] - same) | {permission}
+            case RevokePermission(role, permission):
+                ranges = {(p.start, p.end) for p in roles[role]}
+                assert (permission.start, permission.end) in ranges
+                roles[role] = {
+                    p for p in roles[role] if (p.start, p.end) != (permission.start, permission.end)
+                }
+            case AddUser(user):
+                assert user not in users
+                users[user] = set()
+            case RemoveUser(user):
+                del users[user]
+            case GrantRole(user, role):
+                assert role in roles or role == "root"
+                users[user].add(role)
+            case RevokeRole(user, role):
+                users[user].remove(role)
+            case Enable():
+                assert "root" in users.get("root", ()) and step is steps[-1]
+                enabled = True
+    return EtcdRights(
+        enabled,
+        {name: frozenset(held) for name, held in roles.items()},
+        {name: frozenset(held) for name, held in users.items()},
+    )
+
+
+def test_an_empty_etcd_gets_everything_and_then_nothing_more() -> None:
+    rights = after(EtcdRights(), plan(EtcdRights(), EVERYBODY))
+    assert rights.enabled
+    assert rights.users == {
+        "root": {"root"},
+        "ann": {"bagua-operator"},
+        "vic": {"bagua-viewer"},
+        "node-1": {"bagua-agent"},
+    }
+    assert rights.roles["bagua-viewer"] == {permission_on_prefix(Access.READ, "/bagua/v1/")}
+    assert rights.roles["bagua-operator"] == {permission_on_prefix(Access.READ_WRITE, "/bagua/v1/")}
+    assert plan(rights, EVERYBODY) == ()
+
+
+def test_only_members_of_etcd_have_no_rights() -> None:
+    assert set(Role) - set(PERMISSIONS) == {Role.ETCD}
+
+
+def test_an_end_at_any_step_is_mended_by_doing_it_again() -> None:
+    steps = plan(EtcdRights(), EVERYBODY)
+    wanted = after(EtcdRights(), steps)
+    for done in range(len(steps)):
+        half = after(EtcdRights(), steps[:done])
+        assert after(half, plan(half, EVERYBODY)) == wanted
+
+
+def test_rights_that_grew_by_hand_are_taken_back() -> None:
+    good = after(EtcdRights(), plan(EtcdRights(), EVERYBODY))
+    everything = Permission(Access.READ_WRITE, b"\0", b"\0")
+    too_much = permission_on_prefix(Access.READ_WRITE, "/bagua/v1/")
+    bent = EtcdRights(
+        True,
+        {**good.roles, "bagua-viewer": frozenset({everything, too_much}), "theirs": frozenset({everything})},
+        {
+            **good.users,
+            "vic": frozenset({"bagua-viewer", "bagua-operator", "theirs"}),
+            "bob": frozenset({"theirs"}),
+        },
+    )
+    mended = after(bent, plan(bent, EVERYBODY))
+    assert mended.roles == {**good.roles, "theirs": frozenset({everything})}
+    assert mended.users == {**good.users, "vic": {"bagua-viewer", "theirs"}, "bob": {"theirs"}}
+
+
+def test_who_has_no_certificate_any_more_keeps_its_user_until_it_is_retired() -> None:
+    rights = after(EtcdRights(), plan(EtcdRights(), EVERYBODY))
+    assert plan(rights, EVERYBODY[1:]) == ()
+    assert plan(rights, EVERYBODY[1:], retired=["ann", "never-seen"]) == (RemoveUser("ann"),)
+
+
+@pytest.mark.parametrize("name", ["ann", "root"])
+def test_nobody_is_both_retired_and_in_use(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' can't be both retired and in use"):
+        plan(EtcdRights(), EVERYBODY, retired=[name])

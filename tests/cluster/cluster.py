@@ -1,0 +1,229 @@
+"""A cluster in the lab: daemons on hosts, a real etcd, jobs submitted as people do, checked as fault tests check."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from bagua_agent import cluster_requests
+from bagua_agent.cluster.cluster_records import PROTOCOL, parse_submission, read_node, read_orders
+from bagua_agent.cluster.cluster_view import NodeView, OrderView
+from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.job_file import SUBMITTED, encode
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import Store
+from bagua_agent.store.connection import StoreConfig
+from bagua_agent.store.endpoints import parse_endpoint
+from bagua_contract import cluster_pb2 as pb
+from bagua_core.elastic import ledger
+from tests.faults.job import ROOT, SCRIPT
+from tests.lab.etcd import EtcdCluster
+from tests.lab.network import Host, Lab
+from tests.lab.process import LabProcess
+from tests.lab.wait import eventually
+
+DEADLINE_S = 60.0
+
+CONFIG = """
+insecure = true
+[etcd]
+endpoints = [{endpoints}]
+[node]
+name = "{name}"
+slots = {slots}
+[jobs]
+users = ["root"]
+environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
+[directories]
+state = "{directory}/state"
+log = "{directory}/log"
+runtime = "{directory}/run"
+[times]
+node_lease_s = 2.0
+"""
+
+
+class Daemon:
+    """One node's; its units outlive it."""
+
+    def __init__(self, cluster: Cluster, host: Host, slots: int) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.name = host.name
+        self.directory = cluster.directory / host.name
+        self.directory.mkdir()
+        endpoints = ", ".join(f'"{e}"' for e in cluster.etcd.endpoints.split(","))
+        self.config = self.directory / "agent.toml"
+        self.config.write_text(
+            CONFIG.format(endpoints=endpoints, name=self.name, slots=slots, directory=self.directory)
+        )
+        self.log = self.directory / "daemon.log"
+        self.process: LabProcess | None = None
+
+    def start(self, failpoints: str = "") -> None:
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
+        if failpoints:
+            env["BAGUA_AGENT_FAILPOINTS"] = failpoints
+        words = [
+            sys.executable,
+            "-m",
+            "bagua_agent.service",
+            "serve",
+            "--plain-units",
+            "--config",
+            self.config,
+        ]
+        self.process = self.host.run(words, env=env, output=self.log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+
+    def says(self, *words: str) -> bool:
+        return any(all(w in line for w in words) for line in self.log.read_text().splitlines())
+
+    def await_line(self, *words: str) -> None:
+        eventually(
+            lambda: self.says(*words), DEADLINE_S, lambda: f"{self.name} says {words}\n{self.log.read_text()}"
+        )
+
+
+class SubmittedJob:
+    def __init__(self, cluster: Cluster, job_id: str, samples: int, epochs: int) -> None:
+        self.cluster, self.job_id, self.samples, self.epochs = cluster, job_id, samples, epochs
+        self.records = cluster.directory / job_id / "ledger"
+        self.out = cluster.directory / job_id / "out"
+        self.out.mkdir(parents=True)
+
+    @property
+    def ledger(self) -> ledger.Ledger:
+        return ledger.read(self.records)
+
+    @property
+    def nodes(self) -> list[str]:
+        """That have orders for it."""
+        return sorted(
+            n for n, orders in self.cluster.orders().items() if any(o.job_id == self.job_id for o in orders)
+        )
+
+    def await_world(self, size: int, after_step: int = 0) -> int:
+        """A committed step above after_step by `size` workers; the step."""
+
+        def found() -> int:
+            if not self.records.is_dir():
+                return 0
+            return next(
+                (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
+            )
+
+        return eventually(
+            found, DEADLINE_S, lambda: f"{self.job_id}: a step by {size}\n{self.cluster.logs()}"
+        )
+
+    @property
+    def step(self) -> int:
+        lines = self.ledger.lines
+        return lines[-1].step if lines else 0
+
+    def hurry(self) -> None:
+        (self.out / "hurry").touch()
+
+    def await_outcome(self) -> cluster_requests.Ended:
+        def found() -> cluster_requests.Ended | None:
+            return cluster_requests.outcome_of(self.cluster.store, self.job_id)
+
+        return eventually(found, DEADLINE_S, lambda: f"{self.job_id} ends\n{self.cluster.logs()}")
+
+    def check(self) -> None:
+        """Every sample once."""
+        found = self.ledger
+        assert found.check(self.samples, self.epochs) == []
+        assert found.torn == 0
+
+
+class Cluster:
+    def __init__(self, lab: Lab, directory: Path, slots: int = 1) -> None:
+        """etcd on the lab's first host, a daemon on every other."""
+        self.lab = lab
+        self.directory = directory
+        self.etcd: EtcdCluster = lab.etcd(lab.hosts[0])
+        self.daemons = [Daemon(self, host, slots) for host in lab.hosts[1:]]
+        endpoints = tuple(map(parse_endpoint, self.etcd.endpoints.split(",")))
+        self.store = lab.hosts[0].inside(lambda: self._connect(endpoints))
+
+    @staticmethod
+    def _connect(endpoints: tuple[object, ...]) -> Store:
+        store = Store(StoreConfig(endpoints))  # type: ignore[arg-type]
+        store.connect(10.0)
+        return store
+
+    def close(self) -> None:
+        self.store.close()
+        print(self.logs())
+
+    def logs(self) -> str:
+        texts = []
+        for path in sorted((*self.directory.rglob("daemon.log"), *self.directory.rglob("agent.log"))):
+            texts.append(f"---- {path.relative_to(self.directory)}\n{path.read_text(errors='replace')}")
+        return "\n".join(texts)
+
+    def daemon(self, name: str) -> Daemon:
+        return next(d for d in self.daemons if d.name == name)
+
+    def submit(
+        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 16_000,
+        epochs: int = 2,
+    ) -> SubmittedJob:  # fmt: skip
+        job = SubmittedJob(self, job_id, samples, epochs)
+        words = ("--out", str(job.out), "--samples", str(samples), "--epochs", str(epochs))
+        command = WorkerCommand(CommandKind.SCRIPT, str(SCRIPT), words)
+        config = JobConfig(job_id, command, *nodes, ledger_dir=str(job.records))
+        submission = pb.Submission(
+            protocol=PROTOCOL,
+            job_id=job_id,
+            wanted=pb.Submission.RUN,
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            slots_per_node=slots,
+            priority=priority,
+            user="root",
+            directory=str(self.directory),
+            environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"},
+            launch=encode(config, SUBMITTED),
+        )
+        cluster_requests.submit(self.store, submission)
+        return job
+
+    def orders(self) -> dict[str, tuple[OrderView, ...]]:
+        records, _ = self.store.get_prefix(cluster_keys.ORDERS)
+        return {kv.key.removeprefix(cluster_keys.ORDERS): read_orders(kv.value) for kv in records}
+
+    def nodes(self) -> dict[str, NodeView]:
+        records, _ = self.store.get_prefix(cluster_keys.NODES)
+        return {kv.key.removeprefix(cluster_keys.NODES): read_node(kv.value) for kv in records}
+
+    def submission(self, job_id: str) -> pb.Submission:
+        found = self.store.get(cluster_keys.submission(job_id))
+        assert found is not None
+        return parse_submission(found.value)
+
+    def scheduler(self) -> str:
+        found = self.store.get(cluster_keys.SCHEDULER)
+        return "" if found is None else pb.Scheduler.FromString(found.value).node_name
+
+    def await_nodes(self, count: int) -> None:
+        eventually(lambda: len(self.nodes()) == count, DEADLINE_S, lambda: f"{count} nodes\n{self.logs()}")
+
+    def await_idle(self) -> None:
+        """No unit anywhere, and no process but daemons and etcd."""
+        eventually(
+            lambda: not any(u.alive for n in self.nodes().values() for u in n.units), DEADLINE_S, self.logs
+        )
+        expected = {d.process.pid for d in self.daemons if d.process is not None and d.process.is_running}
+        for daemon in self.daemons:
+            eventually(
+                lambda d=daemon: set(d.host.pids()) <= expected,
+                10,
+                lambda d=daemon: f"{d.name}: {d.host.pids()}",  # type: ignore[misc]
+            )

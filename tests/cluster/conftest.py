@@ -1,0 +1,34 @@
+"""Clusters that end with their test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.lab.fixtures import MakeLab, make_lab
+
+__all__ = ["MakeCluster", "make_cluster", "make_lab"]
+
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture
+def make_cluster(make_lab: MakeLab, tmp_path: Path) -> Iterator[MakeCluster]:
+    """make_cluster(nodes, slots=1): daemons started, all of them known."""
+    with ExitStack() as made:
+
+        def make(nodes: int, slots: int = 1) -> Cluster:
+            lab = make_lab(1 + nodes)
+            directory = tmp_path / "cluster"
+            directory.mkdir()
+            cluster = made.enter_context(closing(Cluster(lab, directory, slots)))
+            for daemon in cluster.daemons:
+                daemon.start()
+            cluster.await_nodes(nodes)
+            return cluster
+
+        yield make
