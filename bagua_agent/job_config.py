@@ -109,6 +109,7 @@ class JobConfig:
     failpoints: str = ""
 
     join_timeout_s: float | None = 600.0
+    ends_when_all_leave: bool = _POLICY.ends_when_all_leave
     # How long the first generation waits for more than the minimum, counted anew from each arrival.
     last_call_s: float = _POLICY.last_call_s
     # How long a node's ready workers wait for its slower ones: late ones join a moment later anyway.

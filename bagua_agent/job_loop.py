@@ -363,6 +363,7 @@ def _policy(config: JobConfig, max_restarts: int) -> Policy:
         below_minimum_timeout_s=config.below_minimum_timeout_s,
         probe_window_s=config.probe_window_s,
         lease_ttl_s=config.lease_ttl_s,
+        ends_when_all_leave=config.ends_when_all_leave,
         max_restarts=max_restarts,
         hang_notice_s=config.hang_notice_s,
         hang_renew_s=config.hang_renew_s,

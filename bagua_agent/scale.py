@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
+from bagua_agent.cluster_requests import scale_submitted
 from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.job_config import StoreCredentials
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
@@ -55,6 +56,9 @@ def request_scale(
     store = Store(store_config(endpoints, credentials or StoreCredentials()))
     try:
         store.connect(_CONNECT_TIMEOUT_S)
+        submitted = scale_submitted(store, job_id, min_nodes, max_nodes)
+        if submitted is not None:
+            return ScaleChange(job_id, submitted, (min_nodes, max_nodes))
         return change_desired(store, job_id, min_nodes, max_nodes)
     finally:
         store.close()

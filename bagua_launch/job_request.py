@@ -86,19 +86,21 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
     return fields, waits
 
 
-def parse_scale(values: Values, nodes: str) -> ScaleRequest:
-    """Raises RequestError."""
-    for key, flag, variable in (
-        ("rdzv_endpoint", "--rdzv-endpoint", "BAGUA_ETCD"),
-        ("rdzv_id", "--rdzv-id", "PET_RDZV_ID"),
-    ):
-        if key not in values:
-            raise RequestError(f"scale: {flag} is missing; use {flag}, or set {variable}")
-    min_nodes, max_nodes = parse_nodes(Said(nodes, "MIN:MAX"))
+def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
+    """words: the job, unless an option names it, and its nodes. Raises RequestError."""
+    endpoint = values.get("etcd") or values.get("rdzv_endpoint")
+    if endpoint is None:
+        raise RequestError("scale: --etcd is missing; use --etcd, or set BAGUA_ETCD")
+    if len(words) > 2:
+        raise RequestError(f"scale: {' '.join(words)!r} is too much; use scale JOB MIN:MAX")
+    job = Said(words[0], "JOB") if len(words) == 2 else values.get("rdzv_id")
+    if job is None:
+        raise RequestError(f"scale: which job has {words[0]!r} nodes is missing; use scale JOB MIN:MAX")
+    min_nodes, max_nodes = parse_nodes(Said(words[-1], "MIN:MAX"))
     return ScaleRequest(
-        parse_endpoints(values["rdzv_endpoint"]),
-        parse_credentials(values),
-        parse_job_id(values["rdzv_id"]),
+        parse_endpoints(endpoint),
+        parse_credentials({**values, "rdzv_endpoint": endpoint}),
+        parse_job_id(job),
         min_nodes,
         max_nodes,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from bagua_launch import cluster_commands
+from bagua_launch.cluster_options import ETCD
 from bagua_launch.command_line import (
     CONTEXT,
     PROGRAM,
@@ -43,12 +44,13 @@ _GROUP_HELP = (
 Examples:
   bagua-launch --nproc-per-node 2 train.py --lr 0.1
   bagua-launch --nnodes 2:8 --rdzv-endpoint etcd-1:2379 --rdzv-id demo train.py
-  bagua-launch scale --rdzv-endpoint etcd-1:2379 --rdzv-id demo 4:8"""
+  bagua-launch scale --etcd etcd-1:2379 demo 4:8"""
 )
 
 _SCALE_HELP = """Change how many nodes a running job may have.
 
-NODES is a number, or the least and the most as MIN:MAX. The job follows at its next step boundary."""
+NODES is a number, or the least and the most as MIN:MAX. JOB is the job's id, which --rdzv-id can give too. The job
+follows at its next step boundary."""
 
 
 def run(**typed: Any) -> int:
@@ -66,10 +68,11 @@ def run(**typed: Any) -> int:
 
 
 def scale(**typed: Any) -> int:
-    nodes = typed.pop("nodes")
+    words = typed.pop("words")
+    options = (*SCALE_OPTIONS, ETCD)
     # the file is shared with `run`, so its other keys are known too
-    file_values = read_config_file(os.environ, RUN_OPTIONS)
-    asked = parse_scale(merge(SCALE_OPTIONS, typed, os.environ, file_values), nodes)
+    file_values = read_config_file(os.environ, (*RUN_OPTIONS, ETCD))
+    asked = parse_scale(merge(options, typed, os.environ, file_values), words)
     check_credentials(asked.credentials)
 
     from bagua_agent.scale import request_scale
@@ -131,7 +134,10 @@ cli = DefaultRunGroup(
             help=_SCALE_HELP,
             short_help="Change how many nodes a running job may have.",
             context_settings={**CONTEXT, "allow_interspersed_args": True},
-            params=[*parameters(SCALE_OPTIONS), click.Argument(["nodes"], metavar="NODES")],
+            params=[
+                *parameters((*SCALE_OPTIONS, ETCD)),
+                click.Argument(["words"], nargs=-1, required=True, metavar="[JOB] NODES"),
+            ],
         ),
         **cluster_commands.COMMANDS,
     },

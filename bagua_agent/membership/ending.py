@@ -33,7 +33,9 @@ def decide_end(
             return wait or _failed(verdict.reason, verdict.first_failure)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
-    all_leave = bool(view.agents) and all(a.leaving for a in view.agents.values())
+    all_leave = (
+        policy.ends_when_all_leave and bool(view.agents) and all(a.leaving for a in view.agents.values())
+    )
     if all_leave and not standing.present:
         if now_s < standing.missing_until_s and standing.missing:
             # other agents may only be putting their keys again

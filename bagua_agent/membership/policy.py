@@ -18,6 +18,9 @@ class Policy:
     # From a node's first ready worker to its last: imports of one host differ by about a second. A node
     # that comes in twice costs two changes; one stuck worker must not keep the others out.
     node_window_s: float = 2.0
+    # Nobody is left and nobody else decides: the job is over. Not under a scheduler, which takes nodes away and gives
+    # others, and says itself when a job that was to stop has stopped.
+    ends_when_all_leave: bool = True
     # An unreachable holder of the state comes back within a lease and a reboot of its switch, or not at
     # all. Longer keeps newcomers' machines idle for nothing.
     holder_timeout_s: float = 60.0

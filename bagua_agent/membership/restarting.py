@@ -44,7 +44,12 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         return Decision(None, "waiting: the desired number of nodes is not written yet")
     there = [a for a in view.agents.values() if not evidence.is_dead(a)]
     record = view.generation
-    if there and all(a.leaving for a in there) and not any(_runs(a, record) for a in there):
+    if (
+        policy.ends_when_all_leave
+        and there
+        and all(a.leaving for a in there)
+        and not any(_runs(a, record) for a in there)
+    ):
         reason = "every node was asked to leave and has left"
         return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
     if record is None or not record.members:

@@ -45,6 +45,7 @@ def unit_request(
         redirects=REDIRECTS,
         run_as=account,
         node_name=config.node_name,
+        ends_when_all_leave=False,
         local_addr=config.listen_address or None,
     )
     environment = {"PATH": PATH, "LANG": "C.UTF-8", **_allowed(submission.environment, config)}

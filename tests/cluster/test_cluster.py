@@ -58,3 +58,54 @@ def test_a_job_is_scaled_and_stopped(make_cluster: MakeCluster) -> None:
     ended = job.await_outcome()
     assert ended.outcome == "stopped"
     cluster.await_idle()
+
+
+def test_a_drained_node_is_replaced_before_the_job_leaves_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2)
+    job = cluster.submit("job", (1, 1))
+    begun = job.await_world(1)
+    (there,) = job.nodes
+    cluster_requests.drain(cluster.store, there, force=False, reason="", by="test", now_unix_s=0.0)
+    eventually(lambda: job.nodes not in ([], [there]), DEADLINE_S, lambda: f"another node\n{cluster.logs()}")
+    eventually(lambda: there not in job.nodes, DEADLINE_S, lambda: f"{there} is left\n{cluster.logs()}")
+    job.await_world(1, after_step=max(begun, job.step))
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()
+    assert all(daemon.says("job job starts") for daemon in cluster.daemons)
+    assert 2 in {line.world_size for line in job.ledger.lines}, "the new one joined before the old one left"
+    cluster.await_idle()
+
+
+def test_a_node_that_is_gone_is_replaced(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    job = cluster.submit("job", (2, 2))
+    both = job.await_world(2)
+    lost = next(cluster.daemon(name) for name in job.nodes if name != cluster.scheduler())
+    lost.host.power_off()
+    again = job.await_world(2, after_step=both + 1)
+    assert lost.name not in job.nodes and again > both
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()
+
+
+def test_the_scheduler_dies_having_written_a_gang_start(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2)
+    scheduler = cluster.daemon(eventually(cluster.scheduler, DEADLINE_S, "a scheduler"))
+    scheduler.kill()
+    other = next(d for d in cluster.daemons if d is not scheduler)
+    eventually(lambda: cluster.scheduler() == other.name, DEADLINE_S, "the other one schedules")
+    other.kill()
+    other.start(failpoints="orders.after=kill")
+    other.await_line("this node schedules")
+    job = cluster.submit("job", (1, 1))
+    eventually(lambda: not other.process.is_running, DEADLINE_S, "its end")  # type: ignore[union-attr]
+    assert other.says("failpoint orders.after fired: kill")
+    assert job.nodes, "the order is written"
+    for daemon in cluster.daemons:
+        daemon.start()
+    job.await_world(1)
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()

@@ -178,12 +178,17 @@ class Stage:
         assert value is not None
         return Generation.from_proto(pb.Generation.FromString(value))
 
-    def await_all_nodes(self, newer_than: int) -> float:
-        """Until a generation of all nodes is there whose number is greater; when, by the wall clock."""
+    def await_all_nodes(self, before: Generation) -> float:
+        """Until a newer generation of all nodes is there, with an agent that the one before has not: one that was
+        decided before the fault may still list who is gone. When, by the wall clock."""
+        known = {m.agent_id for m in before.members}
 
         def met() -> float:
             newest = self.generation()
-            return time.time() if newest.number > newer_than and newest.node_count == NODES else 0.0
+            new = {m.agent_id for m in newest.members} - known
+            return (
+                time.time() if newest.number > before.number and newest.node_count == NODES and new else 0.0
+            )
 
         return eventually(met, START_S, "a generation of all nodes", 0.02)
 

@@ -51,14 +51,14 @@ def suffer(stage: Stage, cell: Cell) -> None:
     if row is table.BELOW_MINIMUM:
         stage.job.scale(stage.hosts[0], f"{NODES}:{NODES}")
     held = stage.bring(moment, the_leader=row is table.LEADER_LOST)
-    lost, newest = stage.steps_lost(), stage.generation().number
+    lost, before = stage.steps_lost(), stage.generation()
     since = strike(stage, row, moment, held)
     if cell.ends_the_job:
         stage.await_the_end()
         return
     stage.start_missing()
     if row is table.BELOW_MINIMUM:
-        since = stage.await_all_nodes(newest)
+        since = stage.await_all_nodes(before)
     stage.await_whole(since)
     gap_s = max(b - a for a, b in pairwise([since, *stage.commits.after(since)]))
     stage.job.measured(str(cell), gap_s, cell.bound_s)

@@ -144,8 +144,8 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
          "--module 'no_such_module.x': no module 'no_such_module'; use one that python can import here"),
         (["--etcd-ca", "nowhere", "train.py"],
          "--etcd-ca 'nowhere': No such file or directory; use a readable file"),
-        (["scale", "2"], "scale: --rdzv-endpoint is missing; use --rdzv-endpoint, or set BAGUA_ETCD"),
-        (["scale"], "Missing argument 'NODES'; use --help to see how"),
+        (["scale", "2"], "scale: --etcd is missing; use --etcd, or set BAGUA_ETCD"),
+        (["scale"], "Missing argument '[JOB] NODES'; use --help to see how"),
         (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
     ],
 )  # fmt: skip

@@ -302,17 +302,20 @@ def test_credentials() -> None:
 
 def test_scale() -> None:
     values = {"rdzv_endpoint": Said("e1", "BAGUA_ETCD"), "rdzv_id": Said("demo", "--rdzv-id")}
-    request = parse_scale(values, "2:4")
+    request = parse_scale(values, ["2:4"])
     assert (request.endpoints, request.job_id, request.min_nodes, request.max_nodes) == (
         ("e1:2379",),
         "demo",
         2,
         4,
     )
-    with pytest.raises(RequestError, match="--rdzv-id is missing"):
-        parse_scale({"rdzv_endpoint": values["rdzv_endpoint"]}, "2")
+    assert parse_scale(values, ["other", "3"]).job_id == "other"
+    with pytest.raises(RequestError, match="which job has '2' nodes is missing; use scale JOB MIN:MAX"):
+        parse_scale({"rdzv_endpoint": values["rdzv_endpoint"]}, ["2"])
+    with pytest.raises(RequestError, match="'a b 2' is too much"):
+        parse_scale(values, ["a", "b", "2"])
     with pytest.raises(RequestError, match="MIN:MAX '4:2': the least is more than the most"):
-        parse_scale(values, "4:2")
+        parse_scale(values, ["4:2"])
 
 
 def test_this_node_counts_visible_gpus_and_knows_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

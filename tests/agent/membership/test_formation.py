@@ -149,6 +149,7 @@ def test_the_last_nodes_leave_and_the_job_stops() -> None:
     gone = replace(view, generation=empty, members={}, finished=frozenset({"a0"}))
     action = decided(gone).action
     assert isinstance(action, WriteResult) and action.outcome is Outcome.STOPPED
+    assert decided(gone, policy=replace(POLICY, ends_when_all_leave=False)).action is None, "a scheduler says"
 
 
 # -- losses

@@ -214,7 +214,10 @@ def test_whoever_leaves_is_left_out_and_the_last_one_stops_the_job() -> None:
     goes = replace(alone, agents={"a1": replace(alone.agents["a1"], leaving=True)})
     empty = written(decide(goes))
     assert empty.members == ()
-    assert ended(decide(replace(goes, generation=empty))).outcome is Outcome.STOPPED
+    left = replace(goes, generation=empty)
+    assert ended(decide(left)).outcome is Outcome.STOPPED
+    scheduled = replace(POLICY, ends_when_all_leave=False)
+    assert decide_restart(left, LEADER, NOW_S, scheduled).action is None
 
 
 def test_nobody_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
