@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua_core import kernels
+from bagua_core.kernels.interface import VALUE_DTYPES
+
 DEFAULT_WARMUP_STEPS = 100
 
 
@@ -99,6 +102,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
         gradients: Any = [p.grad for p in parameters]
         firsts = [self.state[p]["exp_avg"] for p in parameters]
         seconds = [self.state[p]["exp_avg_sq"] for p in parameters]
+        if steps > group["warmup_steps"] and all(map(self._has_kernel, parameters)):
+            self._move_at_once(group, parameters, steps)
+            return 0
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
         torch._foreach_lerp_(firsts, gradients, 1 - beta1)
@@ -112,6 +118,31 @@ class QAdamOptimizer(torch.optim.Optimizer):
         torch._foreach_addcdiv_(parameters, firsts, scales, -group["lr"] / (1 - beta1**steps))
         return resting
 
+    def _has_kernel(self, parameter: Tensor) -> bool:
+        """A GPU has enough bandwidth for torch's many passes, and would pay for many launches."""
+        return parameter.device.type == "cpu" and parameter.dtype in VALUE_DTYPES
+
+    def _move_at_once(self, group: dict[str, Any], parameters: Sequence[Tensor], steps: int) -> None:
+        """The same after the warm-up, in one pass over memory."""
+        beta1, beta2 = group["betas"]
+        correction = math.sqrt(1 - beta2 ** group["warmup_steps"])
+        for parameter in parameters:
+            state, gradient = self.state[parameter], parameter.grad
+            assert gradient is not None
+            tensors = [parameter, gradient, state["exp_avg"], state["exp_avg_sq"]]
+            flat = [flat_like(parameter, tensor.to(parameter.dtype)) for tensor in tensors]
+            kernels.adam_update(
+                *flat,
+                share=1 - beta1,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"] * correction,
+                rate=float(group["lr"]) * correction / (1 - beta1**steps),
+            )
+            for tensor, found in ((parameter, flat[0]), (state["exp_avg"], flat[2])):
+                if found.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(found.as_strided(tensor.shape, _dense_strides(parameter)))
+                torch.autograd.graph.increment_version(tensor)
+
     def _rest(self, parameters: Sequence[Tensor]) -> int:
         """Elements without a second moment are divided by infinity from now on."""
         for parameter in parameters:
@@ -120,6 +151,22 @@ class QAdamOptimizer(torch.optim.Optimizer):
             state["resting"] = int(none.sum())
             state["exp_avg_sq"].masked_fill_(none, math.inf)
         return sum(self.state[p]["resting"] for p in parameters)
+
+
+def flat_like(one: Tensor, other: Tensor) -> Tensor:
+    """[elements] of `other`, in the order in which they lie in the memory of `one`, which has its shape; a view where
+    both lie alike."""
+    strides = _dense_strides(one)
+    if other.stride() != strides:
+        other = torch.empty_strided(other.shape, strides, dtype=other.dtype, device=other.device).copy_(other)
+    return other.as_strided((other.numel(),), (1,), other.storage_offset())
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Its own if it has no gaps, else those of a contiguous one: as buckets lay gradients out."""
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor.stride()
+    return torch.empty(tensor.shape, device="meta").stride()
 
 
 def _check(options: dict[str, Any]) -> None:

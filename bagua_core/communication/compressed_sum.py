@@ -12,7 +12,7 @@ waits for every owner and every owner for all ranks; the switch pair travels unc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,14 +107,17 @@ class CompressedSum(BucketOperation):
         if not is_compressed(load.plan, route):
             yield communicator.allreduce(load.reducible)
             return
-        yield from self._sum_compressed(load, route)
+        messages = yield from self._exchange(load, route)
+        messages.decompress(messages.gathered)
+        messages.give_back()
 
-    def _sum_compressed(self, load: Load, route: Route) -> Job:
+    def _exchange(self, load: Load, route: Route) -> Generator[Pending, None, Messages]:
+        """All chunks' sums arrive in `gathered`, on every rank."""
         if route.node is not None:
             if route.across is None:
                 self._add_unsent(load, route)
             yield route.node.reduce(load.flat, FIRST_OF_NODE)
-        messages = _Messages(load, self._compression, route)
+        messages = Messages(load, self._compression, route)
         if route.across is not None:
             coder = messages.compress(route.across.global_rank)
             yield route.across.alltoall(messages.received, messages.sent)
@@ -126,8 +129,8 @@ class CompressedSum(BucketOperation):
             yield DonePending()
         if route.node is not None:
             yield route.node.broadcast(messages.gathered, FIRST_OF_NODE)
-        messages.decompress()
-        messages.give_back()
+        messages.sum_pair()
+        return messages
 
     def _add_unsent(self, load: Load, route: Route) -> None:
         """This rank sent compressed messages in an earlier generation and does not in this one."""
@@ -136,11 +139,12 @@ class CompressedSum(BucketOperation):
             load.values.add_(unsent)
 
 
-class _Messages:
-    """What travels for one bucket. received, own: only on a rank that owns a chunk."""
+class Messages:
+    """What travels for one bucket. gathered: [chunks, bytes of a message], the sums. received, own: only on a rank that
+    owns a chunk."""
 
     def __init__(self, load: Load, compression: Compression, route: Route) -> None:
-        chunks = self._chunks = Chunks(load.plan.elements, route.parties)
+        chunks = self.chunks = Chunks(load.plan.elements, route.parties)
         self._load = load
         self._compression = compression
         self._size_bytes = size = compression.size_bytes(chunks.size)
@@ -157,7 +161,7 @@ class _Messages:
         self._filled = fill.view(load.plan.dtype)
 
     def compress(self, owner: int) -> Coder:
-        load, chunks = self._load, self._chunks
+        load, chunks = self._load, self.chunks
         coder = self._compression.coder(load.step, load.number, chunks, owner, load.plan.device)
         chunks.fill_up(load.values, self._filled)
         for owners, rows in chunks.runs(load.values, self._filled):
@@ -171,18 +175,27 @@ class _Messages:
             tail.zero_()
             tail[:_PAIR_BYTES] = self._load.pair.view(torch.uint8)
 
-    def decompress(self) -> None:
-        load, chunks, size = self._load, self._chunks, self._size_bytes
+    def sum_pair(self) -> None:
+        if self._load.pair is not None:
+            begin = self._size_bytes
+            pairs = self.gathered[:, begin : begin + _PAIR_BYTES].contiguous().view(torch.float32)
+            torch.sum(pairs, dim=0, out=self._load.pair)
+
+    def decompress(self, sums: torch.Tensor, scale: float = 1.0, add: bool = False) -> None:
+        """To the bucket's values, or onto them. sums: as `gathered`."""
+        load, chunks, size = self._load, self.chunks, self._size_bytes
+        if add:
+            chunks.fill_up(load.values, self._filled)
         for owners, rows in chunks.runs(load.values, self._filled):
             if load.pair is None:
-                self._compression.decompress(self.gathered[owners], rows)
+                self._compression.decompress(sums[owners], rows, scale, add)
                 continue
-            for message, row in zip(self.gathered[owners], rows, strict=True):
-                self._compression.decompress(message[:size], row)
+            for message, row in zip(sums[owners], rows, strict=True):
+                self._compression.decompress(message[:size], row, scale, add)
         chunks.take_back(self._filled, load.values)
-        if load.pair is not None:
-            pairs = self.gathered[:, size : size + _PAIR_BYTES].contiguous().view(torch.float32)
-            torch.sum(pairs, dim=0, out=load.pair)
+
+    def hold_nan(self) -> bool:
+        return self._compression.holds_nan(self.gathered, self.chunks.size)
 
     def give_back(self) -> None:
         self._load.scratch.give_back(self._block)

@@ -16,6 +16,7 @@ import torch
 
 from bagua_core import kernels
 from bagua_core.communication.chunks import Chunks
+from bagua_core.kernels.formats import minmax_payload_at, one_bit_payload_at
 
 
 class Coder(ABC):
@@ -45,8 +46,15 @@ class Compression(ABC):
         """For bucket `number` in `step` by this rank, whose chunk is `owner`'s."""
 
     @abstractmethod
-    def decompress(self, compressed: torch.Tensor, rows: torch.Tensor) -> None:
-        """compressed: [chunks, size_bytes] or [size_bytes]; rows: values, [chunks, count] or [count]."""
+    def decompress(
+        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
+    ) -> None:
+        """rows = scale * x, or rows + scale * x with `add`. compressed: [chunks, size_bytes] or [size_bytes]; rows:
+        values, [chunks, count] or [count]."""
+
+    @abstractmethod
+    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
+        """Whether anything decompresses to NaN. compressed: [chunks, size_bytes or more], each of `count` values."""
 
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
         """[elements], fp32: what this rank has not sent of bucket `number`. It will not be asked for again once
@@ -78,8 +86,13 @@ class MinMax(Compression):
     def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         return _MinMaxCoder(chunks)
 
-    def decompress(self, compressed: torch.Tensor, rows: torch.Tensor) -> None:
-        kernels.minmax_decompress(compressed, rows)
+    def decompress(
+        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
+    ) -> None:
+        kernels.minmax_decompress(compressed, rows, scale=scale, add=add)
+
+    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
+        return _holds_nan(compressed[:, : minmax_payload_at(count)])
 
 
 class _MinMaxCoder(Coder):
@@ -94,7 +107,8 @@ class _MinMaxCoder(Coder):
 
 
 class OneBit(Compression):
-    """One bit a value, with error feedback. Costs two copies of the values in fp32."""
+    """One bit a value, with error feedback. Costs two copies of the values in fp32: a step that fails is done again
+    with the errors that it began with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,14 +120,22 @@ class OneBit(Compression):
 
     def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         errors = self._spare.pop(number, None)
-        if errors is None or (errors.chunks, errors.owner) != (chunks, owner):
+        if errors is None or not errors.are_of(chunks, owner):
             errors = _Errors(chunks, owner, device)
-        errors.become(self._kept.get(number))
+        before = self._kept.get(number)
+        if before is None or not before.are_of(chunks, owner):
+            errors.take_over(before)
+            before = errors
         step.errors[number] = errors
-        return _OneBitCoder(errors)
+        return _OneBitCoder(before, errors)
 
-    def decompress(self, compressed: torch.Tensor, rows: torch.Tensor) -> None:
-        kernels.one_bit_decompress(compressed, rows)
+    def decompress(
+        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
+    ) -> None:
+        kernels.one_bit_decompress(compressed, rows, scale=scale, add=add)
+
+    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
+        return _holds_nan(compressed[:, : one_bit_payload_at(count)])
 
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
         kept = self._kept.get(number)
@@ -140,19 +162,16 @@ class _Errors:
         self.worker = torch.zeros(chunks.owners * chunks.size, dtype=torch.float32, device=device)
         self.owned = torch.zeros(chunks.size, dtype=torch.float32, device=device)
 
-    def become(self, kept: _Errors | None) -> None:
-        """Take the values of `kept`, whoever its owners were."""
-        if kept is None:
-            self.worker.zero_()
-            self.owned.zero_()
-        elif (kept.chunks, kept.owner) == (self.chunks, self.owner):
-            self.worker.copy_(kept.worker)
-            self.owned.copy_(kept.owned)
-        else:
+    def are_of(self, chunks: Chunks, owner: int) -> bool:
+        return (self.chunks, self.owner) == (chunks, owner)
+
+    def take_over(self, kept: _Errors | None) -> None:
+        """The values of `kept`, whose chunks had other owners."""
+        self.worker.zero_()
+        self.owned.zero_()
+        if kept is not None:
             elements = self.chunks.elements
             self.worker[:elements] = kept.in_place(elements)
-            self.worker[elements:] = 0
-            self.owned.zero_()
 
     def in_place(self, elements: int) -> torch.Tensor:
         """[elements]: both errors, each value where it belongs in the bucket."""
@@ -163,15 +182,22 @@ class _Errors:
 
 
 class _OneBitCoder(Coder):
-    def __init__(self, errors: _Errors) -> None:
-        self._errors = errors
-        chunks = errors.chunks
-        self._worker = errors.worker.view(chunks.owners, chunks.size)
+    """before: read; after: written; the same if nothing is to be kept for another try."""
+
+    def __init__(self, before: _Errors, after: _Errors) -> None:
+        self._before = before
+        self._after = after
 
     def compress(self, owners: slice, rows: torch.Tensor, out: torch.Tensor) -> None:
-        kernels.one_bit_compress(rows, self._worker[owners], out)
+        before, after = (e.worker.view(e.chunks.owners, e.chunks.size) for e in (self._before, self._after))
+        kernels.one_bit_compress(rows, before[owners], out, left=after[owners])
 
     def reduce(self, received: torch.Tensor, out: torch.Tensor) -> None:
-        sums = torch.empty_like(self._errors.owned)
+        sums = torch.empty_like(self._after.owned)
         kernels.one_bit_reduce_values(received, sums)
-        kernels.one_bit_compress(sums, self._errors.owned, out)
+        kernels.one_bit_compress(sums, self._before.owned, out, left=self._after.owned)
+
+
+def _holds_nan(headers: torch.Tensor) -> bool:
+    """headers: fp32 as bytes. A block that could not be represented has NaN in its first one."""
+    return bool(headers.contiguous().view(torch.float32).isnan().any())

@@ -22,8 +22,8 @@ Min-max uint8 (docs/kernels.md has the formula). `values` [count] or [rows, coun
 
 One bit with error feedback (t = x + error; sent = sign(t) * mean |t| of its block; error = t - sent):
 
-    one_bit_compress(values, error, out=None, *, block_size=...) -> [one_bit_bytes] or [rows, one_bit_bytes]
-        `error`: float32 of the shape of `values`, zero at first; updated in place
+    one_bit_compress(values, error, out=None, *, left=None, block_size=...) -> [one_bit_bytes] or [rows, one_bit_bytes]
+        `error`: float32 of the shape of `values`, zero at first; the new one goes to `left`, or is written in place
     one_bit_decompress(compressed, out, *, scale=1.0, add=False, block_size=...) -> out
     one_bit_reduce_values(compressed, out, *, scale=1.0, block_size=...) -> out
 
@@ -33,6 +33,13 @@ Flat buffers and averages:
     unflatten(flat, tensors) -> None                             the way back, into the tensors
     weighted_average(x, y, x_weight, y_weight) -> x              x = x_weight * x + y_weight * y, in place
     add_difference(x, newer, older, scale=1.0) -> x              x = x + scale * (newer - older), in place
+
+Adam whose second moment rests, in place (adam.py has the formulas):
+
+    adam_steps(values, second, eps, reach, *, before=None, after=None, decay=0.0) -> values
+        gradients in units of Adam's steps, outliers cut, and smoothed over steps if there is a `before`
+    adam_gradients(values, second, eps) -> values                the way back
+    adam_update(parameter, gradient, first, second, *, share, weight_decay, eps, rate) -> parameter
 
 What a block that holds NaN, an infinity or a magnitude above 2**126 decodes to is NaN throughout: training sees it,
 as it would in full precision. NaNs are written as the one canonical NaN.
@@ -45,6 +52,7 @@ CUDA tensors without CuPy.
 
 from __future__ import annotations
 
+from bagua_core.kernels.adam import adam_gradients, adam_steps, adam_update
 from bagua_core.kernels.averages import add_difference, weighted_average
 from bagua_core.kernels.errors import KernelArgumentError, KernelUnavailableError
 from bagua_core.kernels.flat_buffers import flatten, unflatten
@@ -64,6 +72,9 @@ __all__ = [
     "KernelArgumentError",
     "KernelUnavailableError",
     "Target",
+    "adam_gradients",
+    "adam_steps",
+    "adam_update",
     "add_difference",
     "flatten",
     "minmax_bytes",

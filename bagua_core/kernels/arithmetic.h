@@ -1,6 +1,6 @@
 /* The arithmetic of all kernels, on scalars: compiled for CUDA and for the CPU, equal bit for bit.
  *
- * What makes the results equal: every operation is one that IEEE 754 rounds in one way only (+, -, *, / and
+ * What makes the results equal: every operation is one that IEEE 754 rounds in one way only (+, -, *, /, square roots and
  * comparisons of floats, and integers); compilers may not contract a * b + c (-ffp-contract=off, --fmad=false), flush
  * denormals or approximate divisions; reductions have an order of their own; no NaN that an operation made is
  * ever stored, since processors differ in its bits. Knows nothing of memory, threads and dtypes' names. C11 and CUDA C++.
@@ -18,7 +18,9 @@ typedef long long int64_t;
 #define BAGUA_FUNCTION static __device__ __forceinline__
 BAGUA_FUNCTION uint32_t bits_of(float x) { return __float_as_uint(x); }
 BAGUA_FUNCTION float float_of(uint32_t bits) { return __uint_as_float(bits); }
+BAGUA_FUNCTION float root_of(float x) { return __fsqrt_rn(x); }
 #else
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 #define BAGUA_FUNCTION static inline __attribute__((always_inline))
@@ -32,6 +34,7 @@ BAGUA_FUNCTION float float_of(uint32_t bits) {
   memcpy(&x, &bits, sizeof x);
   return x;
 }
+BAGUA_FUNCTION float root_of(float x) { return sqrtf(x); }
 #endif
 
 #define BAGUA_MAX_BLOCK 8192 /* elements; the CPU keeps a block on the stack, CUDA in registers or shared memory */
@@ -68,6 +71,9 @@ BAGUA_FUNCTION float canonical_nan(void) { return float_of(BAGUA_NAN_BITS); }
 BAGUA_FUNCTION float canonical(float x) { return x == x ? x : canonical_nan(); }
 
 BAGUA_FUNCTION float magnitude_of(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+
+/* For what is remembered from step to step: nothing in it may poison all steps to come. */
+BAGUA_FUNCTION float finite_or_zero(float x) { return magnitude_of(x) <= 3.40282347e38f ? x : 0.0f; }
 
 BAGUA_FUNCTION float float_from_bf16(uint16_t b) { return canonical(float_of((uint32_t)b << 16)); }
 
@@ -164,9 +170,6 @@ BAGUA_FUNCTION float one_bit_decode(uint32_t bit, float scale) {
   return float_of(bits_of(scale) ^ (scale == scale ? bit << 31 : 0u));
 }
 
-/* A block that was not sent keeps its error, but never one that would poison all blocks to come. */
-BAGUA_FUNCTION float one_bit_kept_error(float error) { return magnitude_of(error) <= 3.40282347e38f ? error : 0.0f; }
-
 /* ---- averages ---- */
 
 BAGUA_FUNCTION float scaled_onto(float old, float scale, float x) { return canonical(old + scale * x); }
@@ -175,6 +178,32 @@ BAGUA_FUNCTION float weighted(float x, float x_weight, float y, float y_weight) 
 }
 BAGUA_FUNCTION float moved_by_difference(float x, float newer, float older, float scale) {
   return canonical(x + scale * (newer - older));
+}
+
+/* ---- Adam whose second moment rests ---- */
+
+#define BAGUA_STEPS_BLOCK 4096 /* elements whose mean magnitude says how far one of them may go */
+
+/* How large a step Adam takes to be one, up to a factor; infinite for what rests. */
+BAGUA_FUNCTION float adam_scale(float second, float eps) { return root_of(second) + eps; }
+
+BAGUA_FUNCTION float adam_step_of(float gradient, float second, float eps) { return gradient / adam_scale(second, eps); }
+
+/* No comparison holds for NaN, so neither a NaN nor its block is hidden. */
+BAGUA_FUNCTION float cut_to(float x, float limit) { return x > limit ? limit : (x < -limit ? -limit : x); }
+
+BAGUA_FUNCTION float smoothed(float before, float decay, float x) { return decay * before + x; }
+
+BAGUA_FUNCTION float gradient_of_step(float step, float second, float eps) {
+  float scale = adam_scale(second, eps);
+  return canonical(step * (scale <= 3.40282347e38f ? scale : 0.0f));
+}
+
+BAGUA_FUNCTION float adam_first(float first, float gradient, float parameter, float share, float weight_decay) {
+  return canonical(first + share * ((gradient + weight_decay * parameter) - first));
+}
+BAGUA_FUNCTION float adam_moved(float parameter, float first, float second, float eps, float rate) {
+  return canonical(parameter - rate * (first / adam_scale(second, eps)));
 }
 
 #endif

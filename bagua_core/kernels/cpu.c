@@ -28,10 +28,13 @@ enum { F32 = 0, F16 = 1, BF16 = 2, RAW = 3 };
 typedef struct {
   void (*minmax_compress)(const void *, int, int64_t, int64_t, float *, uint8_t *);
   void (*minmax_reduce)(const uint8_t *, const uint8_t *, int64_t, int64_t, int64_t, float, float *, uint8_t *);
-  void (*one_bit_compress)(const void *, int, int64_t, int64_t, float *, float *, uint8_t *);
+  void (*one_bit_compress)(const void *, int, int64_t, int64_t, const float *, float *, float *, uint8_t *);
   void (*decode_sum)(int, const uint8_t *, const uint8_t *, int64_t, int64_t, int64_t, float, int, void *, int, int64_t);
   void (*weighted_average)(void *, int, const void *, int, int64_t, int64_t, float, float);
   void (*add_difference)(void *, int, const void *, const void *, int, int64_t, int64_t, float);
+  void (*adam_steps)(void *, int, const void *, const float *, float *, int64_t, int64_t, float, float, float);
+  void (*adam_gradients)(void *, int, const void *, int64_t, int64_t, float);
+  void (*adam_update)(void *, int, const void *, void *, const void *, int64_t, int64_t, float, float, float, float);
   void (*cast)(const void *, int, void *, int, int64_t);
 } loops;
 
@@ -91,7 +94,10 @@ EXPORT int64_t bagua_one_bit_bytes(int64_t count, int64_t block_size) { return o
 
 /* ---- work over blocks ---- */
 
-enum work_kind { MINMAX_COMPRESS, MINMAX_REDUCE, ONE_BIT_COMPRESS, DECODE, WEIGHTED_AVERAGE, ADD_DIFFERENCE, PARTS };
+enum work_kind {
+  MINMAX_COMPRESS, MINMAX_REDUCE, ONE_BIT_COMPRESS, DECODE, WEIGHTED_AVERAGE, ADD_DIFFERENCE, ADAM_STEPS, ADAM_GRADIENTS,
+  ADAM_UPDATE, PARTS
+};
 
 typedef struct {
   enum work_kind kind;
@@ -101,7 +107,10 @@ typedef struct {
   float scale, other_scale;
   void *values;
   const void *other, *third;
-  float *error;
+  const float *error;
+  float *left;
+  float share, weight_decay, eps, rate, reach, decay;
+  void *first;
   const uint8_t *in;
   uint8_t *out;
   int64_t parts;
@@ -164,7 +173,8 @@ static void do_block(const work *w, int64_t row, int64_t block) {
                              out + payload);
       break;
     case ONE_BIT_COMPRESS:
-      w->with->one_bit_compress(w->values, w->dtype, where, here, w->error + where, (float *)(out + header), out + payload);
+      w->with->one_bit_compress(w->values, w->dtype, where, here, w->error + where, w->left + where,
+                                (float *)(out + header), out + payload);
       break;
     case DECODE:
       w->with->decode_sum(one_bit, in + header, in + payload, w->stride, w->peers, here, w->scale, w->add, w->values,
@@ -175,6 +185,16 @@ static void do_block(const work *w, int64_t row, int64_t block) {
       break;
     case ADD_DIFFERENCE:
       w->with->add_difference(w->values, w->dtype, w->other, w->third, w->other_dtype, at, here, w->scale);
+      break;
+    case ADAM_STEPS:
+      w->with->adam_steps(w->values, w->dtype, w->other, w->error, w->left, at, here, w->eps, w->reach, w->decay);
+      break;
+    case ADAM_GRADIENTS:
+      w->with->adam_gradients(w->values, w->dtype, w->other, at, here, w->eps);
+      break;
+    case ADAM_UPDATE:
+      w->with->adam_update(w->values, w->dtype, w->third, w->first, w->other, at, here, w->share, w->weight_decay, w->eps,
+                           w->rate);
       break;
     case PARTS:
       copy_parts(w, at, at + here);
@@ -219,9 +239,9 @@ EXPORT void bagua_minmax_reduce(const uint8_t *in, int64_t stride, int64_t peers
 }
 
 EXPORT void bagua_one_bit_compress(const void *values, int dtype, int64_t rows, int64_t count, int64_t block_size,
-                                   float *error, uint8_t *out, int64_t stride, int threads) {
+                                   const float *error, float *left, uint8_t *out, int64_t stride, int threads) {
   work w = {.kind = ONE_BIT_COMPRESS, .rows = rows, .count = count, .block_size = block_size, .stride = stride,
-            .values = (void *)values, .dtype = dtype, .error = error, .out = out, .one_bit = 1};
+            .values = (void *)values, .dtype = dtype, .error = error, .left = left, .out = out, .one_bit = 1};
   do_work(&w, threads);
 }
 
@@ -244,6 +264,27 @@ EXPORT void bagua_add_difference(void *x, int x_dtype, const void *newer, const 
                                  float scale, int threads) {
   work w = {.kind = ADD_DIFFERENCE, .rows = 1, .count = count, .block_size = 2048, .values = x, .dtype = x_dtype,
             .other = newer, .third = older, .other_dtype = other_dtype, .scale = scale};
+  do_work(&w, threads);
+}
+
+EXPORT void bagua_adam_steps(void *x, int dtype, const void *second, const float *before, float *after, int64_t count,
+                             float eps, float reach, float decay, int threads) {
+  work w = {.kind = ADAM_STEPS, .rows = 1, .count = count, .block_size = BAGUA_STEPS_BLOCK, .values = x, .dtype = dtype,
+            .other = second, .error = before, .left = after, .eps = eps, .reach = reach, .decay = decay};
+  do_work(&w, threads);
+}
+
+EXPORT void bagua_adam_gradients(void *x, int dtype, const void *second, int64_t count, float eps, int threads) {
+  work w = {.kind = ADAM_GRADIENTS, .rows = 1, .count = count, .block_size = 2048, .values = x, .dtype = dtype,
+            .other = second, .eps = eps};
+  do_work(&w, threads);
+}
+
+EXPORT void bagua_adam_update(void *parameter, int dtype, const void *gradient, void *first, const void *second,
+                              int64_t count, float share, float weight_decay, float eps, float rate, int threads) {
+  work w = {.kind = ADAM_UPDATE, .rows = 1, .count = count, .block_size = BAGUA_NEAR, .values = parameter, .dtype = dtype,
+            .other = second, .third = gradient, .first = first, .share = share, .weight_decay = weight_decay, .eps = eps,
+            .rate = rate};
   do_work(&w, threads);
 }
 

@@ -101,10 +101,13 @@ def _declare(library: ctypes.CDLL) -> None:
     arguments = {
         "minmax_compress": [pointer, word, number, number, number, pointer, number, word],
         "minmax_reduce": [pointer, number, number, number, number, real, pointer, word],
-        "one_bit_compress": [pointer, word, number, number, number, pointer, pointer, number, word],
+        "one_bit_compress": [pointer, word, number, number, number, pointer, pointer, pointer, number, word],
         "decode": [word, pointer, number, number, number, number, number, real, word, pointer, word, word],
         "weighted_average": [pointer, word, pointer, word, number, real, real, word],
         "add_difference": [pointer, word, pointer, pointer, word, number, real, word],
+        "adam_steps": [pointer, word, pointer, pointer, pointer, number, real, real, real, word],
+        "adam_gradients": [pointer, word, pointer, number, real, word],
+        "adam_update": [pointer, word, pointer, pointer, pointer, number, real, real, real, real, word],
         "copy_parts": [number, pointer, pointer, word, pointer, word, word, word],
     }
     for name, types in arguments.items():

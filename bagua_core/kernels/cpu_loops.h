@@ -176,8 +176,9 @@ TARGET static void LOOP(pack_signs)(const float *restrict t, int64_t count, uint
   }
 }
 
-TARGET static void LOOP(one_bit_compress)(const void *values, int dtype, int64_t at, int64_t count, float *restrict error,
-                                          float *header, uint8_t *restrict bits) {
+/* left may be error itself. */
+TARGET static void LOOP(one_bit_compress)(const void *values, int dtype, int64_t at, int64_t count, const float *error,
+                                          float *left, float *header, uint8_t *restrict bits) {
   float space[BAGUA_MAX_BLOCK] __attribute__((aligned(64)));
   float t[BAGUA_MAX_BLOCK] __attribute__((aligned(64)));
   const float *restrict x = LOOP(as_floats)(values, dtype, at, count, space);
@@ -186,11 +187,11 @@ TARGET static void LOOP(one_bit_compress)(const void *values, int dtype, int64_t
   header[0] = scale;
   if (scale != scale) {
     memset(bits, 0, (size_t)((count + 7) / 8));
-    for (int64_t i = 0; i < count; i++) error[i] = one_bit_kept_error(error[i]);
+    for (int64_t i = 0; i < count; i++) left[i] = finite_or_zero(error[i]);
     return;
   }
   LOOP(pack_signs)(t, count, bits);
-  for (int64_t i = 0; i < count; i++) error[i] = t[i] - one_bit_decode(one_bit_encode(t[i]), scale);
+  for (int64_t i = 0; i < count; i++) left[i] = t[i] - one_bit_decode(one_bit_encode(t[i]), scale);
 }
 
 TARGET static void LOOP(one_bit_decode_block)(const float *header, const uint8_t *restrict bits, int64_t count, int onto,
@@ -286,6 +287,57 @@ TARGET static void LOOP(add_difference)(void *x, int x_dtype, const void *newer,
   if (x_dtype != F32) LOOP(floats_to)(xs, count, (uint16_t *)x + at, x_dtype);
 }
 
+/* before, after: NULL if nothing is smoothed. count is at most BAGUA_STEPS_BLOCK here: one block. */
+TARGET static void LOOP(adam_steps)(void *x, int dtype, const void *second, const float *before, float *after, int64_t at,
+                                    int64_t count, float eps, float reach, float decay) {
+  float x_space[BAGUA_STEPS_BLOCK] __attribute__((aligned(64)));
+  float second_space[BAGUA_STEPS_BLOCK] __attribute__((aligned(64)));
+  float steps[BAGUA_STEPS_BLOCK] __attribute__((aligned(64)));
+  const float *xs = LOOP(as_floats)(x, dtype, at, count, x_space);
+  const float *seconds = LOOP(as_floats)(second, dtype, at, count, second_space);
+  for (int64_t i = 0; i < count; i++) steps[i] = adam_step_of(xs[i], seconds[i], eps);
+  float limit = reach * (LOOP(sum_of_magnitudes)(steps, count) / (float)count);
+  for (int64_t i = 0; i < count; i++) steps[i] = cut_to(steps[i], limit);
+  if (before) {
+    for (int64_t i = 0; i < count; i++) {
+      steps[i] = smoothed(before[at + i], decay, steps[i]);
+      after[at + i] = finite_or_zero(steps[i]);
+    }
+  }
+  if (dtype == F32)
+    for (int64_t i = 0; i < count; i++) ((float *)x)[at + i] = canonical(steps[i]);
+  else
+    LOOP(floats_to)(steps, count, (uint16_t *)x + at, dtype);
+}
+
+TARGET static void LOOP(adam_gradients)(void *x, int dtype, const void *second, int64_t at, int64_t count, float eps) {
+  float x_space[BAGUA_MAX_BLOCK] __attribute__((aligned(64)));
+  float second_space[BAGUA_MAX_BLOCK] __attribute__((aligned(64)));
+  const float *seconds = LOOP(as_floats)(second, dtype, at, count, second_space);
+  float *xs = (float *)LOOP(as_floats)(x, dtype, at, count, x_space);
+  for (int64_t i = 0; i < count; i++) xs[i] = gradient_of_step(xs[i], seconds[i], eps);
+  if (dtype != F32) LOOP(floats_to)(xs, count, (uint16_t *)x + at, dtype);
+}
+
+TARGET static void LOOP(adam_update)(void *parameter, int dtype, const void *gradient, void *first, const void *second,
+                                     int64_t at, int64_t count, float share, float weight_decay, float eps, float rate) {
+  float parameter_space[BAGUA_NEAR] __attribute__((aligned(64)));
+  float gradient_space[BAGUA_NEAR] __attribute__((aligned(64)));
+  float first_space[BAGUA_NEAR] __attribute__((aligned(64)));
+  float second_space[BAGUA_NEAR] __attribute__((aligned(64)));
+  const float *gradients = LOOP(as_floats)(gradient, dtype, at, count, gradient_space);
+  const float *seconds = LOOP(as_floats)(second, dtype, at, count, second_space);
+  float *parameters = (float *)LOOP(as_floats)(parameter, dtype, at, count, parameter_space);
+  float *firsts = (float *)LOOP(as_floats)(first, dtype, at, count, first_space);
+  for (int64_t i = 0; i < count; i++) {
+    firsts[i] = adam_first(firsts[i], gradients[i], parameters[i], share, weight_decay);
+    parameters[i] = adam_moved(parameters[i], firsts[i], seconds[i], eps, rate);
+  }
+  if (dtype == F32) return;
+  LOOP(floats_to)(firsts, count, (uint16_t *)first + at, dtype);
+  LOOP(floats_to)(parameters, count, (uint16_t *)parameter + at, dtype);
+}
+
 /* ---- copies with a cast; RAW is bytes ---- */
 
 TARGET static void LOOP(cast)(const void *from, int from_dtype, void *to, int to_dtype, int64_t count) {
@@ -303,5 +355,6 @@ TARGET static void LOOP(cast)(const void *from, int from_dtype, void *to, int to
 
 static const loops LOOP(table) = {
     LOOP(minmax_compress), LOOP(minmax_reduce),    LOOP(one_bit_compress), LOOP(decode_sum),
-    LOOP(weighted_average), LOOP(add_difference), LOOP(cast),
+    LOOP(weighted_average), LOOP(add_difference), LOOP(adam_steps),        LOOP(adam_gradients),
+    LOOP(adam_update),      LOOP(cast),
 };

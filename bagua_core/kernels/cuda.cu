@@ -258,8 +258,8 @@ INLINE float fold_lanes(const float (&mine)[QUAD]) {
   return total;
 }
 
-KERNEL bagua_one_bit_compress(const void *values, int dtype, int64_t count, int64_t block_size, float *error, uint8_t *out,
-                              int64_t stride) {
+KERNEL bagua_one_bit_compress(const void *values, int dtype, int64_t count, int64_t block_size, const float *error,
+                              float *left_over, uint8_t *out, int64_t stride) {
   place p = my_place(count, block_size);
   int64_t where = p.row * count + p.at;
   int64_t payload_at = one_bit_payload_at(count, block_size);
@@ -290,9 +290,9 @@ KERNEL bagua_one_bit_compress(const void *values, int dtype, int64_t count, int6
     if (threadIdx.x % 2 == 0 && first_of(pass) < p.count) bits[first_of(pass) / 8] = (uint8_t)(nibble | neighbour << 4);
   }
   FOR_MINE(p.count)
-  left[pass][s] = poisoned ? one_bit_kept_error(left[pass][s])
+  left[pass][s] = poisoned ? finite_or_zero(left[pass][s])
                            : t[pass][s] - one_bit_decode(one_bit_encode(t[pass][s]), scale);
-  write_all(error, F32, where, p.count, left);
+  write_all(left_over, F32, where, p.count, left);
 }
 
 INLINE void add_one_bit(const uint8_t *row, const place &p, int64_t payload_at, bool is_first, elements &x) {
@@ -355,6 +355,58 @@ KERNEL bagua_add_difference(void *x, int x_dtype, const void *newer, const void 
   read_all(older, other_dtype, p.at, p.count, olds);
   FOR_MINE(p.count) xs[pass][s] = moved_by_difference(xs[pass][s], news[pass][s], olds[pass][s], scale);
   write_all(x, x_dtype, p.at, p.count, xs);
+}
+
+/* ---- Adam whose second moment rests: a thread block takes BAGUA_STEPS_BLOCK elements ---- */
+
+KERNEL bagua_adam_steps(void *x, int dtype, const void *second, const float *before, float *after, int64_t count, float eps,
+                        float reach, float decay) {
+  place p = my_place(count, BAGUA_STEPS_BLOCK);
+  elements xs = {}, seconds = {}, old = {};
+  read_all(x, dtype, p.at, p.count, xs);
+  read_all(second, dtype, p.at, p.count, seconds);
+  if (before) read_all(before, F32, p.at, p.count, old);
+  float sums[QUAD] = {};
+  FOR_MINE(p.count) {
+    xs[pass][s] = adam_step_of(xs[pass][s], seconds[pass][s], eps);
+    sums[s] = sums[s] + magnitude_of(xs[pass][s]);
+  }
+  float limit = reach * (fold_lanes(sums) / (float)p.count);
+  FOR_MINE(p.count) xs[pass][s] = cut_to(xs[pass][s], limit);
+  if (before) {
+    FOR_MINE(p.count) {
+      xs[pass][s] = smoothed(old[pass][s], decay, xs[pass][s]);
+      old[pass][s] = finite_or_zero(xs[pass][s]);
+    }
+    write_all(after, F32, p.at, p.count, old);
+  }
+  FOR_MINE(p.count) xs[pass][s] = canonical(xs[pass][s]);
+  write_all(x, dtype, p.at, p.count, xs);
+}
+
+KERNEL bagua_adam_gradients(void *x, int dtype, const void *second, int64_t count, float eps) {
+  place p = my_place(count, REACH);
+  elements xs = {}, seconds = {};
+  read_all(x, dtype, p.at, p.count, xs);
+  read_all(second, dtype, p.at, p.count, seconds);
+  FOR_MINE(p.count) xs[pass][s] = gradient_of_step(xs[pass][s], seconds[pass][s], eps);
+  write_all(x, dtype, p.at, p.count, xs);
+}
+
+KERNEL bagua_adam_update(void *parameter, int dtype, const void *gradient, void *first, const void *second, int64_t count,
+                         float share, float weight_decay, float eps, float rate) {
+  place p = my_place(count, REACH);
+  elements xs = {}, gradients = {}, firsts = {}, seconds = {};
+  read_all(parameter, dtype, p.at, p.count, xs);
+  read_all(gradient, dtype, p.at, p.count, gradients);
+  read_all(first, dtype, p.at, p.count, firsts);
+  read_all(second, dtype, p.at, p.count, seconds);
+  FOR_MINE(p.count) {
+    firsts[pass][s] = adam_first(firsts[pass][s], gradients[pass][s], xs[pass][s], share, weight_decay);
+    xs[pass][s] = adam_moved(xs[pass][s], firsts[pass][s], seconds[pass][s], eps, rate);
+  }
+  write_all(first, dtype, p.at, p.count, firsts);
+  write_all(parameter, dtype, p.at, p.count, xs);
 }
 
 /* ---- flat buffers: a thread block takes REACH elements of the flat one, wherever their parts lie ---- */

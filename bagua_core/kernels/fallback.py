@@ -25,6 +25,8 @@ LARGEST = np.float32(2.0**126)
 SMALLEST_STEP = np.float32(2.0**-126)
 ROUNDER = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer
 SUM_LANES = 1024
+STEPS_BLOCK = 4096
+LARGEST_FLOAT = np.finfo(np.float32).max
 
 
 class FallbackKernels:
@@ -39,9 +41,13 @@ class FallbackKernels:
             total = _sum(Code.MINMAX, compressed, count, block_size) * np.float32(scale)
         _minmax_compress(total, out.numpy(), block_size)
 
-    def one_bit_compress(self, values: Tensor, error: Tensor, out: Tensor, block_size: int) -> None:
-        for x, left, row in zip(_floats(values), error.detach().numpy(), out.numpy(), strict=True):
-            _one_bit_compress(x, left, row, block_size)
+    def one_bit_compress(
+        self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
+    ) -> None:
+        if left is not error:
+            left.copy_(error)
+        for x, of_row, row in zip(_floats(values), left.detach().numpy(), out.numpy(), strict=True):
+            _one_bit_compress(x, of_row, row, block_size)
 
     def decompress(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, add: bool, block_size: int
@@ -78,6 +84,55 @@ class FallbackKernels:
     def add_difference(self, x: Tensor, newer: Tensor, older: Tensor, scale: float) -> None:
         with np.errstate(all="ignore"):
             _store(_floats(x) + np.float32(scale) * (_floats(newer) - _floats(older)), x)
+
+    def adam_steps(
+        self,
+        values: Tensor,
+        second: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        eps: float,
+        reach: float,
+        decay: float,
+    ) -> None:
+        with np.errstate(all="ignore"):
+            steps = _floats(values) / _adam_scale(second, eps)
+            for at in range(0, len(steps), STEPS_BLOCK):
+                block = steps[at : at + STEPS_BLOCK]
+                limit = np.float32(reach) * (_sum_of_magnitudes(block) / np.float32(len(block)))
+                block[:] = np.where(block > limit, limit, np.where(block < -limit, -limit, block))
+            if before is not None and after is not None:
+                steps = np.float32(decay) * before.numpy() + steps
+                after.numpy()[...] = np.where(np.isfinite(steps), steps, np.float32(0.0))
+        _store(steps, values)
+
+    def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
+        with np.errstate(all="ignore"):
+            scale = _adam_scale(second, eps)
+            scale = np.where(scale <= LARGEST_FLOAT, scale, np.float32(0.0))
+            _store(_floats(values) * scale, values)
+
+    def adam_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: float,
+        weight_decay: float,
+        eps: float,
+        rate: float,
+    ) -> None:
+        with np.errstate(all="ignore"):
+            x, m = _floats(parameter), _floats(first)
+            m = m + np.float32(share) * ((_floats(gradient) + np.float32(weight_decay) * x) - m)
+            moved = x - np.float32(rate) * (m / _adam_scale(second, eps))
+        _store(m, first)
+        _store(moved, parameter)
+
+
+def _adam_scale(second: Tensor, eps: float) -> Floats:
+    return np.asarray(np.sqrt(_floats(second)) + np.float32(eps))
 
 
 def _floats(values: Tensor) -> Floats:

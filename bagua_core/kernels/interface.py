@@ -32,7 +32,10 @@ class Kernels(Protocol):
     ) -> None:
         """out: [bytes]."""
 
-    def one_bit_compress(self, values: Tensor, error: Tensor, out: Tensor, block_size: int) -> None: ...
+    def one_bit_compress(
+        self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
+    ) -> None:
+        """left: the new error; may be `error` itself."""
 
     def decompress(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, add: bool, block_size: int
@@ -51,3 +54,31 @@ class Kernels(Protocol):
 
     def add_difference(self, x: Tensor, newer: Tensor, older: Tensor, scale: float) -> None:
         """newer and older have one dtype."""
+
+    def adam_steps(
+        self,
+        values: Tensor,
+        second: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        eps: float,
+        reach: float,
+        decay: float,
+    ) -> None:
+        """All [count]; second has the dtype of values, before and after are float32, both there or neither."""
+
+    def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
+        """Both [count], of one dtype."""
+
+    def adam_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: float,
+        weight_decay: float,
+        eps: float,
+        rate: float,
+    ) -> None:
+        """All [count], of one dtype."""

@@ -57,7 +57,9 @@ class CpuKernels:
             torch.get_num_threads(),
         )
 
-    def one_bit_compress(self, values: Tensor, error: Tensor, out: Tensor, block_size: int) -> None:
+    def one_bit_compress(
+        self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
+    ) -> None:
         rows, count = values.shape
         self._library.bagua_one_bit_compress(
             values.data_ptr(),
@@ -66,6 +68,7 @@ class CpuKernels:
             count,
             block_size,
             error.data_ptr(),
+            left.data_ptr(),
             out.data_ptr(),
             out.stride(0),
             torch.get_num_threads(),
@@ -150,5 +153,63 @@ class CpuKernels:
             VALUE_DTYPES[newer.dtype],
             x.numel(),
             scale,
+            torch.get_num_threads(),
+        )
+
+    def adam_steps(
+        self,
+        values: Tensor,
+        second: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        eps: float,
+        reach: float,
+        decay: float,
+    ) -> None:
+        self._library.bagua_adam_steps(
+            values.data_ptr(),
+            VALUE_DTYPES[values.dtype],
+            second.data_ptr(),
+            None if before is None else before.data_ptr(),
+            None if after is None else after.data_ptr(),
+            values.numel(),
+            eps,
+            reach,
+            decay,
+            torch.get_num_threads(),
+        )
+
+    def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
+        self._library.bagua_adam_gradients(
+            values.data_ptr(),
+            VALUE_DTYPES[values.dtype],
+            second.data_ptr(),
+            values.numel(),
+            eps,
+            torch.get_num_threads(),
+        )
+
+    def adam_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: float,
+        weight_decay: float,
+        eps: float,
+        rate: float,
+    ) -> None:
+        self._library.bagua_adam_update(
+            parameter.data_ptr(),
+            VALUE_DTYPES[parameter.dtype],
+            gradient.data_ptr(),
+            first.data_ptr(),
+            second.data_ptr(),
+            parameter.numel(),
+            share,
+            weight_decay,
+            eps,
+            rate,
             torch.get_num_threads(),
         )

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("cuda.cu")
 THREADS = 256  # THREADS of cuda.cu
 PASS = 1024  # PASS of cuda.cu: elements that a thread block takes at a time
 PASSES = (1, 2, 4, 8)  # what cuda.cu is compiled for, when first needed
-PASSES_OF_ELEMENTS = 4  # for kernels without blocks of values
+PASSES_OF_ELEMENTS = 4  # for kernels without blocks of values; bagua_adam_steps takes blocks of as many
 
 # As on the CPU: no contraction, no flushing, true division. NVRTC's own defaults would differ in the first.
 COMPILE_FLAGS = (
@@ -39,6 +39,9 @@ KERNEL_NAMES = (
     "bagua_decode",
     "bagua_weighted_average",
     "bagua_add_difference",
+    "bagua_adam_steps",
+    "bagua_adam_gradients",
+    "bagua_adam_update",
     "bagua_copy_parts",
 )
 
@@ -114,7 +117,9 @@ class GpuKernels:
             _address(out),
         )
 
-    def one_bit_compress(self, values: Tensor, error: Tensor, out: Tensor, block_size: int) -> None:
+    def one_bit_compress(
+        self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
+    ) -> None:
         rows, count = values.shape
         self._launch_blocks(
             values,
@@ -127,6 +132,7 @@ class GpuKernels:
             _long(count),
             _long(block_size),
             _address(error),
+            _address(left),
             _address(out),
             _long(out.stride(0)),
         )
@@ -220,9 +226,73 @@ class GpuKernels:
             np.float32(scale),
         )
 
+    def adam_steps(
+        self,
+        values: Tensor,
+        second: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        eps: float,
+        reach: float,
+        decay: float,
+    ) -> None:
+        self._launch_elements(
+            values,
+            "bagua_adam_steps",
+            values.numel(),
+            _address(values),
+            _dtype(values),
+            _address(second),
+            _address(before),
+            _address(after),
+            _long(values.numel()),
+            np.float32(eps),
+            np.float32(reach),
+            np.float32(decay),
+        )
 
-def _address(tensor: Tensor) -> np.uint64:
-    return np.uint64(tensor.data_ptr())
+    def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
+        self._launch_elements(
+            values,
+            "bagua_adam_gradients",
+            values.numel(),
+            _address(values),
+            _dtype(values),
+            _address(second),
+            _long(values.numel()),
+            np.float32(eps),
+        )
+
+    def adam_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: float,
+        weight_decay: float,
+        eps: float,
+        rate: float,
+    ) -> None:
+        self._launch_elements(
+            parameter,
+            "bagua_adam_update",
+            parameter.numel(),
+            _address(parameter),
+            _dtype(parameter),
+            _address(gradient),
+            _address(first),
+            _address(second),
+            _long(parameter.numel()),
+            np.float32(share),
+            np.float32(weight_decay),
+            np.float32(eps),
+            np.float32(rate),
+        )
+
+
+def _address(tensor: Tensor | None) -> np.uint64:
+    return np.uint64(0 if tensor is None else tensor.data_ptr())
 
 
 def _dtype(tensor: Tensor) -> np.int32:

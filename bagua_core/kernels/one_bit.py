@@ -17,29 +17,40 @@ from bagua_core.kernels.targets import kernels_for
 
 
 def one_bit_compress(
-    values: Tensor, error: Tensor, out: Tensor | None = None, *, block_size: int = ONE_BIT_BLOCK
+    values: Tensor,
+    error: Tensor,
+    out: Tensor | None = None,
+    *,
+    left: Tensor | None = None,
+    block_size: int = ONE_BIT_BLOCK,
 ) -> Tensor:
     """t = values + error; each row's signs of t are sent with the mean |t| of their block, and error becomes t - sent.
 
-    values: [count] or [rows, count]. error: float32 of that shape, updated in place; zero before the first step.
+    values: [count] or [rows, count]. error: float32 of that shape, zero before the first step. left: like `error`, for
+    the new error; None: `error` itself.
     out: uint8, [one_bit_bytes] or [rows, one_bit_bytes]; made if None. Returns out.
     A block whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite).
     Raises KernelArgumentError.
     """
     arguments.check_values("values", values)
     rows = arguments.as_rows("values", values)
-    arguments.check_memory("error", error, values)
-    if error.dtype != torch.float32 or error.shape != values.shape:
-        raise KernelArgumentError(
-            f"error is {error.dtype} of shape {tuple(error.shape)}; use float32 of shape {tuple(values.shape)}"
-        )
+    left = error if left is None else left
+    for name, tensor in (("error", error), ("left", left)):
+        arguments.check_memory(name, tensor, values)
+        if tensor.dtype != torch.float32 or tensor.shape != values.shape:
+            raise KernelArgumentError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                f"use float32 of shape {tuple(values.shape)}"
+            )
     size_bytes = one_bit_bytes(rows.shape[1], block_size)
     if out is None:
         out = torch.empty(*values.shape[:-1], size_bytes, dtype=torch.uint8, device=values.device)
     if values.numel() == 0:
         return out
     compressed = arguments.as_compressed("out", out, rows.shape[0], size_bytes, values)
-    kernels_for(values).one_bit_compress(rows, error.view(rows.shape), compressed, block_size)
+    kernels_for(values).one_bit_compress(
+        rows, error.view(rows.shape), left.view(rows.shape), compressed, block_size
+    )
     return out
 
 

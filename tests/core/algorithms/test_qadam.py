@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from bagua_core.algorithms import QAdam, QAdamOptimizer, find_algorithm
+from bagua_core.algorithms import QAdam, QAdamOptimizer, find_algorithm, qadam
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.compressed_sum import CompressedSum
-from bagua_core.communication.compression import OneBit
+from bagua_core.communication.compression import MinMax, OneBit
 from bagua_core.communication.reducer import Reducer
 from bagua_core.elastic.step_interface import MicroBatch
 from tests.core.algorithms.gradient_ranks import (
@@ -92,13 +93,15 @@ def test_full_precision_in_the_warm_up_and_moments_after_it(bits: int) -> None:
     assert calls == [4]
 
 
-def assert_near(found: list[torch.Tensor], wanted: list[torch.Tensor], member: Rank) -> None:
+def assert_near(
+    found: list[torch.Tensor], wanted: list[torch.Tensor], member: Rank, of_range: float = 0.05
+) -> None:
     """In units of Adam's step: eight bits of a range of a few steps, for each rank and for the sum."""
     for place, parameter in enumerate(member.inner.parameters()):
         scale = member.optimizer.state[parameter]["exp_avg_sq"].float().sqrt() + 1e-8
         has_scale = scale.isfinite()
         got, want = (t[place].float()[has_scale] / scale[has_scale] for t in (found, wanted))
-        assert float((got - want).abs().max()) < 0.05 * float(want.abs().max() + 30), f"parameter {place}"
+        assert float((got - want).abs().max()) < of_range * float(want.abs().max() + 30), f"parameter {place}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -286,6 +289,42 @@ def test_an_infinite_gradient_is_seen_by_all() -> None:
         return all(bool(g.isfinite().all()) for g in r.gradients())
 
     assert run_ranks(members, act) == [False, False]
+
+
+def test_smoothing_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compression that loses little, whatever shares and weight decay are."""
+    monkeypatch.setitem(qadam._FORMS, 8, qadam._Form(MinMax, is_smoothed=True, reach=math.inf))
+    members = ranks(in_process_world(3), optimizer=lambda ps: optimizer_for(ps, weight_decay=0.1))
+    steps(members, WARMUP)
+    for divided in ([(0, 10), (10, 20), (20, 24)], [(0, 3), (3, 24), (24, 24)], [(0, 8), (8, 16), (16, 24)]):
+        for member, share in zip(members, divided, strict=True):
+            member.bring(member.engine.communicator(), share)
+        alone = rank(None)
+        alone.inner.load_state_dict(members[0].inner.state_dict())
+        alone.backward()
+        run_ranks(members, lambda r: r.backward())
+        assert_equal_bits([m.gradients() for m in members])
+        # sums of ten steps share the eight bits
+        assert_near(members[0].gradients(), alone.gradients(), members[0], of_range=0.2)
+        for member in members:
+            member.optimizer.step()
+
+
+def test_after_an_infinite_gradient_one_bit_begins_anew() -> None:
+    members = ranks(in_process_world(3), bits=1)
+    steps(members, WARMUP + 2)
+
+    def burst(r: Rank) -> bool:
+        r.inner.zero_grad()
+        (loss_of(r.model, *r.share) * (torch.inf if r.global_rank == 1 else 1.0)).backward()
+        return all(
+            bool(g.isfinite().all()) for g in r.gradients()
+        )  # nobody steps, as a gradient scaler would
+
+    assert run_ranks(members, burst) == [False, False, False]
+    for _ in range(3):
+        steps(members, 1)
+        assert all(bool(t.isfinite().all()) for m in members for t in (*m.parameters(), *m.gradients()))
 
 
 @BITS

@@ -152,6 +152,42 @@ def test_a_state_that_travelled_goes_on_alike() -> None:
     assert all(torch.equal(a, b) for a, b in zip(held, other, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_however_tensors_lie_in_memory(dtype: torch.dtype) -> None:
+    """Channels last, with gaps, and a state that lies otherwise than its parameter."""
+    begin = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(5)).to(dtype)
+    last = nn.Parameter(begin.clone().contiguous(memory_format=torch.channels_last))
+    spread = nn.Parameter(torch.zeros(2, 3, 4, 10, dtype=dtype)[..., ::2])
+    with torch.no_grad():
+        spread.copy_(begin)
+    plain, moved = nn.Parameter(begin.clone()), nn.Parameter(last.detach().clone())
+    held = [plain, last, spread, moved]
+    optimizers = [QAdamOptimizer([p], lr=0.01, warmup_steps=2, weight_decay=0.1) for p in held]
+    for step in range(5):
+        gradient = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(step)).to(dtype)
+        for optimizer, parameter in zip(optimizers, held, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        if step == 2:
+            optimizers[3].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+            assert optimizers[3].state[moved]["exp_avg"].is_contiguous() and not moved.is_contiguous()
+        for parameter in held[1:]:
+            assert torch.equal(parameter, plain), f"step {step}"
+
+
+def test_a_step_is_seen_by_autograd() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = QAdamOptimizer([parameter], warmup_steps=1)
+    for _ in range(2):
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+    loss = (parameter**2).sum()
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_whether_the_warm_up_is_over() -> None:
     first, second = parameters()
     optimizer = QAdamOptimizer([first, second], warmup_steps=2)

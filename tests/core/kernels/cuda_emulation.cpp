@@ -128,7 +128,8 @@ extern "C" int emulate(const char *name, long thread_blocks, void **arguments) {
   const std::map<std::string, std::function<std::function<void()>()>> kernels = {
 #define NAMED(kernel) {#kernel, [=] { return with_arguments(kernel, arguments); }}
       NAMED(bagua_minmax_compress), NAMED(bagua_minmax_reduce),    NAMED(bagua_one_bit_compress), NAMED(bagua_decode),
-      NAMED(bagua_weighted_average), NAMED(bagua_add_difference), NAMED(bagua_copy_parts),
+      NAMED(bagua_weighted_average), NAMED(bagua_add_difference), NAMED(bagua_adam_steps),       NAMED(bagua_adam_gradients),
+      NAMED(bagua_adam_update),      NAMED(bagua_copy_parts),
   };
   auto found = kernels.find(name);
   if (found == kernels.end()) return 1;

@@ -120,6 +120,41 @@ def summed(rows: Sequence[Sequence[np.float32]], scale: float) -> list[np.float3
     return totals
 
 
+@np.errstate(all="ignore")
+def adam_steps(
+    values: Sequence[np.float32], second: Sequence[np.float32], eps: float, reach: float
+) -> list[np.float32]:
+    """In units of Adam's steps, with outliers of each block of 4,096 cut."""
+    steps = []
+    for gradients, seconds in zip(blocks_of(values, 4096), blocks_of(second, 4096), strict=True):
+        block = [F(g / F(F(np.sqrt(v)) + F(eps))) for g, v in zip(gradients, seconds, strict=True)]
+        limit = F(F(reach) * F(sum_of_magnitudes(block) / F(len(block))))
+        steps += [limit if x > limit else -limit if x < -limit else x for x in block]
+    return steps
+
+
+@np.errstate(all="ignore")
+def adam_gradients(steps: Sequence[np.float32], second: Sequence[np.float32], eps: float) -> list[np.float32]:
+    scales = [F(F(np.sqrt(v)) + F(eps)) for v in second]
+    return [F(x * (s if math.isfinite(s) else F(0))) for x, s in zip(steps, scales, strict=True)]
+
+
+@np.errstate(all="ignore")
+def adam_updated(
+    parameter: np.float32,
+    gradient: np.float32,
+    first: np.float32,
+    second: np.float32,
+    share: float,
+    weight_decay: float,
+    eps: float,
+    rate: float,
+) -> tuple[np.float32, np.float32]:
+    """(first moment, parameter)."""
+    m = F(first + F(F(share) * F(F(gradient + F(F(weight_decay) * parameter)) - first)))
+    return m, F(parameter - F(F(rate) * F(m / F(F(np.sqrt(second)) + F(eps)))))
+
+
 def stored(values: Sequence[np.float32], dtype: torch.dtype) -> Tensor:
     """As a tensor of `dtype`, to nearest, ties to even; NaN is the canonical one."""
     tensor = torch.from_numpy(np.array(values, F)).to(dtype)

@@ -35,8 +35,8 @@ def test_kernels_compile(nvrtc: Nvrtc, architecture: str, passes: int) -> None:
         if i.split(".")[0] in ("add", "sub", "mul", "div", "fma", "mad", "rcp", "sqrt")
     }
     floating = {i for i in arithmetic if i.endswith(("f32", "f64"))}
-    assert {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} <= floating
-    exact = {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32", "rcp.rn.f32"}
+    assert {"add.rn.f32", "mul.rn.f32", "div.rn.f32", "sqrt.rn.f32"} <= floating
+    exact = {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32", "rcp.rn.f32", "sqrt.rn.f32"}
     assert floating <= exact, "contracted, flushed or approximate"
     assert not [i for i in instructions if i.split(".")[1:2] == ["local"]], "values left their registers"
 

@@ -103,6 +103,24 @@ def test_averages_and_flat_buffers(dtype: torch.dtype, other: torch.dtype) -> No
         assert_same(part, same)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adam(dtype: torch.dtype) -> None:
+    count = 70_001
+    parameter, gradient, first = (normal(count, dtype, seed=seed) for seed in range(3))
+    second, before = normal(count, dtype, seed=3).square(), normal(count, torch.float32, seed=4)
+    second[::9] = torch.inf
+    results = []
+    for move in (torch.Tensor.clone, torch.Tensor.cuda):
+        p, g, m, v, b = (move(t) for t in (parameter, gradient, first, second, before))
+        after = torch.empty_like(b)
+        steps = kernels.adam_steps(g.clone(), v, 1e-3, 3.0, before=b, after=after, decay=0.9)
+        back = kernels.adam_gradients(steps.clone(), v, 1e-3)
+        kernels.adam_update(p, g, m, v, share=0.1, weight_decay=0.1, eps=1e-3, rate=0.01)
+        results.append((steps, after, back, m, p))
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        assert_same(on_gpu, on_cpu)
+
+
 def test_kernels_run_on_the_current_stream() -> None:
     values = normal(10_000_000, torch.float32)
     stream = torch.cuda.Stream()

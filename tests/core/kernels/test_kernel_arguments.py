@@ -47,6 +47,23 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "counts": (lambda: kernels.weighted_average(X, E[:5], 1.0, 1.0), "5 elements"),
     "weight": (lambda: kernels.weighted_average(X, E, float("inf"), 1.0), "x_weight=inf"),
     "two kinds of others": (lambda: kernels.add_difference(X, E, E.half()), "float16"),
+    "left dtype": (lambda: kernels.one_bit_compress(X, E, left=E.half()), "left is torch.float16"),
+    "second dtype": (lambda: kernels.adam_steps(X, E.half(), 1e-8, 32.0), "second is torch.float16"),
+    "eps": (lambda: kernels.adam_gradients(X, E, 0.0), "eps=0.0"),
+    "reach": (lambda: kernels.adam_steps(X, E, 1e-8, 0.0), "reach=0.0"),
+    "before alone": (lambda: kernels.adam_steps(X, E, 1e-8, 32.0, before=E), "both or neither"),
+    "before dtype": (
+        lambda: kernels.adam_steps(X, E, 1e-8, 32.0, before=E.half(), after=E, decay=0.9),
+        "before is torch.float16",
+    ),
+    "rate": (
+        lambda: kernels.adam_update(X, X, X, E, share=0.1, weight_decay=0.0, eps=1e-8, rate=float("nan")),
+        "rate=nan",
+    ),
+    "moment count": (
+        lambda: kernels.adam_update(X, X, X[:5], E, share=0.1, weight_decay=0.0, eps=1e-8, rate=1.0),
+        "first has 5 elements",
+    ),
     "device": (lambda: kernels.minmax_compress(torch.empty(5, device="meta")), "meta"),
     "other device": (lambda: kernels.weighted_average(X, torch.empty(128, device="meta"), 1.0, 1.0), "meta"),
 }

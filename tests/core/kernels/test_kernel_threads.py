@@ -27,6 +27,7 @@ def everything(count: int = COUNT) -> list[Tensor]:
     half, error = x[0].to(torch.bfloat16), normal(count, torch.float32, seed=7)
     bytes_, bits = kernels.minmax_compress(x), kernels.one_bit_compress(half, error)
     out = torch.empty(count, dtype=torch.float16)
+    second, after, parameter, first = x[0].square(), torch.empty(count), x[1].clone(), x[2].clone()
     return [
         bytes_,
         bits,
@@ -38,6 +39,11 @@ def everything(count: int = COUNT) -> list[Tensor]:
         kernels.flatten([half[:1000], half[1000:]], dtype=torch.float32),
         kernels.weighted_average(x[0].clone(), half, 0.25, 0.75),
         kernels.add_difference(x[1].clone(), x[0], x[2], 0.5),
+        kernels.adam_steps(x[1].clone(), second, 1e-3, 8.0, before=x[2], after=after, decay=0.9),
+        after,
+        kernels.adam_gradients(x[1].clone(), second, 1e-3),
+        kernels.adam_update(parameter, x[0], first, second, share=0.1, weight_decay=0.1, eps=1e-3, rate=0.1),
+        first,
     ]
 
 

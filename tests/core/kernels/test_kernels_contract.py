@@ -218,6 +218,74 @@ def test_floats_between_narrow_ones() -> None:
         assert_same(kernels.flatten([wide], dtype=dtype), reference.stored(values_of(wide), dtype))
 
 
+def seconds_for(count: int, dtype: torch.dtype) -> Tensor:
+    """Of every size that second moments have, none and infinity (what rests) among them."""
+    found = normal(count, torch.float32, seed=5).square() * torch.logspace(-6, 2, count)
+    found[::7] = 0.0
+    found[3::11] = torch.inf
+    return found.to(dtype)
+
+
+@each_dtype
+def test_steps_of_adam_and_back(dtype: torch.dtype) -> None:
+    for count in (*COUNTS, 4096, 9001):
+        for place, values in (("aligned", normal(count, dtype)), ("not", unaligned(normal(count, dtype)))):
+            values[count // 2] *= 1000
+            second, before = seconds_for(count, dtype), normal(count, torch.float32, seed=9)
+            after = torch.empty_like(before)
+            steps = reference.adam_steps(values_of(values), values_of(second), 1e-3, 8.0)
+            whole = reference.adam_steps(values_of(values), values_of(second), 1e-3, np.inf)
+            assert_same(
+                kernels.adam_steps(values.clone(), second, 1e-3, np.inf), reference.stored(whole, dtype)
+            )
+            found = kernels.adam_steps(values.clone(), second, 1e-3, 8.0)
+            assert_same(found, reference.stored(steps, dtype))
+            smooth = [
+                np.float32(np.float32(np.float32(0.9) * b) + x)
+                for b, x in zip(values_of(before), steps, strict=True)
+            ]
+            kernels.adam_steps(values, second, 1e-3, 8.0, before=before, after=after, decay=0.9)
+            assert_same(values, reference.stored(smooth, dtype))
+            assert_same(after, reference.stored(smooth, torch.float32))
+            expected = reference.adam_gradients(values_of(values), values_of(second), 1e-3)
+            (
+                assert_same(kernels.adam_gradients(values, second, 1e-3), reference.stored(expected, dtype)),
+                place,
+            )
+
+
+@each_dtype
+def test_adams_update(dtype: torch.dtype) -> None:
+    settings = {"share": 0.1, "weight_decay": 0.01, "eps": 1e-6, "rate": 0.02}
+    for count in (*COUNTS, 9001):
+        parameter, gradient, first = (normal(count, dtype, seed=seed) for seed in range(3))
+        second = seconds_for(count, dtype)
+        columns = zip(*(values_of(t) for t in (parameter, gradient, first, second)), strict=True)
+        expected = [reference.adam_updated(*column, **settings) for column in columns]
+        assert kernels.adam_update(parameter, gradient, first, second, **settings) is parameter
+        for found, wanted in zip((first, parameter), zip(*expected, strict=True), strict=True):
+            assert_same(found, reference.stored(wanted, dtype))
+
+
+def test_what_is_not_finite_is_seen_and_not_remembered() -> None:
+    values = normal(5000, torch.float32)
+    values[10], values[20] = torch.nan, torch.inf
+    before, after = torch.ones(5000), torch.empty(5000)
+    kernels.adam_steps(values, torch.ones(5000), 1e-8, 32.0, before=before, after=after, decay=0.9)
+    assert values[10].isnan() and values[20].isinf() and int(values.isfinite().sum()) == 4998
+    assert after[10] == after[20] == 0.0 and bool(after.isfinite().all())
+
+
+def test_the_new_error_may_go_elsewhere() -> None:
+    values, error = normal(9000, torch.float32), normal(9000, torch.float32, seed=1)
+    kept, left = error.clone(), torch.empty_like(error)
+    there = kernels.one_bit_compress(values, error, left=left)
+    assert_same(error, kept)
+    in_place = kernels.one_bit_compress(values, error)
+    assert_same(there, in_place)
+    assert_same(left, error)
+
+
 any_float = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.float32))
 likely_float = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-1e3, max_value=1e3)
 
