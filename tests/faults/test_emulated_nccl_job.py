@@ -57,6 +57,7 @@ def test_a_newcomer_that_dies_while_it_joins_nccl_costs_no_step(job: MakeJob) ->
     one.check(finished=2)
 
 
+@pytest.mark.long
 def test_a_node_that_is_lost_in_the_middle_of_it(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(3)
     one = over_nccl(job, endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2")

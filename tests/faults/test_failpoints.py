@@ -15,7 +15,7 @@ from tests.faults.job import Node
 SHORT = {"samples": 2400, "epochs": 6}
 
 
-def long(point: str) -> ParameterSet:
+def long(point: object) -> ParameterSet:
     """Left to the long form: its neighbours show most of what it can show."""
     return pytest.param(point, marks=pytest.mark.long)
 
@@ -30,9 +30,9 @@ def fired(node: Node, point: str) -> None:
     [
         long("step.begin"),
         "reduction.before",
-        "reduction.done",
+        long("reduction.done"),
         "commit.before",
-        "commit.after",
+        long("commit.after"),
         "ledger.before",
     ],
 )
@@ -46,7 +46,7 @@ def test_killed_in_a_step(job: MakeJob, point: str) -> None:
     one.check(finished=2)
 
 
-@pytest.mark.parametrize("point", ["reduction.before", "reduction.done"])
+@pytest.mark.parametrize("point", ["reduction.before", long("reduction.done")])
 def test_killed_in_the_second_part_of_a_step(job: MakeJob, point: str) -> None:
     """Two models, each with its own backward and optimizer step: the first part is final, and is not done twice."""
     one = job(script=["--two-parts"], **SHORT)
@@ -72,7 +72,8 @@ def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, p
 
 
 @pytest.mark.parametrize(
-    "point", [long("switch.before"), "entry.built", long("entry.exchanged"), "heal.receive", "heal.swap"]
+    "point",
+    [long("switch.before"), "entry.built", long("entry.exchanged"), long("heal.receive"), "heal.swap"],
 )
 def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
     lab = make_lab(2)
@@ -105,7 +106,7 @@ def test_a_newcomer_is_killed_after_all_have_switched_to_its_generation(
     one.check(finished=3)
 
 
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [0, long(1)])
 def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> None:
     one = job(script=["--evaluate"], **SHORT)
     node = one.start(slots=2, failpoints=f"outside.done=kill@100#{slot}")

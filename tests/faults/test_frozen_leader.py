@@ -72,7 +72,7 @@ def two_nodes(job: MakeJob, lab: Lab) -> tuple[EtcdCluster, Job, Node]:
     return cluster, one, first
 
 
-@pytest.mark.parametrize("frozen", ["agent", "host"])
+@pytest.mark.parametrize("frozen", ["agent", pytest.param("host", marks=pytest.mark.long)])
 def test_the_leader_is_frozen_through_its_lease_and_thawed(job: MakeJob, lab: Lab, frozen: str) -> None:
     cluster, one, first = two_nodes(job, lab)
     one.await_world(2, after_step=19)
@@ -144,7 +144,7 @@ def test_the_leader_stops_at_a_write_and_is_thawed_after_its_lease(
     ("edge", "action"),
     [
         ("generation.before", "kill"),
-        ("generation.after", "raise"),
+        pytest.param("generation.after", "raise", marks=pytest.mark.long),
         pytest.param("generation.before", "raise", marks=pytest.mark.long),
         pytest.param("generation.after", "kill", marks=pytest.mark.long),
     ],

@@ -80,7 +80,7 @@ def taken_over_after_s(one: Job, lost_at: float, generation: int) -> float:
     ("how", "leads", "nodes"),
     [
         ("kill_all", False, "2:2"),
-        ("kill_all", True, "1:2"),
+        pytest.param("kill_all", True, "1:2", marks=pytest.mark.long),
         ("power_off", False, "2:2"),
         pytest.param("kill_all", True, "2:2", marks=pytest.mark.long),
         pytest.param("kill_all", False, "1:2", marks=pytest.mark.long),

@@ -29,7 +29,7 @@ def two_and_a_newcomer(
     ("victim", "point"),
     [
         ("member", "entry.built"),
-        ("member", "heal.receive"),
+        pytest.param("member", "heal.receive", marks=pytest.mark.long),
         ("newcomer", "heal.swap"),
         pytest.param("member", "heal.swap", marks=pytest.mark.long),
         pytest.param("newcomer", "entry.built", marks=pytest.mark.long),

@@ -19,7 +19,7 @@ KILLED_BOUND_S = 3.0
     ("how", "with_leader"),
     [
         ("power_off", True),
-        ("kill_agent", True),
+        pytest.param("kill_agent", True, marks=pytest.mark.long),
         pytest.param("power_off", False, marks=pytest.mark.long),
         pytest.param("kill_agent", False, marks=pytest.mark.long),
     ],
