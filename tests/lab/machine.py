@@ -43,6 +43,7 @@ class Machine:
         self.host = host
         self._disk = host.lab.directory / f"{host.name}-disk"
         self._disk.mkdir()
+        self._group = self._disk / "cgroup" / self.host.namespace
         self._keeper: subprocess.Popen[bytes] | None = None
         self._booted: LabProcess | None = None
         self._pid = 0
@@ -55,6 +56,10 @@ class Machine:
     def address(self) -> str:
         return self.host.address
 
+    @property
+    def is_up(self) -> bool:
+        return self._pid != 0
+
     def boot(self) -> None:
         """Returns when systemd has started everything."""
         if self._keeper is None:
@@ -63,7 +68,21 @@ class Machine:
         hosts = namespaces.ETC_NETNS_DIR / self.host.namespace / "hosts"
         keep = dict.fromkeys(str(Path(p).resolve()) for p in (ROOT, sys.prefix, sys.base_prefix))
         log = self.host.lab.directory / f"{self.name}-boot.log"
-        into = ["nsenter", "--target", str(self._keeper.pid), "--mount", "--", "unshare"]
+        # a control group of its own first, or all machines of this one would share a tree of them
+        join = 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"'
+        into = [
+            "nsenter",
+            "--target",
+            str(self._keeper.pid),
+            "--mount",
+            "--",
+            "sh",
+            "-c",
+            join,
+            "sh",
+            self._group,
+            "unshare",
+        ]
         own = ["--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--cgroup", "--"]
         self._booted = self.host.run(
             [*into, *own, "sh", BOOT, self._disk, self.name, hosts, *keep], output=log
@@ -122,7 +141,7 @@ class Machine:
         spaces = ["--target", str(self._pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup"]
         clean = ["env", "-i", f"PATH={_PATH}", "HOME=/root", "LANG=C.UTF-8"]
         given = [f"{name}={value}" for name, value in (env or {}).items()]
-        return [nsenter, *spaces, "--wd=/root", "--", *clean, *given, *map(str, argv)]
+        return [nsenter, *spaces, "--wdns=/root", "--", *clean, *given, *map(str, argv)]
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.run(["sh", "-c", 'mkdir -p "$(dirname "$1")" && umask 077 && cat > "$1" && chmod "$2" "$1"',
@@ -174,15 +193,24 @@ class Machine:
     def close(self) -> None:
         self._end()
         if self._keeper is not None:
+            line = ["nsenter", "--target", str(self._keeper.pid), "--mount", "--", "find", self._group]
+            done = subprocess.run(
+                [*line, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"],
+                capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+            )  # fmt: skip
             self._keeper.kill()
             self._keeper.wait(10)
             self._keeper = None
+            if done.returncode != 0:
+                raise LabError(f"{self}: its control group stays: {done.stderr.strip()}")
 
     def _keep_disk(self) -> None:
         """A process whose mount namespace holds the disk, so that it is nowhere else and survives a reboot."""
-        script = 'mount --make-rprivate / && mount -t tmpfs -o mode=755 tmpfs "$1" && echo up && exec sleep infinity'
+        script = """
+mount --make-rprivate / && mount -t tmpfs -o mode=755 tmpfs "$1" && mkdir "$1/cgroup" &&
+mount -t cgroup2 cgroup2 "$1/cgroup" && mkdir -p "$2" && echo up && exec sleep infinity"""
         self._keeper = subprocess.Popen(
-            [*self.host._entrance(), "--", "unshare", "--mount", "sh", "-c", script, "sh", str(self._disk)],
+            [*self.host._entrance(), "--", "unshare", "--mount", "sh", "-c", script, "sh", self._disk, self._group],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         assert self._keeper.stdout is not None

@@ -60,6 +60,19 @@ def test_a_unit_ends_with_its_whole_control_group(booted: Machine) -> None:
     assert booted.processes("system.slice/three.service") == []
 
 
+def test_machines_share_no_control_group(booted: Machine, lab: Lab) -> None:
+    other = Machine(lab.hosts[1])
+    try:
+        other.boot()
+        for one in (booted, other):
+            one.run(["systemd-run", "--unit=same", "sleep", "1000"])
+        assert len(booted.processes("system.slice/same.service")) == 1
+        other.run(["systemctl", "stop", "same"])
+        assert len(booted.processes("system.slice/same.service")) == 1
+    finally:
+        other.close()
+
+
 def test_closing_leaves_nothing(lab: Lab) -> None:
     made = Machine(lab.hosts[0])
     made.boot()
