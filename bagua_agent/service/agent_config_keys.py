@@ -295,14 +295,15 @@ def example_config() -> str:
             lines += [f"[{section}]", ""]
         lines += textwrap.wrap(key.help, 100, initial_indent="# ", subsequent_indent="# ")
         if key.example is not None:
-            lines.append(f"{key.name} = {_toml(key.example)}")
+            lines.append(f"{key.name} = {toml(key.example)}")
         elif key.default is not None:
-            lines.append(f"# {key.name} = {_toml(key.default)}")
+            lines.append(f"# {key.name} = {toml(key.default)}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml(value: Value) -> str:
+def toml(value: Value) -> str:
+    """As it is written in the file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -310,6 +311,6 @@ def _toml(value: Value) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    pairs = ", ".join(f"{name} = {_toml(item)}" for name, item in value.items())
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    pairs = ", ".join(f"{name} = {toml(item)}" for name, item in value.items())
     return "{ " + pairs + " }" if pairs else "{}"

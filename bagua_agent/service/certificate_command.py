@@ -1,4 +1,4 @@
-"""Makes certificates from the command line: python -m bagua_agent.service.certificate_command --help."""
+"""Makes certificates from the command line: bagua-agent certs --help."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bagua_agent.service.certificate_command",
+        prog="bagua-agent certs",
         description="A certificate authority in FOLDER for etcd, nodes and people; see docs/security.md.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
 from bagua_agent.errors import BaguaError
 from bagua_agent.service.agent_config import DEFAULT_PATH
-from bagua_agent.service.agent_config_keys import example_config
+from bagua_agent.service.agent_config_keys import Value, example_config
 
 _config = click.option(
     "--config", default=DEFAULT_PATH, show_default=True, metavar="FILE", help="Its TOML file."
@@ -28,6 +29,66 @@ def serve(config: str, plain_units: bool) -> int:
     from bagua_agent.service.serve import serve as run
 
     return run(config, plain_units=plain_units)
+
+
+@cli.command()
+@_config
+@click.option("--etcd", metavar="ENDPOINTS", help="The cluster's etcd, HOST:PORT[,HOST:PORT...].")
+@click.option("--ca-file", metavar="FILE", help="Authority of etcd and of the daemons.")
+@click.option("--cert-file", metavar="FILE", help="This node's certificate, role agent.")
+@click.option("--key-file", metavar="FILE", help="Its key.")
+@click.option("--node-name", metavar="NAME", help="Default: the host name.")
+@click.option("--slots", metavar="N|gpu|cpu", help="Workers it can run.")
+@click.option("--user", metavar="NAME", help="Account of jobs, made if there is none.")
+@click.option("--insecure", is_flag=True, help="Use etcd beyond this host without TLS and authentication.")
+def install(config: str, **typed: Any) -> int:
+    """Make this node one of a cluster: configuration, account, service. Again does nothing that is done."""
+    from bagua_agent.service.install import install as run
+
+    done = run(config, _wanted(typed), click.echo)
+    if not done.changes:
+        click.echo("all is there already")
+    return 0
+
+
+@cli.command()
+@_config
+@click.option("--force", is_flag=True, help="Kill the jobs that run here.")
+def uninstall(config: str, force: bool) -> int:
+    """Stop and remove the service; configuration, account and jobs' output stay."""
+    from bagua_agent.service.install import uninstall as run
+
+    if not run(config, click.echo, force=force).changes:
+        click.echo("nothing was there")
+    return 0
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def certs(words: tuple[str, ...]) -> int:
+    """Certificates for etcd, nodes and people: a small authority in a folder."""
+    from bagua_agent.service.certificate_command import main as run
+
+    return run(list(words))
+
+
+def _wanted(typed: dict[str, Any]) -> dict[str, Value]:
+    """Keys of the configuration that were asked for."""
+    wanted: dict[str, Value] = {}
+    if typed["insecure"]:
+        wanted["insecure"] = True
+    if typed["etcd"]:
+        wanted["etcd.endpoints"] = tuple(typed["etcd"].split(","))
+    for name in ("ca_file", "cert_file", "key_file"):
+        if typed[name]:
+            wanted[f"etcd.{name}"] = wanted[f"tls.{name}"] = typed[name]
+    if typed["node_name"]:
+        wanted["node.name"] = typed["node_name"]
+    if typed["slots"]:
+        wanted["node.slots"] = int(typed["slots"]) if typed["slots"].isdecimal() else typed["slots"]
+    if typed["user"]:
+        wanted["jobs.default_user"] = typed["user"]
+    return wanted
 
 
 @cli.command("example-config")

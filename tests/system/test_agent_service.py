@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.service.agent_config import DEFAULT_PATH
+from bagua_agent.service.service_unit import unit_text
 from bagua_core.elastic import ledger
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
@@ -21,27 +23,10 @@ __all__ = ["make_lab"]
 SERVICE = ROOT / "deploy" / "systemd" / "bagua-agent.service"
 DEADLINE_S = 90.0
 
-CONFIG = """
-insecure = true
-[etcd]
-endpoints = ["{etcd}"]
-[node]
-slots = 1
-[jobs]
-default_user = "trainer"
-environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
-[times]
-node_lease_s = 2.0
-"""
+PROGRAM = Path(sys.executable).with_name("bagua-agent")
 
-# Where the tests' interpreter and sources lie, instead of an installation.
-DROP_IN = """
-[Service]
-ExecStart=
-ExecStart={python} -m bagua_agent.service serve --config /etc/bagua/agent.toml
-Environment=PYTHONPATH={path}
-PrivateTmp=no
-"""
+# The tests' interpreter may lie under /tmp.
+DROP_IN = "[Service]\nPrivateTmp=no\n"
 
 TRAIN = """
 import os, sys, time
@@ -69,14 +54,21 @@ class Site:
         self.etcd = etcd
 
     def install(self, one: Machine) -> None:
-        one.run(["useradd", "--create-home", "trainer"])
-        one.write("/etc/bagua/agent.toml", CONFIG.format(etcd=self.etcd))
-        one.write("/etc/systemd/system/bagua-agent.service", SERVICE.read_text())
-        dropped = DROP_IN.format(python=sys.executable, path=PYTHONPATH)
-        one.write("/etc/systemd/system/bagua-agent.service.d/lab.conf", dropped)
+        one.write("/etc/systemd/system/bagua-agent.service.d/lab.conf", DROP_IN)
         one.write("/srv/train.py", TRAIN)
-        one.run(["systemctl", "daemon-reload"])
-        one.run(["systemctl", "enable", "--now", "bagua-agent"])  # returns once it is ready
+        said = one.run(
+            [PROGRAM, "install", "--etcd", self.etcd, "--slots", "1", "--user", "trainer", "--insecure"]
+        )
+        assert [line.split()[0] for line in said.stdout.splitlines()] == ["wrote", "made", "wrote", "started"]
+        eventually(
+            lambda: (
+                one.run(["systemctl", "is-active", "bagua-agent"], check=False).stdout.strip() == "active"
+            ),
+            DEADLINE_S,
+            lambda: f"{one}: ready\n{one.journal('bagua-agent')}",
+            0.1,
+        )
+        assert one.run([PROGRAM, "install"]).stdout == "all is there already\n"
 
     def told(self, *words: str) -> str:
         env = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "BAGUA_ETCD": self.etcd}
@@ -154,6 +146,8 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
             DEADLINE_S,
             lambda: f"found again\n{site.logs()}",
         )
+    refused = first.run([PROGRAM, "uninstall"], check=False)
+    assert refused.returncode == 2 and "jobs run here: demo; drain the node first" in refused.stderr
     both = eventually(lambda: by(2, both + 5), DEADLINE_S, lambda: f"it goes on\n{site.logs()}")
     assert len({line.generation for line in site.steps(tmp_path).lines if line.world_size == 2}) == 1
     second.pull_the_plug()
@@ -170,3 +164,25 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
         eventually(
             lambda m=one: m.processes("bagua.slice") == [], 20, f"nothing in bagua.slice of {one.name}"
         )  # type: ignore[misc]
+    assert first.run([PROGRAM, "uninstall"]).stdout == "stopped and removed bagua-agent.service\n"
+    assert first.run([PROGRAM, "uninstall"]).stdout == "nothing was there\n"
+
+
+def test_what_is_deployed_is_what_install_writes() -> None:
+    assert unit_text("/opt/bagua/bin/bagua-agent", DEFAULT_PATH) == SERVICE.read_text()
+
+
+def test_an_installation_that_cannot_be_changes_nothing(site: Site) -> None:
+    one = site.machines[0]
+    before = one.read("/etc/bagua/agent.toml")
+    other = one.run([PROGRAM, "install", "--etcd", "elsewhere:2379"], check=False)
+    assert other.returncode == 2 and "is there and says something else" in other.stderr
+    assert one.read("/etc/bagua/agent.toml") == before
+    for words, said in [
+        ((), "--etcd, or write it"),
+        (("--etcd", "etcd-1:2379", "--slots", "1"), "is plain and beyond this host"),
+        (("--etcd", "127.0.0.1:2379", "--slots", "many"), "node.slots 'many'"),
+    ]:
+        done = one.run([PROGRAM, "install", "--config", "/etc/bagua/other.toml", *words], check=False)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert one.run(["ls", "/etc/bagua"]).stdout == "agent.toml\n"

@@ -1,0 +1,182 @@
+"""How does a node come to have the daemon, and how is it rid of it? Steps that are decided first, then done.
+
+Idempotent: a step that finds what it would make does nothing, and says nothing. A configuration that somebody has
+written is never overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.service.agent_config import AgentConfig, read_agent_config
+from bagua_agent.service.agent_config_keys import KEYS, Value, toml
+from bagua_agent.service.certificate_files import utc_now
+from bagua_agent.service.service_unit import UNIT_NAME, UNIT_PATH, unit_text
+from bagua_agent.service.systemd_units import PREFIX, SystemdUnits, is_there
+
+COMMAND_TIMEOUT_S = 60.0
+
+
+_PROGRAM = re.compile(r"/[A-Za-z0-9._/+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """changes: what was done, a line each; empty if all was there."""
+
+    changes: tuple[str, ...]
+
+
+def config_text(wanted: Mapping[str, Value]) -> str:
+    """A configuration file that says these keys (paths as in KEYS) and nothing else. Pure."""
+    lines = ["# Written by bagua-agent install; bagua-agent example-config shows every key."]
+    section = ""
+    for key in KEYS:
+        if key.path not in wanted:
+            continue
+        if key.section != section:
+            section = key.section
+            lines += ["", f"[{section}]"]
+        lines.append(f"{key.name} = {toml(wanted[key.path])}")
+    return "\n".join(lines) + "\n"
+
+
+def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], None]) -> Done:
+    """Raises UserError before anything is changed if it can't be, InfrastructureLost if systemd does not do it."""
+    program = _program()
+    _need_root_and_systemd()
+    changes = []
+    path = Path(config_path)
+    fresh = not path.exists()
+    if not fresh and wanted and path.read_text() != config_text(wanted):
+        raise UserError(
+            f"{config_path} is there and says something else; edit it, or remove it and install again"
+        )
+    if fresh:
+        if "etcd.endpoints" not in wanted:
+            raise UserError(
+                f"{config_path} does not exist; give --etcd, or write it (bagua-agent example-config)"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, config_text(wanted))
+    try:
+        config = read_agent_config(config_path, utc_now())
+    except UserError:
+        if fresh:
+            path.unlink()
+        raise
+    if fresh:
+        changes.append(f"wrote {config_path}")
+    changes += _make_account(config)
+    unit = unit_text(program, config_path)
+    known = Path(UNIT_PATH)
+    if not known.exists() or known.read_text() != unit:
+        _write(known, unit)
+        changes.append(f"wrote {UNIT_PATH}")
+        _systemctl("daemon-reload")
+        restarted = _is_active()
+        _systemctl("enable", UNIT_NAME)
+        _systemctl("restart" if restarted else "start", "--no-block", UNIT_NAME)
+        changes.append(
+            f"{'restarted' if restarted else 'started'} {UNIT_NAME}; jobs that run are not touched"
+        )
+    elif not _is_active():
+        _systemctl("enable", UNIT_NAME)
+        _systemctl("start", "--no-block", UNIT_NAME)
+        changes.append(f"started {UNIT_NAME}")
+    for change in changes:
+        say(change)
+    return Done(tuple(changes))
+
+
+def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> Done:
+    """The configuration, the account and jobs' output stay. Raises UserError while jobs run here, unless force."""
+    _need_root_and_systemd()
+    changes = []
+    units = SystemdUnits()
+    jobs = [unit.job_id for unit in units.found() if unit.is_alive]
+    if jobs and not force:
+        raise UserError(
+            f"jobs run here: {', '.join(jobs)}; drain the node first, or say --force, which kills them"
+        )
+    if Path(UNIT_PATH).exists():
+        _systemctl("disable", "--now", UNIT_NAME)
+        Path(UNIT_PATH).unlink()
+        _systemctl("daemon-reload")
+        changes.append(f"stopped and removed {UNIT_NAME}")
+    for unit in units.found():
+        if unit.is_alive:
+            units.kill(unit.job_id)
+            changes.append(f"killed {PREFIX}{unit.job_id}")
+        units.forget(unit.job_id)
+    for change in changes:
+        say(change)
+    return Done(tuple(changes))
+
+
+def _need_root_and_systemd() -> None:
+    if os.geteuid() != 0:
+        raise UserError("only root can install a service; use sudo")
+    if not is_there():
+        raise UserError(
+            "this machine was not booted by systemd; run `bagua-agent serve` by what it has instead"
+        )
+
+
+def _program() -> str:
+    beside = Path(sys.executable).with_name("bagua-agent")
+    found = str(beside) if beside.exists() else shutil.which("bagua-agent")
+    if found is None:
+        raise UserError(f"no bagua-agent beside {sys.executable}; install the package there with pip")
+    if not _PROGRAM.fullmatch(found):
+        raise UserError(
+            f"{found!r} can't stand in a unit file; install bagua under a path without blanks, as /opt/bagua"
+        )
+    return found
+
+
+def _make_account(config: AgentConfig) -> list[str]:
+    name = config.jobs_default_user
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        _run(["useradd", "--system", "--create-home", "--shell", "/usr/sbin/nologin", name])
+        return [f"made account {name}"]
+    return []
+
+
+def _is_active() -> bool:
+    done = subprocess.run(
+        ["systemctl", "is-active", "--quiet", UNIT_NAME], timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    return done.returncode == 0
+
+
+def _systemctl(*words: str) -> None:
+    _run(["systemctl", *words])
+
+
+def _run(line: list[str]) -> None:
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureLost(f"{' '.join(line)}: {error}") from error
+    if done.returncode != 0:
+        raise InfrastructureLost(f"{' '.join(line)}: {done.stderr.strip() or f'exit {done.returncode}'}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(text)
+    unfinished.chmod(0o644)
+    unfinished.rename(path)

@@ -1,0 +1,58 @@
+"""What does systemd need to know of the daemon? The text of its unit; deploy/systemd/ holds it for /opt/bagua."""
+
+from __future__ import annotations
+
+UNIT_NAME = "bagua-agent.service"
+UNIT_PATH = f"/etc/systemd/system/{UNIT_NAME}"
+
+_TEXT = """\
+# The daemon of a node. It carries no job: each runs in a unit of its own (bagua-job-<job>.service, in bagua.slice),
+# which goes on while this one is stopped, upgraded or killed.
+[Unit]
+Description=Bagua node agent
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+ExecStart=PROGRAM serve --config CONFIG
+Restart=always
+RestartSec=1
+# It is ready once etcd has answered, however long that takes.
+TimeoutStartSec=infinity
+TimeoutStopSec=30
+WatchdogSec=30
+StateDirectory=bagua
+StateDirectoryMode=0700
+LogsDirectory=bagua
+LogsDirectoryMode=0755
+RuntimeDirectory=bagua
+SyslogIdentifier=bagua-agent
+UMask=0022
+
+# Root, for it asks systemd for units and changes to the accounts of jobs; nothing beyond that. Jobs' own units are not
+# restricted by any of this: they need GPUs, pinned memory and the network.
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_text(program: str, config_path: str) -> str:
+    """program: the `bagua-agent` of this installation, an absolute path without blanks."""
+    return _TEXT.replace("PROGRAM", program).replace("CONFIG", config_path)
