@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, status, nodes, events, drain, undrain, stop. Thin: ask, then print."""
+"""The commands that talk to a cluster: submit, status, nodes, events, logs, drain, stop. Thin: ask, then print."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bagua_agent.errors import UserError
 from bagua_agent.job_config import StoreCredentials
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
-from bagua_launch.command_line import CONTEXT, GroupedCommand, parameters
+from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters
 from bagua_launch.config_file import read_config_file
 from bagua_launch.errors import RequestError
 from bagua_launch.input_files import check_command, check_credentials
@@ -178,6 +179,63 @@ def events(**typed: Any) -> int:
     return 0
 
 
+def logs(**typed: Any) -> int:
+    job_id, rank, goes_on, stream, last = (
+        typed.pop(n) for n in ("job", "rank", "follow", "stream", "last_bytes")
+    )
+    values = _values(CLUSTER_OPTIONS, typed)
+    streams = ("out", "err") if stream == "both" else (stream,)
+    with _store(values) as store:
+        from bagua_agent.log_reader import LogReader, WorkerOutput
+
+        reader = LogReader(store, job_id, _daemon_credentials(values))
+
+        def is_wanted(output: WorkerOutput) -> bool:
+            return output.global_rank == rank if rank is not None else output.global_rank is not None
+
+        def tell(output: WorkerOutput, line: str) -> None:
+            click.echo(line if rank is not None else f"[{output.label}] {line}")
+
+        def complain(text: str) -> None:
+            if text not in told:
+                told.add(text)
+                note(text)
+
+        told: set[str] = set()
+        try:
+            if goes_on:
+                reader.follow(is_wanted, streams, tell, complain)
+                return 0
+            outputs = [o for o in reader.outputs(complain) if is_wanted(o)]
+            if not outputs:
+                which = "no worker" if rank is None else f"no rank {rank}"
+                raise UserError(
+                    f"job {job_id!r} has {which} with output on a node that answers; see status {job_id}"
+                )
+            for output in outputs:
+                for name in streams:
+                    for line in reader.lines(output, name, last, follow=False):
+                        tell(output, line)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            reader.close()
+    return 0
+
+
+def _daemon_credentials(values: Values) -> Any:
+    """For calls to daemons: the certificates that etcd is shown. None: without TLS."""
+    credentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
+    if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
+        return None
+    from bagua_agent.service.certificate_files import TlsFiles, utc_now
+    from bagua_agent.service.grpc_security import channel_credentials
+
+    return channel_credentials(
+        TlsFiles(credentials.ca_file, credentials.cert_file, credentials.key_file), utc_now()
+    )
+
+
 def stop(**typed: Any) -> int:
     job_id = typed.pop("job")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
@@ -247,6 +305,15 @@ COMMANDS = {
         _command(
             "events", events, "What happened to a job.", click.Argument(["job"]),
             click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), _JSON,
+        ),
+        _command(
+            "logs", logs, "What a job's workers print.", click.Argument(["job"]),
+            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends."),
+            click.Option(["--rank"], type=click.IntRange(0), metavar="N", help="Of this global rank alone."),
+            click.Option(["--stream"], type=click.Choice(["out", "err", "both"]), default="both", show_default=True,
+                         help="Standard output, standard error."),
+            click.Option(["--last-bytes"], type=click.IntRange(0), default=0, metavar="N",
+                         help="No more of each file than its last N bytes."),
         ),
         _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"])),
         _command(

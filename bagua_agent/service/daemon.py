@@ -140,6 +140,11 @@ class NodeDaemon:
         self._told = b""
         self._again_s: float | None = 0.0
 
+    def runs(self, job_id: str) -> bool:
+        """Whether a unit of it lives here; from any thread."""
+        unit = self._units.get(job_id)
+        return unit is not None and unit.alive
+
     def stop(self) -> None:
         """From any thread, or a signal handler's."""
         self._inbox.put(Stop())

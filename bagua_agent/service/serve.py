@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import FrameType
 
 from bagua_agent.errors import StoreUnavailable
@@ -15,10 +16,13 @@ from bagua_agent.service.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.certificate_files import utc_now
 from bagua_agent.service.child_units import ChildUnits
 from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.job_logs import JobLogs
 from bagua_agent.service.node_facts import look_at_node
+from bagua_agent.service.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.service.systemd_units import SystemdUnits, is_there
+from bagua_agent.service.tls_renewal import RenewedTls
 from bagua_agent.service.units import UnitRunner, units_folder
 from bagua_agent.store.client import Store
 from bagua_agent.store.endpoints import parse_endpoint
@@ -55,6 +59,7 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
     address = local_address(
         config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
     )
+    host = f"[{address}]" if ":" in address else address
     daemon = NodeDaemon(
         config,
         facts,
@@ -62,17 +67,23 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
         leased,
         runner,
         _say,
-        f"{address}:{config.listen_port}",
+        f"{host}:{config.listen_port}",
         _version(),
         notifier=notifier,
     )
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: daemon.stop())
+    server: NodeServer | None = None
     try:
+        tls = None if config.tls_files is None else RenewedTls(config.tls_files)
+        logs = JobLogs(Path(config.directories_log), config.node_name)
+        server = NodeServer(f"{host}:{config.listen_port}", logs, daemon.runs, tls)
         _say(f"node {config.node_name} has {facts.slots} slots")
         scheduler.start()
         daemon.run()
     finally:
+        if server is not None:
+            server.stop()
         scheduler.stop()
         leased.close()
         store.close()

@@ -26,6 +26,8 @@ for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
     optimizer.zero_grad()
     ddp(rows).mean().backward()
     optimizer.step()
+print("trained on", len(data), "samples as rank", bagua.get_rank())
+print("said on stderr", file=sys.stderr)
 if len(sys.argv) > 2:
     raise ValueError(sys.argv[2])
 """
@@ -82,6 +84,19 @@ def test_a_job_is_submitted_followed_and_told_of(make_cluster: MakeCluster) -> N
         ("h3", "ready", 0, 1),
     ]
     assert "generation 1" in terminal.said("events", "demo")
+    printed = terminal.said("logs", "demo").splitlines()
+    ranks = [int(line.rpartition(" ")[2]) for line in printed if "trained on 400 samples as rank" in line]
+    assert ranks == list(range(len(ranks))) and ranks, printed
+    assert printed[0].startswith("[h") and sum("said on stderr" in line for line in printed) == len(ranks)
+    assert (
+        terminal.said("logs", "demo", "--rank", "0", "--stream", "out")
+        == "trained on 400 samples as rank 0\n"
+    )
+    assert terminal.said("logs", "demo", "--rank", "0", "--stream", "out", "--last-bytes", "7") == "rank 0\n"
+    assert "no rank 7 with output" in terminal.said("logs", "demo", "--rank", "7", code=2)
+    terminal.said("submit", "--name", "told", *JOB, "train.py", "400")
+    followed = terminal.said("logs", "-f", "told", "--stream", "out")
+    assert "trained on 400 samples as rank 0" in followed and followed.count("\n") == 1
     assert "there is a job 'demo' already" in terminal.said(
         "submit", "--name", "demo", *JOB, "train.py", "4", code=2
     )
