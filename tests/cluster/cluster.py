@@ -19,6 +19,7 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_core.elastic import ledger
 from tests.faults.job import ROOT, SCRIPT
 from tests.lab.etcd import EtcdCluster
+from tests.lab.forward import Forward
 from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
@@ -149,17 +150,14 @@ class Cluster:
         self.directory = directory
         self.etcd: EtcdCluster = lab.etcd(lab.hosts[0])
         self.daemons = [Daemon(self, host, slots) for host in lab.hosts[1:]]
-        endpoints = tuple(map(parse_endpoint, self.etcd.endpoints.split(",")))
-        self.store = lab.hosts[0].inside(lambda: self._connect(endpoints))
-
-    @staticmethod
-    def _connect(endpoints: tuple[object, ...]) -> Store:
-        store = Store(StoreConfig(endpoints))  # type: ignore[arg-type]
-        store.connect(10.0)
-        return store
+        member = self.etcd.members[0]
+        self._forward = Forward(lab.hosts[0], (lab.hosts[0].address, member.port))
+        self.store = Store(StoreConfig((parse_endpoint(self._forward.endpoint),)))
+        self.store.connect(10.0)
 
     def close(self) -> None:
         self.store.close()
+        self._forward.close()
         print(self.logs())
 
     def logs(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bagua_agent import cluster_requests
 from tests.cluster.cluster import DEADLINE_S
 from tests.cluster.conftest import MakeCluster
@@ -77,6 +79,7 @@ def test_a_drained_node_is_replaced_before_the_job_leaves_it(make_cluster: MakeC
     cluster.await_idle()
 
 
+@pytest.mark.long  # it takes the scheduler 15 s to give a node up
 def test_a_node_that_is_gone_is_replaced(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(3)
     job = cluster.submit("job", (2, 2))

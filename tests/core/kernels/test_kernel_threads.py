@@ -122,9 +122,9 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
     out = torch.empty_like(expected)
 
     def compress() -> None:
-        assert threads_of_this_process() == 1
+        others = threads_of_this_process()  # this one, and what other libraries begin in a child
         assert same_bytes(kernels.minmax_compress(values, out), expected)
-        assert threads_of_this_process() == 3
+        assert threads_of_this_process() == others + 2
 
     assert in_child(compress) == 0
     assert torch.equal(kernels.minmax_compress(values), expected)
