@@ -11,6 +11,7 @@ from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.job_config import JobConfig
 from bagua_agent.job_file import SUBMITTED, encode
 from bagua_contract import cluster_pb2 as pb
+from bagua_launch.environment_request import parse_environment
 from bagua_launch.errors import refuse
 from bagua_launch.job_request import parse_job_fields
 from bagua_launch.precedence import Said, Values
@@ -18,7 +19,6 @@ from bagua_launch.rendezvous_request import parse_job_id
 
 _PRIORITY = re.compile(r"-?[0-9]{1,6}")
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse_submission(
@@ -48,7 +48,7 @@ def parse_submission(
         labels=_labels(values.get("label")),
         user=values["user"].text if "user" in values else "",
         directory=directory,
-        environment=_environment(values.get("env"), environ),
+        environment=parse_environment(values.get("env"), environ),
         launch=encode(job, SUBMITTED),
         submitter=submitter,
         submitted_unix_s=now_unix_s,
@@ -84,19 +84,4 @@ def _labels(said: Said | None) -> dict[str, str]:
             assert said is not None
             raise refuse(said, f"{part!r} is no label", "NAME=VALUE, several separated by commas")
         found[match[1]] = match[2]
-    return found
-
-
-def _environment(said: Said | None, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for part in said.text.split(",") if said else ():
-        name, equals, value = part.partition("=")
-        assert said is not None
-        if not _VARIABLE.fullmatch(name):
-            raise refuse(
-                said, f"{name!r} is no name of a variable", "NAME or NAME=VALUE, separated by commas"
-            )
-        if not equals and name not in environ:
-            raise refuse(said, f"{name} is not set here", f"{name}=VALUE, or set it")
-        found[name] = value if equals else environ[name]
     return found

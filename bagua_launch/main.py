@@ -7,6 +7,8 @@ Imports nothing heavy (no torch, gRPC, etcd) before it is known that the request
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,10 +24,14 @@ from bagua_launch.command_line import (
     parameters,
 )
 from bagua_launch.config_file import read_config_file
+from bagua_launch.environment_request import parse_environment
+from bagua_launch.errors import refuse
 from bagua_launch.input_files import check_command, check_credentials
-from bagua_launch.job_request import parse_request, parse_scale
+from bagua_launch.job_request import parse_job_fields, parse_request, parse_scale
 from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
-from bagua_launch.precedence import merge
+from bagua_launch.precedence import Values, merge
+from bagua_launch.rendezvous_request import parse_job_id
+from bagua_launch.ssh_hosts import parse_hosts
 
 _RUN_HELP = """Start this node's part in a job: one agent, and its workers running SCRIPT.
 
@@ -56,6 +62,8 @@ follows at its next step boundary."""
 def run(**typed: Any) -> int:
     program = typed.pop("program")
     values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, RUN_OPTIONS))
+    if "hosts" in values:
+        return _run_on_hosts(values, program)
     request = parse_request(values, program)
     check_command(request.config.command, tuple(cli.commands))
     check_credentials(request.config.store_credentials)
@@ -65,6 +73,22 @@ def run(**typed: Any) -> int:
     from bagua_agent.job_agent import run_job
 
     return run_job(request.config)
+
+
+def _run_on_hosts(values: Values, program: Sequence[str]) -> int:
+    hosts = parse_hosts(values["hosts"])
+    fields, _ = parse_job_fields(values, program)
+    if fields.get("max_nodes", len(hosts)) > len(hosts):
+        raise refuse(
+            values["nnodes"], f"{len(hosts)} hosts are given", f"at most {len(hosts)}, or more --hosts"
+        )
+    check_command(fields["command"], tuple(cli.commands))
+    job_id = parse_job_id(values["rdzv_id"]) if "rdzv_id" in values else f"job-{secrets.token_hex(4)}"
+    environment = parse_environment(values.get("env"), os.environ)
+
+    from bagua_launch.ssh_run import SshJob
+
+    return SshJob(hosts, values, program, job_id=job_id, environment=environment).run()
 
 
 def scale(**typed: Any) -> int:

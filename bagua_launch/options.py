@@ -17,6 +17,7 @@ LOGS = "Logs"
 ADDRESSES = "Addresses"
 BINDING = "Devices and processors"
 RECORDS = "Records"
+HOSTS = "Several hosts over SSH"
 STORE = "etcd credentials"
 
 OWN_PREFIX = "BAGUA_"
@@ -209,6 +210,18 @@ RUN_OPTIONS = (
         own=True,
     ),
     Option("failpoints", RECORDS, "Places in which to fail, for tests.", "SPEC", own=True, hidden=True),
+    Option(
+        "hosts",
+        HOSTS,
+        "Start the job on these from here: no daemons, and an etcd of the job's own. HOST:8 says how many workers.",
+        "HOST[:N],...",
+        own=True,
+    ),
+    Option("ssh", HOSTS, "How to reach them. Default 'ssh -o BatchMode=yes'.", "COMMAND", own=True),
+    Option("remote-python", HOSTS, "Interpreter there. Default: this one's path.", "PATH", own=True),
+    Option(
+        "env", HOSTS, "Variables there: with a value, or this terminal's own.", "NAME[=VALUE],...", own=True
+    ),
     *CREDENTIALS,
 )
 

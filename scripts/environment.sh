@@ -10,10 +10,17 @@ bagua_packages() {
   [ -x /usr/lib/systemd/systemd ] || missing+=(systemd) # lab hosts that boot; this machine's own stays as it is
   command -v cc >/dev/null || missing+=(gcc libc6-dev) # the CPU's kernels; the lab shifts clocks by a preloaded library
   command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
+  [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client) # lab hosts that are reached over ssh
   [ ${#missing[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"
+    # A package must not start its service on this machine: the lab's hosts run their own.
+    local guard=/usr/sbin/policy-rc.d made=
+    [ -e $guard ] || { printf '#!/bin/sh\nexit 101\n' >$guard && chmod +x $guard && made=yes; }
+    local done=0
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } || done=$?
+    [ -z "$made" ] || rm -f $guard
+    return $done
   else
     echo "not installed: ${missing[*]}; tests on lab hosts need them" >&2
   fi

@@ -41,6 +41,8 @@ from bagua_contract import cluster_pb2 as pb
 log = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 1.0
+LOOK_EVERY_S = 60.0  # at the node itself
+LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
 LONGEST_SLEEP_S = 60.0
 
 
@@ -71,6 +73,11 @@ class StartRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSeen:
+    troubles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NotDone:
     """What runs the units did not do as asked: look again."""
 
@@ -82,7 +89,7 @@ class Stop:
     pass
 
 
-Message = Changed | UnitsSeen | Started | StartRefused | NotDone | Stop | None
+Message = Changed | UnitsSeen | Started | StartRefused | NodeSeen | NotDone | Stop | None
 
 
 class NodeDaemon:
@@ -100,8 +107,9 @@ class NodeDaemon:
         version: str,
         policy: ClusterPolicy | None = None,
         notifier: Notifier | None = None,
+        look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """address: host:port of this daemon's service."""
+        """address: host:port of this daemon's service. look_for_trouble: what is wrong with the node; may block."""
         self._config = config
         self._facts = facts
         self._store = store
@@ -138,6 +146,10 @@ class NodeDaemon:
         self._watched: dict[str, int] = {}
         self._starting: set[str] = set()
         self._told = b""
+        self._look_for_trouble = look_for_trouble
+        self._troubles: tuple[str, ...] = ()
+        self._troubles_seen: tuple[str, ...] = ()
+        self._looks_at_s = 0.0
         self._again_s: float | None = 0.0
 
     def runs(self, job_id: str) -> bool:
@@ -173,6 +185,7 @@ class NodeDaemon:
         """Wait for a message or the time; False: stop."""
         self._notifier.feed()
         waits = [LONGEST_SLEEP_S, self._notifier.feed_every_s or LONGEST_SLEEP_S]
+        waits.append(max(0.0, self._looks_at_s - time.monotonic()))
         if self._again_s is not None:
             waits.append(max(0.0, self._again_s - time.monotonic()))
         try:
@@ -186,7 +199,7 @@ class NodeDaemon:
         except queue.Empty:
             return True
 
-    def _take(self, message: Changed | UnitsSeen | Started | StartRefused | NotDone) -> None:
+    def _take(self, message: Changed | UnitsSeen | Started | StartRefused | NodeSeen | NotDone) -> None:
         now_s = time.monotonic()
         match message:
             case Changed(changes):
@@ -203,6 +216,8 @@ class NodeDaemon:
                 self._units[job_id] = OwnUnit(
                     job_id, False, ended_s=now_s, failures=failures, refused=True, reason=reason
                 )
+            case NodeSeen(troubles):
+                self._seen_troubles(troubles, now_s)
             case NotDone(reason):
                 self._say(reason)
                 self._again_s = now_s + TRY_AGAIN_S
@@ -302,11 +317,23 @@ class NodeDaemon:
         self._watched.pop(unit.job_id, None)
         self._by_hand(self._do, self._runner.forget, unit.job_id)
 
+    def _seen_troubles(self, troubles: tuple[str, ...], now_s: float) -> None:
+        """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
+        if troubles == self._troubles_seen and troubles != self._troubles:
+            self._say(f"in trouble: {'; '.join(troubles)}" if troubles else "in trouble no more")
+            self._troubles = troubles
+        hurries = troubles != self._troubles
+        self._troubles_seen = troubles
+        self._looks_at_s = now_s + (LOOK_AGAIN_S if hurries else LOOK_EVERY_S)
+
     # -- following
 
     def _follow(self) -> None:
         """Do what the plan says, and tell the cluster how the units are."""
         now_s = time.monotonic()
+        if now_s >= self._looks_at_s:
+            self._looks_at_s = now_s + LOOK_EVERY_S
+            self._by_hand(lambda: self._inbox.put(NodeSeen(self._look_for_trouble())))
         made = plan_units(self._situation(), now_s, self._policy)
         for job_id in made.forgets:
             del self._units[job_id]
@@ -361,7 +388,7 @@ class NodeDaemon:
         del node.units[:]
         node.units.extend(map(write_unit, made.report))
         del node.troubles[:]
-        node.troubles.extend((*self._facts.troubles, *made.troubles))
+        node.troubles.extend((*self._troubles, *made.troubles))
         value = node.SerializeToString(deterministic=True)
         if value != self._told:
             self._told = value

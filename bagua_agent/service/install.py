@@ -154,6 +154,10 @@ def _make_account(config: AgentConfig) -> list[str]:
     return []
 
 
+def daemon_is_active() -> bool:
+    return is_there() and _is_active()
+
+
 def _is_active() -> bool:
     done = subprocess.run(
         ["systemctl", "is-active", "--quiet", UNIT_NAME], timeout=COMMAND_TIMEOUT_S, check=False

@@ -63,6 +63,22 @@ def uninstall(config: str, force: bool) -> int:
     return 0
 
 
+@cli.command()
+@_config
+def check(config: str) -> int:
+    """Look at this node: what would keep jobs away, and what to do about it. Exit code 1 if anything would."""
+    from bagua_agent.service.agent_config import read_agent_config
+    from bagua_agent.service.certificate_files import utc_now
+    from bagua_agent.service.install import daemon_is_active
+    from bagua_agent.service.node_checks import check_node, troubles
+
+    read = read_agent_config(config, utc_now())
+    found = check_node(read, daemon_runs=daemon_is_active())
+    for finding in found:
+        click.echo(str(finding))
+    return 1 if troubles(found) else 0
+
+
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def certs(words: tuple[str, ...]) -> int:

@@ -1,4 +1,4 @@
-"""What has this node: slots, GPUs, which boot this is, and what is wrong with it?"""
+"""What has this node: slots, GPUs; and which boot is this?"""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """slots: workers it can run. troubles: why no job should come here; empty: none."""
+    """slots: workers it can run."""
 
     slots: int
     gpus: int
     boot_id: str
-    troubles: tuple[str, ...] = ()
+
+
+def gpus_of_the_driver() -> int:
+    """That the kernel's driver lists, whether they work or not."""
+    return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
 
 
 def look_at_node(config: AgentConfig) -> NodeFacts:
     """Raises UserError if the configuration asks for what is not there."""
-    gpus = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
+    gpus = gpus_of_the_driver()
     wanted = config.node_slots
     if wanted == "gpu":
         if not gpus:

@@ -17,6 +17,7 @@ from bagua_agent.service.certificate_files import utc_now
 from bagua_agent.service.child_units import ChildUnits
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.job_logs import JobLogs
+from bagua_agent.service.node_checks import look_for_trouble, troubles
 from bagua_agent.service.node_facts import look_at_node
 from bagua_agent.service.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
@@ -70,6 +71,7 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
         f"{host}:{config.listen_port}",
         _version(),
         notifier=notifier,
+        look_for_trouble=lambda: troubles(look_for_trouble(config)),
     )
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: daemon.stop())

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bagua_agent.errors import BaguaError, InfrastructureLost, StoreUnavailable
-from bagua_agent.store.embedded import STOP_TIMEOUT_S, UNIX, EmbeddedEtcd, EtcdEnded
+from bagua_agent.store.embedded import STOP_TIMEOUT_S, UNIX, EmbeddedEtcd, EtcdEnded, ServerTls
 from bagua_agent.store.restart_plan import STEADY_S, End, GiveUp, How, plan
 
 _THREAD_ENDS_S = 2 * STOP_TIMEOUT_S + 2.0  # SIGTERM, SIGKILL, and the probe that may be under way
@@ -25,7 +25,8 @@ _THREAD_ENDS_S = 2 * STOP_TIMEOUT_S + 2.0  # SIGTERM, SIGKILL, and the probe tha
 class HostedEtcd:
     """A running etcd, kept up from `keep_up` to `stop`."""
 
-    def __init__(self, server: EmbeddedEtcd, listen: str) -> None:
+    def __init__(self, server: EmbeddedEtcd, listen: str, tls: ServerTls | None = None) -> None:
+        self._tls = tls
         self.endpoint = server.endpoint
         self.directory = server.directory
         self._listen = listen
@@ -36,9 +37,9 @@ class HostedEtcd:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def start(cls, listen: str = UNIX, *, directory: Path) -> HostedEtcd:
+    def start(cls, listen: str = UNIX, *, directory: Path, tls: ServerTls | None = None) -> HostedEtcd:
         """As EmbeddedEtcd.start; the directory stays when it is stopped."""
-        return cls(EmbeddedEtcd.start(listen, directory=directory), listen)
+        return cls(EmbeddedEtcd.start(listen, directory=directory, tls=tls), listen, tls)
 
     @property
     def pid(self) -> int:
@@ -122,6 +123,7 @@ class HostedEtcd:
                 self._server = EmbeddedEtcd.start(
                     self._listen,
                     directory=self.directory,
+                    tls=self._tls,
                     empty=next_one.empty,
                     unwanted=self._stopping.is_set,
                 )

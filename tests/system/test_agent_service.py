@@ -168,6 +168,22 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
     assert first.run([PROGRAM, "uninstall"]).stdout == "nothing was there\n"
 
 
+def test_a_node_in_trouble_says_so_and_what_to_do(site: Site) -> None:
+    one = site.machines[0]
+    checked = one.run([PROGRAM, "check"], check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "ok      systemd: each job gets a control group of its own" in checked.stdout
+    assert (
+        "ok      account: 'trainer' can run workers" in checked.stdout
+        and "ok      etcd: 3." in checked.stdout
+    )
+    one.run(["chmod", "700", "/root"])  # the interpreter may lie below it
+    one.run(["userdel", "trainer"])
+    checked = one.run([PROGRAM, "check"], check=False)
+    assert checked.returncode == 1
+    assert "TROUBLE account: 'trainer' does not exist; useradd --create-home trainer" in checked.stdout
+
+
 def test_what_is_deployed_is_what_install_writes() -> None:
     assert unit_text("/opt/bagua/bin/bagua-agent", DEFAULT_PATH) == SERVICE.read_text()
 

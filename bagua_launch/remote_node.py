@@ -1,0 +1,61 @@
+"""What runs on a host of `--hosts`: one node, as if a person had typed its line there.
+
+Started over ssh. It reads what to do from its standard input: one line of JSON, then nothing while the job runs.
+"leave" asks it to go at a step boundary; the end of the input means that the terminal is gone, and the node ends at
+once. Nothing secret is in its command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TextIO
+
+LEAVE = "leave"
+
+
+def main(source: TextIO) -> int:
+    request = json.loads(source.readline())
+    directory = Path(tempfile.mkdtemp(prefix="bagua-node-"))  # 0700
+    try:
+        for name, text in request["files"].items():
+            path = directory / Path(name).name
+            path.touch(0o600)
+            path.write_text(text)
+        words = [w.replace("@FILES@", str(directory)) for w in request["arguments"]]
+        os.environ.update(request["environment"])
+        try:
+            os.chdir(request["directory"])
+        except OSError as error:
+            print(
+                f"bagua-launch: {request['directory']!r} on {os.uname().nodename}: {error.strerror}",
+                file=sys.stderr,
+            )
+            return 2
+        threading.Thread(target=_listen, args=(source,), name="bagua-terminal", daemon=True).start()
+        from bagua_launch.main import cli
+
+        return int(cli.main(["run", *words], prog_name="bagua-launch", standalone_mode=False) or 0)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _listen(source: TextIO) -> None:
+    """Each word is a signal more: the first leaves in order, the second ends at once."""
+    while line := source.readline():
+        if line.strip() == LEAVE:
+            os.kill(os.getpid(), signal.SIGINT)
+    # The terminal is gone, and with it the job's etcd: nobody can write a generation for us to leave by. Two signals
+    # of different numbers, for two alike may come as one.
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin))

@@ -1,0 +1,96 @@
+"""Which hosts does `--hosts` name, and what does each of them run? Pure.
+
+The line that a person would type on every host, but for the rendezvous, which the starting terminal hosts for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bagua_launch.errors import refuse
+from bagua_launch.precedence import Said
+
+# user@host, host, [v6]; a leading dash would be an option of ssh
+_TARGET = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])")
+
+# options that say where the nodes meet, or which node this is: the terminal's affair here
+OWN = frozenset(
+    {
+        *(
+            "hosts",
+            "ssh",
+            "remote_python",
+            "env",
+            "rdzv_endpoint",
+            "rdzv_id",
+            "rdzv_backend",
+            "standalone",
+            "nnodes",
+        ),
+        *("nproc_per_node", "local_addr", "master_addr", "master_port", "node_rank"),
+        *("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SshHost:
+    """target: as ssh takes it. slots: its own number of workers; None: as --nproc-per-node says."""
+
+    target: str
+    slots: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Without the user."""
+        return self.target.rpartition("@")[2].strip("[]")
+
+
+def parse_hosts(said: Said) -> tuple[SshHost, ...]:
+    """Raises RequestError."""
+    found = []
+    for part in said.text.split(","):
+        name, colon, slots = (part, "", "") if part.endswith("]") else part.rpartition(":")
+        if not colon:
+            name, slots = part, ""
+        if not _TARGET.fullmatch(name):
+            raise refuse(said, f"{part!r} is no host", "HOST, USER@HOST or HOST:SLOTS, separated by commas")
+        if colon and not re.fullmatch(r"[1-9][0-9]{0,4}|auto|gpu|cpu", slots):
+            raise refuse(said, f"{slots!r} is no number of workers", "HOST:8, or HOST alone")
+        found.append(SshHost(name, slots or None))
+    twice = sorted({h.target for h in found if [o.target for o in found].count(h.target) > 1})
+    if twice:
+        raise refuse(
+            said, f"{', '.join(twice)} is there twice", "each host once, as HOST:16 for more workers"
+        )
+    return tuple(found)
+
+
+def node_arguments(
+    host: SshHost,
+    values: Mapping[str, Said],
+    program: Sequence[str],
+    *,
+    nodes: str,
+    endpoint: str,
+    job_id: str,
+    credentials: Mapping[str, str],
+) -> list[str]:
+    """What follows `bagua-launch run` on this host. credentials: option to file, on the host."""
+    words = ["--nnodes", nodes, "--rdzv-endpoint", endpoint, "--rdzv-id", job_id]
+    slots = host.slots or (values["nproc_per_node"].text if "nproc_per_node" in values else None)
+    if slots is not None:
+        words += ["--nproc-per-node", slots]
+    for name, path in credentials.items():
+        words += [name, path]
+    for key, said in values.items():
+        if key in OWN:
+            continue
+        flag = "--" + key.replace("_", "-")
+        if said.text == "true":
+            words.append(flag)
+        elif said.text != "false":
+            words += [flag, said.text]
+    return [*words, *program]

@@ -1,0 +1,186 @@
+"""How does one terminal run a job on several hosts, without daemons? A process of ssh for each, and an etcd here.
+
+The etcd takes only holders of certificates that are made for this job and sent through ssh: nothing has to be
+configured, and nobody on the network gets in. The terminal is the job's: when it ends, all nodes do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from bagua_agent.errors import UserError
+from bagua_agent.node.local_address import local_address
+from bagua_agent.service.certificate_files import create_authority, issue_files, utc_now
+from bagua_agent.service.certificates import Role
+from bagua_agent.store.embedded import ServerTls
+from bagua_agent.store.hosted import HostedEtcd
+from bagua_launch.precedence import Said
+from bagua_launch.remote_node import LEAVE
+from bagua_launch.ssh_hosts import SshHost, node_arguments
+
+SSH_PORT = 22
+SSH_FAILED = 255
+DAYS = 365
+FILES = "@FILES@"
+CREDENTIALS = {"--etcd-ca": "ca.pem", "--etcd-cert": "cert.pem", "--etcd-key": "key.pem"}
+END_TIMEOUT_S = 60.0
+
+
+class SshJob:
+    """One job on `hosts`. environment: of the nodes, beside what ssh gives them."""
+
+    def __init__(
+        self,
+        hosts: Sequence[SshHost],
+        values: Mapping[str, Said],
+        program: Sequence[str],
+        *,
+        job_id: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._hosts = hosts
+        self._values = values
+        self._program = program
+        self._job_id = job_id
+        self._environment = environment
+        self._ssh = shlex.split(values["ssh"].text) if "ssh" in values else ["ssh", "-o", "BatchMode=yes"]
+        self._python = values["remote_python"].text if "remote_python" in values else sys.executable
+        self._nodes: dict[SshHost, subprocess.Popen[bytes]] = {}
+        self._asked = 0
+
+    def run(self) -> int:
+        """The job's exit code. Raises UserError, InfrastructureLost if it can't begin."""
+        if shutil.which(self._ssh[0]) is None:
+            raise UserError(
+                f"no program {self._ssh[0]!r}; install OpenSSH's client, or name another with --ssh"
+            )
+        given = self._values["local_addr"].text if "local_addr" in self._values else None
+        address = local_address(given, f"{self._hosts[0].address}:{SSH_PORT}", single_node=False)
+        with tempfile.TemporaryDirectory(prefix="bagua-hosts-") as made:
+            place = Path(made)
+            now = utc_now()
+            create_authority(place / "ca", now=now, days=DAYS + 2)
+            server = issue_files(place / "ca", "etcd", Role.ETCD, [address], now=now, days=DAYS)
+            client = issue_files(place / "ca", "nodes", Role.OPERATOR, now=now, days=DAYS)
+            etcd = HostedEtcd.start(
+                _listen_at(address),
+                directory=place / "etcd",
+                tls=ServerTls(server.cert_file, server.key_file, server.ca_file, require_client_cert=True),
+            )
+            try:
+                etcd.keep_up(
+                    lambda pid: None, lambda text: print(f"bagua-launch: {text}", file=sys.stderr, flush=True)
+                )
+                files = {
+                    "ca.pem": Path(client.ca_file).read_text(),
+                    "cert.pem": Path(client.cert_file).read_text(),
+                    "key.pem": Path(client.key_file).read_text(),
+                }
+                return self._run_nodes(etcd.endpoint, files)
+            finally:
+                etcd.stop()
+
+    def _run_nodes(self, endpoint: str, files: Mapping[str, str]) -> int:
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for number in before:
+                signal.signal(number, self._signalled)
+            for host in self._hosts:
+                self._start(host, endpoint, files)
+            codes = {host: node.wait() for host, node in self._nodes.items()}
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for node in self._nodes.values():
+                _end(node)
+        for host, code in codes.items():
+            if code == SSH_FAILED:
+                print(f"bagua-launch: {host.target}: ssh failed, see above", file=sys.stderr, flush=True)
+        return exit_code(list(codes.values()))
+
+    def _start(self, host: SshHost, endpoint: str, files: Mapping[str, str]) -> None:
+        nodes = self._values["nnodes"].text if "nnodes" in self._values else str(len(self._hosts))
+        request = {
+            "arguments": node_arguments(
+                host,
+                self._values,
+                self._program,
+                nodes=nodes,
+                endpoint=endpoint,
+                job_id=self._job_id,
+                credentials={option: f"{FILES}/{name}" for option, name in CREDENTIALS.items()},
+            ),
+            "environment": dict(self._environment),
+            "directory": os.getcwd(),
+            "files": dict(files),
+        }
+        command = f"exec {shlex.quote(self._python)} -m bagua_launch.remote_node"
+        paths = self._environment.get("PYTHONPATH")
+        if paths:  # needed before it can read what it is told
+            command = f"PYTHONPATH={shlex.quote(paths)} {command}"
+        node = subprocess.Popen(
+            [*self._ssh, host.target, command],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+        self._nodes[host] = node
+        assert node.stdin is not None
+        try:
+            node.stdin.write(json.dumps(request).encode() + b"\n")
+            node.stdin.flush()
+        except BrokenPipeError:
+            return  # ssh has said why
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        for node in self._nodes.values():
+            threading.Thread(target=_ask_to_leave, args=(node,), daemon=True).start()
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Of the job: 0 if a node that stayed to the end says so, else the first node's that was not ssh's own. Pure."""
+    own = [code if code >= 0 else 128 - code for code in codes]
+    if 0 in own and all(code in (0, SSH_FAILED) for code in own):
+        return 0
+    return next((code for code in own if code not in (0, SSH_FAILED)), max(own, default=0))
+
+
+def _listen_at(address: str) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _ask_to_leave(node: subprocess.Popen[bytes]) -> None:
+    assert node.stdin is not None
+    try:
+        node.stdin.write(f"{LEAVE}\n".encode())
+        node.stdin.flush()
+    except (BrokenPipeError, ValueError):
+        return  # it has ended
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """Whatever happened here: the node on the other side sees the end of its input, and leaves."""
+    assert node.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        node.stdin.close()
+    try:
+        node.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()

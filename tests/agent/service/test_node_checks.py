@@ -1,0 +1,75 @@
+"""What is a trouble, what only worth a note, and what is a person told to do?"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from bagua_agent.service.node_checks import (
+    LEAST_FREE_BYTES,
+    Finding,
+    Weight,
+    judge_account,
+    judge_disk,
+    judge_gpus,
+    troubles,
+)
+
+
+def weights(found: list[Finding]) -> list[Weight]:
+    return [f.weight for f in found]
+
+
+@pytest.mark.parametrize(
+    ("slots", "driver", "answer", "said"),
+    [
+        (4, 0, None, ["ok      GPU: none, and none is asked for"]),
+        ("cpu", 0, None, ["ok      GPU: none, and none is asked for"]),
+        ("gpu", 0, None, ["TROUBLE GPU: none is there; load the driver, or set node.slots"]),
+        ("gpu", 2, "0, 0\n1, 0\n", ["ok      GPU: 2, without memory errors"]),
+        ("gpu", 2, "0, [N/A]\n1, [N/A]\n", ["ok      GPU: 2, without memory errors"]),
+        ("gpu", 1, None, ["nvidia-smi does not answer"]),
+        ("gpu", 2, "0, 0\n", ["lists 2, nvidia-smi 1; one has fallen off the bus"]),
+        ("gpu", 2, "0, 0\n1, 3\n", ["GPU 1 has 3 uncorrected memory errors; reset it"]),
+        ("gpu", 3, "0, 1\n1, 0\n", ["fallen off", "GPU 0 has 1 uncorrected"]),
+    ],
+)
+def test_gpus(slots: int | str, driver: int, answer: str | None, said: list[str]) -> None:
+    found = judge_gpus(slots, driver, answer)
+    assert len(found) == len(said)
+    for finding, words in zip(found, said, strict=True):
+        assert words in str(finding)
+        assert (finding.weight is Weight.FINE) == words.startswith("ok"), finding
+
+
+def test_a_full_disk_keeps_jobs_away() -> None:
+    assert judge_disk("/var/log", LEAST_FREE_BYTES).weight is Weight.FINE
+    full = judge_disk("/var/log", LEAST_FREE_BYTES - 1)
+    assert troubles([full]) == ("disk: only 0.3 GB free in /var/log; make room",)
+
+
+def test_an_account_must_be_there_and_be_able_to_run_this_interpreter() -> None:
+    assert judge_account("bagua", True, None).weight is Weight.FINE
+    assert "useradd --create-home bagua" in judge_account("bagua", False, None).text
+    told = judge_account("bagua", True, "Permission denied").text
+    assert sys.executable in told and "as in /opt" in told
+
+
+def test_notes_keep_nobody_away() -> None:
+    found = [
+        Finding("clock", Weight.NOTE, "x"),
+        Finding("etcd", Weight.FINE, "y"),
+        Finding("GPU", Weight.TROUBLE, "z"),
+    ]
+    assert troubles(found) == ("GPU: z",)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at what another account may do")
+def test_a_real_account_is_looked_at() -> None:
+    from bagua_agent.service import node_checks
+
+    assert node_checks._account("no-such-user").weight is Weight.TROUBLE
+    own = node_checks._account("root")
+    assert own.weight is Weight.FINE, own
