@@ -17,7 +17,7 @@ import click
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import StoreCredentials
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
-from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters
+from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.config_file import read_config_file
 from bagua_launch.errors import RequestError
 from bagua_launch.input_files import check_command, check_credentials
@@ -297,7 +297,7 @@ COMMANDS = {
             "submit",
             submit,
             "Hand a job to the cluster's daemons; prints its id.\n\nSCRIPT and its directory are those of every node.",
-            click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."),
+            program_argument(),
             options=SUBMIT_OPTIONS,
         ),
         _command("status", status, "How submitted jobs are, and why.", click.Argument(["job"], required=False), _JSON),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from bagua_agent.errors import InfrastructureLost, PeerViolation, UserError
 from bagua_launch.options import Option
@@ -62,10 +63,21 @@ class DefaultRunGroup(click.Group):
     default_command = "run"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)  # a shell asks how the first word may go on
         own = ("-h", "--help", "--version")
         if not args or (args[0] not in self.commands and args[0] not in own):
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The first word is a command, a script, or an option of `run`."""
+        if incomplete.startswith("-"):
+            run = self.commands[self.default_command]
+            return run.shell_complete(
+                click.Context(run, info_name=run.name, parent=ctx, **CONTEXT), incomplete
+            )
+        return [*super().shell_complete(ctx, incomplete), CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -113,6 +125,18 @@ def _reporting(go: Callable[[], Any]) -> Any:
     except click.Abort:
         return INTERRUPTED
     return UserError.exit_code
+
+
+def program_argument() -> click.Argument:
+    """SCRIPT and what follows it, untouched."""
+
+    def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+    metavar = "SCRIPT [ARGUMENTS]..."
+    return click.Argument(
+        ["program"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=files
+    )
 
 
 def parameters(rows: Iterable[Option]) -> list[click.Parameter]:

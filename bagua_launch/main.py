@@ -22,6 +22,7 @@ from bagua_launch.command_line import (
     GroupedCommand,
     note,
     parameters,
+    program_argument,
 )
 from bagua_launch.config_file import read_config_file
 from bagua_launch.environment_request import parse_environment
@@ -147,9 +148,7 @@ cli = DefaultRunGroup(
             options_metavar="[OPTIONS]",
             params=[
                 *parameters(RUN_OPTIONS),
-                click.Argument(
-                    ["program"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."
-                ),
+                program_argument(),
             ],
         ),
         "scale": GroupedCommand(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from bagua_launch.options import RUN_OPTIONS
@@ -214,3 +219,27 @@ def test_nothing_heavy_is_imported_before_the_agent(launch_process: LaunchProces
     assert "bagua_launch.job_request" in imported
     heavy = {"torch", "grpc", "etcd3", "google.protobuf", "numpy", "bagua_contract", "asyncio", "psutil"}
     assert imported & heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["bagua-launch", "st"], ["plain,status", "plain,stop", "file,st"]),
+        (["bagua-launch", "submit", "--prio"], ["plain,--priority"]),
+        (["bagua-launch", "--nno"], ["plain,--nnodes"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    root = Path(__file__).parents[2]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{root}:{root / 'protos'}",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "_BAGUA_LAUNCH_COMPLETE": "bash_complete",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from bagua_launch.main import main; main()"],
+        env=environ, cwd=root, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert set(completed) <= set(done.stdout.splitlines()), done.stdout + done.stderr
