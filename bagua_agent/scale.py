@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from bagua_agent.cluster_requests import scale_submitted
+from bagua_agent.cluster_client.cluster_requests import scale_submitted
 from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.job_config import StoreCredentials
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is

@@ -74,7 +74,7 @@ def submit(**typed: Any) -> int:
 
     check_command(parse_command(values, program))
     with _store(values) as store:
-        from bagua_agent import cluster_requests
+        from bagua_agent.cluster_client import cluster_requests
 
         cluster_requests.submit(store, submission)
         click.echo(submission.job_id)
@@ -84,7 +84,7 @@ def submit(**typed: Any) -> int:
 
 
 def _follow(store: Store, job_id: str) -> int:
-    from bagua_agent.job_story import follow
+    from bagua_agent.cluster_client.job_story import follow
 
     try:
         ended = follow(
@@ -109,8 +109,8 @@ def status(**typed: Any) -> int:
     """One job with everything, or a table of all."""
     job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent.cluster_requests import unknown_job
-        from bagua_agent.cluster_status import cluster_status
+        from bagua_agent.cluster_client.cluster_requests import unknown_job
+        from bagua_agent.cluster_client.cluster_status import cluster_status
 
         found = cluster_status(store)
         jobs = [j for j in found.jobs if job_id in (None, j.job_id)]
@@ -132,7 +132,7 @@ def status(**typed: Any) -> int:
 def nodes(**typed: Any) -> int:
     as_json = typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent.cluster_status import cluster_status
+        from bagua_agent.cluster_client.cluster_status import cluster_status
 
         found = cluster_status(store)
     if as_json:
@@ -159,7 +159,7 @@ def events(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         if goes_on:
             return _follow(store, job_id)
-        from bagua_agent.cluster_requests import unknown_job
+        from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.history.job_history import events_of
         from bagua_agent.store import cluster_keys
         from bagua_agent.store.keys import JobKeys
@@ -186,7 +186,7 @@ def logs(**typed: Any) -> int:
     values = _values(CLUSTER_OPTIONS, typed)
     streams = ("out", "err") if stream == "both" else (stream,)
     with _store(values) as store:
-        from bagua_agent.log_reader import LogReader, WorkerOutput
+        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput
 
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
@@ -239,7 +239,7 @@ def _daemon_credentials(values: Values) -> Any:
 def stop(**typed: Any) -> int:
     job_id = typed.pop("job")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent import cluster_requests
+        from bagua_agent.cluster_client import cluster_requests
 
         click.echo(cluster_requests.stop(store, job_id))
     return 0
@@ -248,7 +248,7 @@ def stop(**typed: Any) -> int:
 def drain(**typed: Any) -> int:
     node, force, reason = typed.pop("node"), typed.pop("force"), typed.pop("reason")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent import cluster_requests
+        from bagua_agent.cluster_client import cluster_requests
 
         by = f"{getpass.getuser()}@{socket.gethostname()}"
         click.echo(
@@ -262,7 +262,7 @@ def drain(**typed: Any) -> int:
 def undrain(**typed: Any) -> int:
     node = typed.pop("node")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent import cluster_requests
+        from bagua_agent.cluster_client import cluster_requests
 
         click.echo(cluster_requests.undrain(store, node))
     return 0

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-LEAVE = "leave"
+from bagua_launch.ssh_hosts import LEAVE
 
 
 def main(source: TextIO) -> int:

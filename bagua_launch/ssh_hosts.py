@@ -15,6 +15,9 @@ from bagua_launch.precedence import Said
 # user@host, host, [v6]; a leading dash would be an option of ssh
 _TARGET = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])")
 
+LEAVE = "leave"
+"""What the terminal tells a node that should leave at a step boundary."""
+
 # options that say where the nodes meet, or which node this is: the terminal's affair here
 OWN = frozenset(
     {

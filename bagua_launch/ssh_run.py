@@ -28,8 +28,7 @@ from bagua_agent.service.certificates import Role
 from bagua_agent.store.embedded import ServerTls
 from bagua_agent.store.hosted import HostedEtcd
 from bagua_launch.precedence import Said
-from bagua_launch.remote_node import LEAVE
-from bagua_launch.ssh_hosts import SshHost, node_arguments
+from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
 
 SSH_PORT = 22
 SSH_FAILED = 255

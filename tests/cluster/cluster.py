@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from bagua_agent import cluster_requests
 from bagua_agent.cluster.cluster_records import PROTOCOL, parse_submission, read_node, read_orders
 from bagua_agent.cluster.cluster_view import NodeView, OrderView
+from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_file import SUBMITTED, encode
 from bagua_agent.store import cluster_keys

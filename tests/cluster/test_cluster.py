@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent import cluster_requests
+from bagua_agent.cluster_client import cluster_requests
 from tests.cluster.cluster import DEADLINE_S
 from tests.cluster.conftest import MakeCluster
 from tests.lab.wait import eventually

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from bagua_agent.cluster_requests import outcome_of, unknown_job
+from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
 from bagua_agent.errors import BaguaError, UserError
 from bagua_agent.service.grpc_security import why_not_served
 from bagua_agent.store import cluster_keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-from bagua_agent.cluster_requests import Ended, outcome_of
-from bagua_agent.cluster_status import cluster_status
+from bagua_agent.cluster_client.cluster_requests import Ended, outcome_of
+from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.history.job_history import JobEvent, events_of
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
