@@ -25,15 +25,15 @@ LIMIT_S = 60.0
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users")
 
-# /root as an overlay whose own directory may be passed through; gone with the namespace.
+# Our home as an overlay whose own directory may be passed through; gone with the namespace.
 OPEN_HOME = """
 set -e
-if [ "$(stat -c %a /root)" != 755 ]; then
+if [ "$(stat -c %a "$2")" != 755 ]; then
   mount -t tmpfs none "$1"
   mkdir -m 755 "$1/upper" "$1/work"
-  mount -t overlay overlay -o "lowerdir=/root,upperdir=$1/upper,workdir=$1/work" /root
+  mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" "$2"
 fi
-shift
+shift 2
 exec "$@"
 """
 
@@ -94,7 +94,7 @@ def run(place: Path, source: str, start_method: str) -> tuple[subprocess.Complet
     script = place / "script.py"
     script.write_text(source)
     (place / "mount").mkdir()
-    line = ["unshare", "--mount", "sh", "-c", OPEN_HOME, "sh", str(place / "mount")]
+    line = ["unshare", "--mount", "sh", "-c", OPEN_HOME, "sh", str(place / "mount"), str(Path.home())]
     done = subprocess.run(
         [*line, sys.executable, "-c", AGENT, str(script), str(place / "logs"), start_method],
         cwd=ROOT,

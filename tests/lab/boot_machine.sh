@@ -15,12 +15,12 @@ first_boot=
 [ -e "$disk/upper/etc/hostname" ] || first_boot=yes
 mount -t overlay overlay -o "lowerdir=/,upperdir=$disk/upper,workdir=$disk/work" "$root"
 if [ $first_boot ]; then
-  # none of this machine's own services; accounts of its own may pass through /root to an interpreter that lies there
+  # none of this machine's own services; accounts of its own may pass through our home to an interpreter that lies there
   rm -rf "$root"/etc/systemd/system/* "$root"/etc/rc?.d
   tr -d - < /proc/sys/kernel/random/uuid > "$root/etc/machine-id"
   echo "$name" > "$root/etc/hostname"
   cat "$hosts" > "$root/etc/hosts"
-  chmod 755 "$root/root"
+  chmod 755 "$root$HOME"
 fi
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"

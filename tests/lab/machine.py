@@ -112,7 +112,7 @@ class Machine:
         text: str = "",
         timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it, as root in /root, to its end."""
+        """Run a command on it, as root at home, to its end."""
         done = subprocess.run(
             self._entrance(argv, env), input=text, capture_output=True, text=True, timeout=timeout_s,
             check=False,
@@ -139,9 +139,9 @@ class Machine:
             raise LabError(f"{self} is not up")
         nsenter = shutil.which("nsenter") or "nsenter"
         spaces = ["--target", str(self._pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup"]
-        clean = ["env", "-i", f"PATH={_PATH}", "HOME=/root", "LANG=C.UTF-8"]
+        clean = ["env", "-i", f"PATH={_PATH}", f"HOME={Path.home()}", "LANG=C.UTF-8"]
         given = [f"{name}={value}" for name, value in (env or {}).items()]
-        return [nsenter, *spaces, "--wdns=/root", "--", *clean, *given, *map(str, argv)]
+        return [nsenter, *spaces, f"--wdns={Path.home()}", "--", *clean, *given, *map(str, argv)]
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.run(["sh", "-c", 'mkdir -p "$(dirname "$1")" && umask 077 && cat > "$1" && chmod "$2" "$1"',

@@ -57,7 +57,7 @@ def main(kind: str, place: Path) -> dict[str, object]:
     script.write_text(SCRIPT)
     parent = place / "units"
     folders = UnitFolders(parent)
-    environment = {"PATH": os.environ["PATH"], "SAID": "a secret", "HOME": "/root"}
+    environment = {"PATH": os.environ["PATH"], "SAID": "a secret", "HOME": os.path.expanduser("~")}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
 
