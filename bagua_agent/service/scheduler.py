@@ -57,6 +57,7 @@ class Scheduler:
         self._failpoints = Failpoints.from_environment()
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
+        self._won: int | None = None  # as we last won it
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-scheduler", daemon=True)
@@ -92,13 +93,15 @@ class Scheduler:
 
     def _stand(self) -> int | None:
         """The create revision of the key that we hold; None once there is reason to look again."""
-        if self._holder is not None:
+        if self._holder is not None and self._holder != self._won:
             self._inbox.get()  # until the key changes, or we stop
             if self._holder is not None:
                 return None
         if self._stopping.is_set():
             return None
+        # Ours already after an outage that ended our decisions but not our lease: then we go on.
         won = self._leased.put_if_absent(cluster_keys.SCHEDULER, self._value, STAND_TIMEOUT_S)
+        self._won = won
         if won is None and self._holder is None:
             self._stopping.wait(TRY_AGAIN_S)  # our mirror has yet to hear of the winner
         return won
