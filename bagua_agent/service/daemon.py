@@ -78,8 +78,15 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StandsAgain:
+    """A key that the store had lost."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotDone:
-    """What runs the units did not do as asked: look again."""
+    """What runs the units, or etcd, did not do as asked: look again, and try again what is still due."""
 
     reason: str
 
@@ -89,7 +96,8 @@ class Stop:
     pass
 
 
-Message = Changed | UnitsSeen | Started | StartRefused | NodeSeen | NotDone | Stop | None
+Event = Changed | UnitsSeen | Started | StartRefused | NodeSeen | StandsAgain | NotDone
+Message = Event | Stop | None
 
 
 class NodeDaemon:
@@ -140,7 +148,9 @@ class NodeDaemon:
         self._orders: tuple[OrderView, ...] | None = None
         self._orders_value: bytes | None = None
         self._submissions: dict[str, pb.Submission] = {}
-        self._outcomes: set[str] = set()
+        self._outcomes: dict[str, bytes] = {}
+        self._to_put_back: dict[str, bytes] = {}
+        self._look_due_s: float | None = None
         self._units: dict[str, OwnUnit] = {}
         self._started_s: dict[str, float] = {}
         self._watched: dict[str, int] = {}
@@ -186,8 +196,9 @@ class NodeDaemon:
         self._notifier.feed()
         waits = [LONGEST_SLEEP_S, self._notifier.feed_every_s or LONGEST_SLEEP_S]
         waits.append(max(0.0, self._looks_at_s - time.monotonic()))
-        if self._again_s is not None:
-            waits.append(max(0.0, self._again_s - time.monotonic()))
+        for due_s in (self._again_s, self._look_due_s):
+            if due_s is not None:
+                waits.append(max(0.0, due_s - time.monotonic()))
         try:
             message = self._inbox.get(timeout=min(waits))
             while True:
@@ -199,7 +210,7 @@ class NodeDaemon:
         except queue.Empty:
             return True
 
-    def _take(self, message: Changed | UnitsSeen | Started | StartRefused | NodeSeen | NotDone) -> None:
+    def _take(self, message: Event) -> None:
         now_s = time.monotonic()
         match message:
             case Changed(changes):
@@ -218,9 +229,11 @@ class NodeDaemon:
                 )
             case NodeSeen(troubles):
                 self._seen_troubles(troubles, now_s)
+            case StandsAgain(key):
+                self._to_put_back.pop(key, None)
             case NotDone(reason):
                 self._say(reason)
-                self._again_s = now_s + TRY_AGAIN_S
+                self._look_due_s = now_s + TRY_AGAIN_S
 
     def _take_change(self, change: Change) -> None:
         if change.key == self._orders_key:
@@ -234,13 +247,9 @@ class NodeDaemon:
             return
         job_id = cluster_keys.id_in(cluster_keys.SUBMISSIONS, change.key)
         if job_id is not None:
-            known = self._submissions.get(job_id)
             if change.value is None:
-                unit = self._units.get(job_id)
-                if known is not None and unit is not None and unit.alive:
-                    self._put_back(change.key, known.SerializeToString())
-                else:
-                    self._submissions.pop(job_id, None)
+                known = self._submissions.get(job_id)
+                self._put_back(change.key, None if known is None else known.SerializeToString())
                 return
             try:
                 self._submissions[job_id] = parse_submission(change.value)
@@ -249,20 +258,26 @@ class NodeDaemon:
             return
         job_id = cluster_keys.id_in(cluster_keys.OUTCOMES, change.key)
         if job_id is not None:
-            (self._outcomes.discard if change.value is None else self._outcomes.add)(job_id)
+            if change.value is None:
+                self._put_back(change.key, self._outcomes.get(job_id))
+            else:
+                self._outcomes[job_id] = change.value
 
     def _put_back(self, key: str, value: bytes | None) -> None:
-        """Nobody removes such a key while we need it: the store has lost it. Invariant 4."""
+        """Nobody removes such a key: the store has lost it. Invariant 4."""
         if value is None:
             return
         self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+        self._to_put_back[key] = value
         self._by_hand(self._put_if_absent, key, value)
 
     def _put_if_absent(self, key: str, value: bytes) -> None:
         try:
             self._store.transact([absent(key)], [Put(key, value)])
         except InfrastructureLost as error:
-            log.info("%s was not put back: %s", key, error)
+            self._inbox.put(NotDone(f"{key} was not put back yet: {error}"))
+        else:
+            self._inbox.put(StandsAgain(key))
 
     # -- units
 
@@ -275,6 +290,8 @@ class NodeDaemon:
             slots=note.slots,
             order=note.order,
             shutdown_timeout_s=note.shutdown_timeout_s,
+            # A second SIGTERM would end it at once, instead of at a step boundary.
+            asked_since_s=now_s if found.is_alive and self._folders.was_asked(found.job_id) else None,
             ended_s=now_s,
             exit_code=found.exit_code or 0,
             failures=note.failures,
@@ -334,6 +351,11 @@ class NodeDaemon:
         if now_s >= self._looks_at_s:
             self._looks_at_s = now_s + LOOK_EVERY_S
             self._by_hand(lambda: self._inbox.put(NodeSeen(self._look_for_trouble())))
+        if self._look_due_s is not None and now_s >= self._look_due_s:
+            self._look_due_s = None
+            self._by_hand(self._look)
+            for key, value in self._to_put_back.items():
+                self._by_hand(self._put_if_absent, key, value)
         made = plan_units(self._situation(), now_s, self._policy)
         for job_id in made.forgets:
             del self._units[job_id]
@@ -343,17 +365,14 @@ class NodeDaemon:
         for ask in made.asks:
             self._say(f"job {ask.job_id} is asked to leave: {ask.reason}")
             self._units[ask.job_id] = replace(self._units[ask.job_id], asked_since_s=now_s)
-            self._by_hand(self._do, self._runner.ask_to_leave, ask.job_id)
+            self._by_hand(self._do, self._ask_to_leave, ask.job_id)
         for kill in made.kills:
             self._say(f"job {kill.job_id} is killed: {kill.reason}")
             self._units[kill.job_id] = replace(self._units[kill.job_id], killed_since_s=now_s)
             self._by_hand(self._do, self._runner.kill, kill.job_id)
         if made.starts or made.asks or made.kills:
             made = plan_units(self._situation(), now_s, self._policy)  # what is told is how it is now
-        if self._again_s is None or self._again_s <= now_s:
-            self._again_s = made.again_at_s
-        elif made.again_at_s is not None:
-            self._again_s = min(self._again_s, made.again_at_s)
+        self._again_s = made.again_at_s
         self._tell(made)
 
     def _situation(self) -> NodeSituation:
@@ -428,6 +447,10 @@ class NodeDaemon:
         except BaguaError as error:
             self._inbox.put(NotDone(str(error)))
         self._look()
+
+    def _ask_to_leave(self, job_id: str) -> None:
+        self._folders.mark_asked(job_id)
+        self._runner.ask_to_leave(job_id)
 
     def _forget(self, job_id: str) -> None:
         self._do(self._runner.forget, job_id)

@@ -23,6 +23,7 @@ from bagua_agent.store.keys import check_id
 
 REQUEST = "request.json"
 NOTE = "note.json"
+ASKED = "asked-to-leave"
 NOT_KNOWN = 128 + 9
 """Exit code of one that ended without a word: killed."""
 
@@ -127,6 +128,13 @@ class UnitFolders:
             )
         except (OSError, ValueError, KeyError, TypeError):
             return UnitNote()
+
+    def mark_asked(self, job_id: str) -> None:
+        """It is asked to leave: a daemon that starts again must not ask a second time."""
+        (self.of(job_id) / ASKED).touch(0o600)
+
+    def was_asked(self, job_id: str) -> bool:
+        return (self.of(job_id) / ASKED).exists()
 
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.of(job_id), ignore_errors=True)

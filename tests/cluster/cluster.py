@@ -213,6 +213,14 @@ class Cluster:
     def await_nodes(self, count: int) -> None:
         eventually(lambda: len(self.nodes()) == count, DEADLINE_S, lambda: f"{count} nodes\n{self.logs()}")
 
+    def await_line(self, *words: str) -> None:
+        """By any of the daemons."""
+        eventually(
+            lambda: any(d.says(*words) for d in self.daemons),
+            DEADLINE_S,
+            lambda: f"somebody says {words}\n{self.logs()}",
+        )
+
     def await_idle(self) -> None:
         """No unit anywhere, and no process but daemons and etcd."""
         eventually(

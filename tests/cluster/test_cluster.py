@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from bagua_agent.cluster_client import cluster_requests
@@ -112,3 +114,32 @@ def test_the_scheduler_dies_having_written_a_gang_start(make_cluster: MakeCluste
     job.hurry()
     assert job.await_outcome().exit_code == 0
     job.check()
+
+
+def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeCluster) -> None:
+    """Nothing that runs ends, nothing that waits is forgotten, and somebody schedules again."""
+    cluster = make_cluster(2)
+    first = cluster.submit("first", (2, 2))
+    second = cluster.submit("second", (1, 1), samples=4000)
+    both = first.await_world(2)  # by then every daemon has long heard of the second
+    cluster.etcd.kill()
+    first.await_world(2, after_step=both + 20)
+    cluster.etcd.restart()
+    cluster.await_nodes(2)
+    cluster.etcd.kill()
+    for member in cluster.etcd.members:
+        shutil.rmtree(member.data)
+    cluster.etcd.restart()
+    # Whoever reads the empty store first; the other may find them there again.
+    cluster.await_line("etcd has lost /bagua/v1/cluster/submissions/second; it is put back")
+    both = first.step
+    first.await_world(2, after_step=both + 20)
+    assert len({line.generation for line in first.ledger.lines}) <= 2, "membership went on as it was"
+    first.hurry()
+    assert first.await_outcome().exit_code == 0
+    first.check()
+    second.await_world(1)
+    second.hurry()
+    assert second.await_outcome().exit_code == 0
+    second.check()
+    cluster.await_idle()
