@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from bagua_core.communication import sliced_alltoall
 from bagua_core.communication.communicator import (
     AbortFlag,
     CollectiveAborted,
@@ -108,6 +110,7 @@ class GlooCommunicator(Communicator):
         self.world_size = world_size
         self.abort_flag = abort_flag
         self._group = group
+        self._alltoalls = 0
         self._retire_lock = threading.Lock()
         self._is_retired = False
 
@@ -239,19 +242,57 @@ class GlooCommunicator(Communicator):
         _check_usable(output)
         _check_usable(tensor)
         into, data, options = _as_bytes(output), _as_bytes(tensor), dist.AllToAllOptions()
+        if sliced_alltoall.pays(self.world_size, data.numel() // self.world_size):
+            self._alltoalls += 1
+            number, group = self._alltoalls, self._group
+            return self._start_threaded(what, lambda: self._in_slices(group, number, into, data, finish))
         return self._start(
             what, lambda: self._group.alltoall_base(into, data, [], [], options), tensor, finish
         )
 
+    def _in_slices(
+        self,
+        group: _Group,
+        number: int,
+        into: torch.Tensor,
+        data: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        """One thread sends and receives all slices, for Gloo's pairwise operations only progress in waits."""
+        limit = timedelta(seconds=self.timeout_s)
+        parts, arrived = data.view(self.world_size, -1), into.view(self.world_size, -1)
+        own = self.global_rank
+        arrived[own] = parts[own]
+        first_tag = sliced_alltoall.first_tag(number)
+        under_way: deque[tuple[int, dist.Work, dist.Work]] = deque()
+        under_way_bytes = 0
+        for turn in sliced_alltoall.turns(own, self.world_size, parts.shape[1]):
+            if self.abort_flag.is_set():
+                raise RuntimeError(self.abort_flag.reason or "aborted")
+            tag, size = first_tag + turn.number, turn.end - turn.begin
+            sent = group.send([parts[turn.destination, turn.begin : turn.end]], turn.destination, tag)
+            received = group.recv([arrived[turn.source, turn.begin : turn.end]], turn.source, tag)
+            under_way.append((size, sent, received))
+            under_way_bytes += size
+            while under_way_bytes > sliced_alltoall.WINDOW_BYTES:
+                under_way_bytes -= _wait_for(under_way.popleft(), limit)
+        while under_way:
+            _wait_for(under_way.popleft(), limit)
+        if finish is not None:
+            with torch.no_grad():
+                finish()
+
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
         _check_usable(tensor)
         self._check_rank(destination)
+        _check_tag(tag)
         data = _as_bytes(tensor)
         return self._start_pairwise("send", lambda: self._group.send([data], destination, tag), tensor)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         _check_usable(tensor)
         self._check_rank(source)
+        _check_tag(tag)
         data = _as_bytes(tensor)
         return self._start_pairwise("receive", lambda: self._group.recv([data], source, tag), tensor)
 
@@ -314,7 +355,14 @@ class GlooCommunicator(Communicator):
         except RuntimeError as error:
             self.retire()
             return FailedPending(collective_failed(what, error))
-        return _GlooPairwise(self, what, work, tensor)
+        # told anew: left to itself it is the limit for connecting that counts
+        limit = timedelta(seconds=self.timeout_s)
+        return _GlooThreaded(self, what, lambda: work.wait(limit), tensor)
+
+    def _start_threaded(self, what: str, run: Callable[[], object]) -> Pending:
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        return _GlooThreaded(self, what, run, None)
 
 
 class _GlooCollective(WakeablePending):
@@ -370,19 +418,23 @@ class _GlooCollective(WakeablePending):
         self._communicator.retire()
 
 
-class _GlooPairwise(WakeablePending):
+class _GlooThreaded(WakeablePending):
     """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
 
-    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffer alive.
+    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffers alive.
     """
 
     def __init__(
-        self, communicator: GlooCommunicator, what: str, work: dist.Work, tensor: torch.Tensor
+        self,
+        communicator: GlooCommunicator,
+        what: str,
+        run: Callable[[], object],
+        tensor: torch.Tensor | None,
     ) -> None:
         super().__init__(communicator.abort_flag)
         self._communicator = communicator
         self._what = what
-        self._work = work
+        self._operation: Callable[[], object] | None = run
         self._tensor = tensor
         self._lock = threading.Lock()
         self._error: RuntimeError | None = None
@@ -392,11 +444,13 @@ class _GlooPairwise(WakeablePending):
 
     def _run(self) -> None:
         error: RuntimeError | None = None
+        operation, self._operation = self._operation, None
+        assert operation is not None
         try:
-            # told anew: left to itself it is the limit for connecting that counts
-            self._work.wait(timedelta(seconds=self._communicator.timeout_s))
+            operation()
         except RuntimeError as raised:
             error = raised
+        del operation  # and with it what it holds of the group, before anybody hears that it is done
         with self._lock:
             self._error = error
             self._done = True
@@ -471,3 +525,16 @@ def _check_usable(tensor: torch.Tensor) -> None:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes: moving data must not depend on which types Gloo can add."""
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _check_tag(tag: int) -> None:
+    if not 0 <= tag < sliced_alltoall.FIRST_TAG:
+        raise ValueError(f"tag {tag} is not within 0 and {sliced_alltoall.FIRST_TAG - 1}")
+
+
+def _wait_for(turn: tuple[int, dist.Work, dist.Work], limit: timedelta) -> int:
+    """Returns its size."""
+    size, *works = turn
+    for work in works:
+        work.wait(limit)
+    return size
