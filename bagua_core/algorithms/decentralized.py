@@ -23,9 +23,8 @@ from bagua_core.communication.peer_selection import (
     peer_of,
     shift_one,
 )
-from bagua_core.communication.swap import swap
 from bagua_core.communication.weight_buckets import FlatWeights
-from bagua_core.communication.weight_exchange import WeightExchange
+from bagua_core.communication.weight_exchange import SWAP_TAG, WeightExchange
 from bagua_core.elastic.step_interface import StepPlan
 
 ALL = "all"
@@ -185,7 +184,7 @@ def _over_all(communicator: Communicator, flats: list[torch.Tensor], count: int)
 def _in_pair(
     communicator: Communicator, flats: list[torch.Tensor], incoming: list[torch.Tensor], peer: int
 ) -> Job:
-    yield from swap(communicator, flats, {peer: incoming})
+    yield from communicator.swap(flats, {peer: incoming}, SWAP_TAG)
     torch._foreach_add_(flats, incoming)
     torch._foreach_div_(flats, 2)
 

@@ -33,9 +33,8 @@ from bagua_core.algorithms.decentralized import check_interval
 from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.conveyor import Job, conveyor_of
 from bagua_core.communication.peer_selection import Parties, find_parties, ring_neighbours
-from bagua_core.communication.swap import swap
 from bagua_core.communication.weight_buckets import FlatWeights, check_compressible
-from bagua_core.communication.weight_exchange import WeightExchange
+from bagua_core.communication.weight_exchange import SWAP_TAG, WeightExchange
 from bagua_core.elastic.step_interface import StepPlan
 from bagua_core.kernels import minmax_bytes, minmax_compress, minmax_decompress
 
@@ -178,20 +177,25 @@ def _round_the_ring(
         torch._foreach_copy_(ring.own, x)
         return
     left, right = (parties.ranks[i] for i in ring_neighbours(parties.index, parties.count))
-    if not publishes:
-        for t, own, of_left, of_right in zip(x, ring.own, ring.left, ring.right, strict=True):
-            t.add_(of_left, alpha=1 / 3).add_(of_right, alpha=1 / 3).add_(own, alpha=-5 / 3)
-    for t, message in zip(x, ring.sent, strict=True):
-        minmax_compress(t, message)
-    yield from _swap_around(communicator, left, right, ring)
-    for message, copy in (
-        *zip(ring.sent, ring.own, strict=True),
-        *zip(ring.from_left, ring.left, strict=True),
-        *zip(ring.from_left if left == right else ring.from_right, ring.right, strict=True),
-    ):
-        minmax_decompress(message, copy, add=not publishes)
+    under_way = []
+    # a bucket travels while the next one is compressed, and the one before it decompressed
+    for i, t in enumerate(x):
+        if not publishes:
+            t.add_(ring.left[i], alpha=1 / 3).add_(ring.right[i], alpha=1 / 3).add_(ring.own[i], alpha=-5 / 3)
+        minmax_compress(t, ring.sent[i])
+        under_way.append(_swap_around(communicator, left, right, ring, i))
+    for i, pendings in enumerate(under_way):
+        minmax_decompress(ring.sent[i], ring.own[i], add=not publishes)
+        yield from pendings
+        minmax_decompress(ring.from_left[i], ring.left[i], add=not publishes)
+        from_right = ring.from_left if left == right else ring.from_right
+        minmax_decompress(from_right[i], ring.right[i], add=not publishes)
 
 
-def _swap_around(communicator: Communicator, left: int, right: int, ring: _Ring) -> list[Pending]:
-    incoming = {left: ring.from_left} if left == right else {left: ring.from_left, right: ring.from_right}
-    return swap(communicator, ring.sent, incoming)
+def _swap_around(
+    communicator: Communicator, left: int, right: int, ring: _Ring, bucket: int
+) -> list[Pending]:
+    incoming = {left: [ring.from_left[bucket]]}
+    if left != right:
+        incoming[right] = [ring.from_right[bucket]]
+    return communicator.swap([ring.sent[bucket]], incoming, SWAP_TAG + bucket)

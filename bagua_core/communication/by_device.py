@@ -6,7 +6,7 @@ transports belong to one generation and end together. Where NCCL can't be used s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -74,6 +74,11 @@ class ByDevice(Communicator):
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         return self._for(tensor).receive(tensor, source, tag)
+
+    def swap(
+        self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
+    ) -> list[Pending]:
+        return self._for(outgoing[0]).swap(outgoing, incoming, tag) if outgoing else []
 
     def barrier(self) -> Pending:
         return self._of_cpu.barrier()

@@ -184,6 +184,21 @@ class Communicator(ABC):
     @abstractmethod
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
+    def swap(
+        self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
+    ) -> list[Pending]:
+        """Send `outgoing` to each rank in `incoming`, and receive what it sends: as many tensors, of the same sizes.
+
+        Nobody waits for another to go first. The tensors get tags from `tag` on; swaps with one tag between two ranks
+        keep their order. All pendings must be waited for.
+        """
+        begun: list[Pending] = []
+        for peer, theirs in incoming.items():
+            begun += [self.receive(tensor, peer, tag + i) for i, tensor in enumerate(theirs)]
+        for peer in incoming:
+            begun += [self.send(tensor, peer, tag + i) for i, tensor in enumerate(outgoing)]
+        return begun
+
     def barrier(self) -> Pending:
         """Done when every rank has called it."""
         return self.allreduce(torch.zeros(1, dtype=torch.uint8), ReduceOp.MAX)

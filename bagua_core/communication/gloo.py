@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from bagua_core.communication import sliced_alltoall
+from bagua_core.communication import slices
 from bagua_core.communication.communicator import (
     AbortFlag,
     CollectiveAborted,
@@ -242,45 +242,92 @@ class GlooCommunicator(Communicator):
         _check_usable(output)
         _check_usable(tensor)
         into, data, options = _as_bytes(output), _as_bytes(tensor), dist.AllToAllOptions()
-        if sliced_alltoall.pays(self.world_size, data.numel() // self.world_size):
-            self._alltoalls += 1
-            number, group = self._alltoalls, self._group
-            return self._start_threaded(what, lambda: self._in_slices(group, number, into, data, finish))
+        if slices.alltoall_pays(self.world_size, data.numel() // self.world_size):
+            return self._alltoall_in_turns(what, into, data, finish)
         return self._start(
             what, lambda: self._group.alltoall_base(into, data, [], [], options), tensor, finish
         )
 
-    def _in_slices(
+    def swap(
+        self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
+    ) -> list[Pending]:
+        for tensor in (*outgoing, *(t for theirs in incoming.values() for t in theirs)):
+            _check_usable(tensor)
+        for peer in incoming:
+            self._check_rank(peer)
+        _check_tag(tag + len(outgoing))
+        begun: list[Pending] = []
+        for i, tensor in enumerate(outgoing):
+            arriving = {peer: theirs[i] for peer, theirs in incoming.items()}
+            # by size alone, as the other side does: whoever sends in slices must find one that receives so
+            if tensor.nbytes > slices.SLICE_BYTES and arriving:
+                begun.append(self._swap_in_turns(tensor, arriving, tag + i))
+            else:
+                begun += super().swap([tensor], {peer: [into] for peer, into in arriving.items()}, tag + i)
+        return begun
+
+    def _swap_in_turns(
+        self, outgoing: torch.Tensor, incoming: Mapping[int, torch.Tensor], tag: int
+    ) -> Pending:
+        data, into = _as_bytes(outgoing), {peer: _as_bytes(tensor) for peer, tensor in incoming.items()}
+        return self._in_turns(
+            "swap",
+            slices.swap_turns(list(incoming), data.numel()),
+            lambda _: data,
+            into.__getitem__,
+            lambda _: tag,
+        )
+
+    def _alltoall_in_turns(
+        self, what: str, into: torch.Tensor, data: torch.Tensor, finish: Callable[[], None] | None
+    ) -> Pending:
+        self._alltoalls += 1
+        first_tag = slices.alltoall_tag(self._alltoalls)
+        parts, arriving = data.view(self.world_size, -1), into.view(self.world_size, -1)
+        arriving[self.global_rank] = parts[self.global_rank]
+        return self._in_turns(
+            what,
+            slices.alltoall_turns(self.global_rank, self.world_size, parts.shape[1]),
+            parts.__getitem__,
+            arriving.__getitem__,
+            lambda number: first_tag + number,
+            finish,
+        )
+
+    def _in_turns(
         self,
-        group: _Group,
-        number: int,
-        into: torch.Tensor,
-        data: torch.Tensor,
-        finish: Callable[[], None] | None,
-    ) -> None:
+        what: str,
+        turns: Iterable[slices.Turn],
+        message_to: Callable[[int], torch.Tensor],
+        message_from: Callable[[int], torch.Tensor],
+        tag_of: Callable[[int], int],
+        finish: Callable[[], None] | None = None,
+    ) -> Pending:
         """One thread sends and receives all slices, for Gloo's pairwise operations only progress in waits."""
-        limit = timedelta(seconds=self.timeout_s)
-        parts, arrived = data.view(self.world_size, -1), into.view(self.world_size, -1)
-        own = self.global_rank
-        arrived[own] = parts[own]
-        first_tag = sliced_alltoall.first_tag(number)
-        under_way: deque[tuple[int, dist.Work, dist.Work]] = deque()
-        under_way_bytes = 0
-        for turn in sliced_alltoall.turns(own, self.world_size, parts.shape[1]):
-            if self.abort_flag.is_set():
-                raise RuntimeError(self.abort_flag.reason or "aborted")
-            tag, size = first_tag + turn.number, turn.end - turn.begin
-            sent = group.send([parts[turn.destination, turn.begin : turn.end]], turn.destination, tag)
-            received = group.recv([arrived[turn.source, turn.begin : turn.end]], turn.source, tag)
-            under_way.append((size, sent, received))
-            under_way_bytes += size
-            while under_way_bytes > sliced_alltoall.WINDOW_BYTES:
-                under_way_bytes -= _wait_for(under_way.popleft(), limit)
-        while under_way:
-            _wait_for(under_way.popleft(), limit)
-        if finish is not None:
-            with torch.no_grad():
-                finish()
+        group, limit = self._group, timedelta(seconds=self.timeout_s)
+
+        def run() -> None:
+            under_way: deque[tuple[slices.Turn, dist.Work, dist.Work]] = deque()
+            under_way_bytes = 0
+            for turn in turns:
+                if self.abort_flag.is_set():
+                    raise RuntimeError(self.abort_flag.reason or "aborted")
+                part, tag = slice(turn.begin, turn.end), tag_of(turn.number)
+                sent = group.send([message_to(turn.destination)[part]], turn.destination, tag)
+                received = group.recv([message_from(turn.source)[part]], turn.source, tag)
+                under_way.append((turn, sent, received))
+                under_way_bytes += turn.size
+                while under_way_bytes > slices.WINDOW_BYTES and under_way[0][0].round < turn.round:
+                    under_way_bytes -= _wait_for(under_way.popleft(), limit)
+            while under_way:
+                _wait_for(under_way.popleft(), limit)
+            if finish is not None:
+                with torch.no_grad():
+                    finish()
+
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        return _GlooThreaded(self, what, run, None)
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
         _check_usable(tensor)
@@ -358,11 +405,6 @@ class GlooCommunicator(Communicator):
         # told anew: left to itself it is the limit for connecting that counts
         limit = timedelta(seconds=self.timeout_s)
         return _GlooThreaded(self, what, lambda: work.wait(limit), tensor)
-
-    def _start_threaded(self, what: str, run: Callable[[], object]) -> Pending:
-        if self.abort_flag.is_set():
-            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
-        return _GlooThreaded(self, what, run, None)
 
 
 class _GlooCollective(WakeablePending):
@@ -528,13 +570,13 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_tag(tag: int) -> None:
-    if not 0 <= tag < sliced_alltoall.FIRST_TAG:
-        raise ValueError(f"tag {tag} is not within 0 and {sliced_alltoall.FIRST_TAG - 1}")
+    if not 0 <= tag < slices.FIRST_TAG:
+        raise ValueError(f"tag {tag} is not within 0 and {slices.FIRST_TAG - 1}")
 
 
-def _wait_for(turn: tuple[int, dist.Work, dist.Work], limit: timedelta) -> int:
-    """Returns its size."""
-    size, *works = turn
+def _wait_for(slice_under_way: tuple[slices.Turn, dist.Work, dist.Work], limit: timedelta) -> int:
+    """Returns its size in bytes."""
+    turn, *works = slice_under_way
     for work in works:
         work.wait(limit)
-    return size
+    return turn.size

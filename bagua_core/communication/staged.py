@@ -8,11 +8,12 @@ transport that was given up still writes it writes into the copy.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.communication.pending import DonePending
 from bagua_core.communication.shapes import (
     check_allgather,
     check_alltoall,
@@ -92,6 +93,15 @@ class Staged(Communicator):
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         return self._into(tensor, lambda host: self._of_cpu.receive(host, source, tag))
+
+    def swap(
+        self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
+    ) -> list[Pending]:
+        hosts = {peer: [_room(tensor) for tensor in theirs] for peer, theirs in incoming.items()}
+        begun = self._of_cpu.swap([_copied(tensor) for tensor in outgoing], hosts, tag)
+        pairs = [pair for peer in incoming for pair in zip(incoming[peer], hosts[peer], strict=True)]
+        # whoever waits for all of them has waited for what arrives before it is copied
+        return [*begun, *(_Arriving(DonePending(), tensor, host) for tensor, host in pairs)]
 
     def barrier(self) -> Pending:
         return self._of_cpu.barrier()

@@ -20,6 +20,8 @@ from bagua_core.communication.reducer import Reducer
 from bagua_core.communication.weight_buckets import make_equal
 from bagua_core.elastic.step_interface import StepEngine, StepPlan
 
+SWAP_TAG = 7101  # and one more for each further bucket
+
 
 class _Vote(LocalMean):
     """Gradients stay at home; what is reduced is the vote alone."""

@@ -1,4 +1,4 @@
-"""Large all-to-alls travel in slices: all parts, once, few at a time; and what ends one in the middle."""
+"""Large messages to several ranks travel in slices: all, once, few at a time; and what ends one in the middle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import threading
 import pytest
 import torch
 
-from bagua_core.communication import sliced_alltoall
+from bagua_core.communication import slices
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed
 from bagua_core.communication.gloo import GlooCommunicator
-from bagua_core.communication.sliced_alltoall import SLICE_BYTES, WINDOW_BYTES, first_tag, pays, turns
+from bagua_core.communication.slices import (
+    SLICE_BYTES,
+    WINDOW_BYTES,
+    alltoall_pays,
+    alltoall_tag,
+    alltoall_turns,
+    swap_turns,
+)
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
 
@@ -20,7 +27,7 @@ from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 def test_every_slice_is_sent_once_and_awaited_by_its_receiver(world_size: int, part_bytes: int) -> None:
     sent, awaited = [], []
     for rank in range(world_size):
-        for turn in turns(rank, world_size, part_bytes):
+        for turn in alltoall_turns(rank, world_size, part_bytes):
             sent.append((rank, turn.destination, turn.number, turn.begin, turn.end))
             awaited.append((turn.source, rank, turn.number, turn.begin, turn.end))
     assert sorted(sent) == sorted(awaited)
@@ -34,20 +41,36 @@ def test_every_slice_is_sent_once_and_awaited_by_its_receiver(world_size: int, p
 
 
 def test_no_rank_is_sent_two_slices_in_one_turn() -> None:
-    for at_once in zip(*(turns(rank, 5, 2 * SLICE_BYTES) for rank in range(5)), strict=True):
+    for at_once in zip(*(alltoall_turns(rank, 5, 2 * SLICE_BYTES) for rank in range(5)), strict=True):
         assert sorted(t.destination for t in at_once) == list(range(5))
 
 
+@pytest.mark.parametrize("message_bytes", [1, SLICE_BYTES, 2 * SLICE_BYTES + 9])
+def test_a_swap_sends_each_neighbour_everything_and_awaits_as_much(message_bytes: int) -> None:
+    sent, awaited = [], []
+    for rank in range(5):
+        for turn in swap_turns([(rank - 1) % 5, (rank + 1) % 5], message_bytes):
+            sent.append((rank, turn.destination, turn.round, turn.begin, turn.end))
+            awaited.append((turn.source, rank, turn.round, turn.begin, turn.end))
+    assert sorted(sent) == sorted(awaited)
+    for source, destination in ((2, 1), (2, 3)):
+        slices_of = sorted(s[3:] for s in sent if s[:2] == (source, destination))
+        assert sum(end - begin for begin, end in slices_of) == message_bytes
+        assert slices_of[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(slices_of))
+
+
 def test_only_what_exceeds_a_window_travels_in_slices() -> None:
-    assert not pays(1, 10 * WINDOW_BYTES)
-    assert not pays(2, WINDOW_BYTES)
-    assert pays(2, WINDOW_BYTES + 1)
-    assert pays(5, WINDOW_BYTES // 4 + 1)
+    assert not alltoall_pays(1, 10 * WINDOW_BYTES)
+    assert not alltoall_pays(2, WINDOW_BYTES)
+    assert alltoall_pays(2, WINDOW_BYTES + 1)
+    assert alltoall_pays(5, WINDOW_BYTES // 4 + 1)
 
 
 def test_tags_of_neighbours_differ_and_fit_gloo() -> None:
-    assert first_tag(1) + 16 * 2**30 // SLICE_BYTES <= first_tag(2)
-    assert all(0 < first_tag(n) < 2**31 - 16 * 2**30 // SLICE_BYTES + 1 for n in (0, 1, 16383, 16384, 10**9))
+    assert alltoall_tag(1) + 16 * 2**30 // SLICE_BYTES <= alltoall_tag(2)
+    assert all(
+        0 < alltoall_tag(n) < 2**31 - 16 * 2**30 // SLICE_BYTES + 1 for n in (0, 1, 16383, 16384, 10**9)
+    )
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
@@ -76,6 +99,35 @@ def test_several_at_once_bring_each_rank_its_parts(world_size: int) -> None:
     run_ranks(gloo_world(world_size), act)
 
 
+@pytest.mark.parametrize("peers_of", ["both neighbours", "all, each in another order", "unequal numbers"])
+def test_swaps_bring_what_the_peers_sent(peers_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tensors, some of less than a slice. A window of one slice: whoever could wait in a circle does."""
+    monkeypatch.setattr(slices, "WINDOW_BYTES", 0)
+    ranks = 5
+    graph = {
+        "both neighbours": [[(r - 1) % ranks, (r + 1) % ranks] for r in range(ranks)],
+        "all, each in another order": [
+            sorted(set(range(ranks)) - {r}, key=lambda p, r=r: (p * (r + 2)) % 7) for r in range(ranks)
+        ],
+        "unequal numbers": [[1], [0, 2], [3, 1], [2, 4], [3]],
+    }[peers_of]
+    sizes = [5, SLICE_BYTES // 4, SLICE_BYTES // 4 + 1, 5 * SLICE_BYTES // 4 + 3]
+
+    def weights(rank: int, size: int) -> torch.Tensor:
+        return torch.arange(size, dtype=torch.float32) + 1000 * rank
+
+    def act(c: GlooCommunicator) -> None:
+        outgoing = [weights(c.global_rank, size) for size in sizes]
+        incoming = {peer: [torch.zeros(size) for size in sizes] for peer in graph[c.global_rank]}
+        for pending in c.swap(outgoing, incoming, 7):
+            pending.wait()
+        for peer, theirs in incoming.items():
+            for size, arrived in zip(sizes, theirs, strict=True):
+                assert torch.equal(arrived, weights(peer, size))
+
+    run_ranks(gloo_world(ranks), act)
+
+
 def test_an_abort_ends_one_that_a_peer_does_not_join() -> None:
     world = gloo_world(3)
     parts = torch.ones((3, WINDOW_BYTES), dtype=torch.uint8)
@@ -92,11 +144,11 @@ def test_an_abort_ends_one_that_a_peer_does_not_join() -> None:
 
 def test_a_group_that_fails_in_the_middle_names_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first slices arrive; then one rank leaves."""
-    monkeypatch.setattr(sliced_alltoall, "WINDOW_BYTES", SLICE_BYTES)
+    monkeypatch.setattr(slices, "WINDOW_BYTES", SLICE_BYTES)
     staying, leaving = gloo_world(2, timeout_s=3.0)
     output = torch.zeros((2, 8 * SLICE_BYTES), dtype=torch.uint8)
     pending = staying.alltoall(output, torch.ones_like(output))
-    tag = first_tag(1)
+    tag = alltoall_tag(1)
     for number in (0, 1):
         leaving.send(torch.ones(1), 0, 0)  # of the script's own: not taken for a slice
         sent = leaving._group.send([torch.full((SLICE_BYTES,), 7, dtype=torch.uint8)], 0, tag + number)
@@ -113,7 +165,7 @@ def test_a_group_that_fails_in_the_middle_names_the_peer(monkeypatch: pytest.Mon
 
 def test_tags_of_slices_are_refused_to_scripts() -> None:
     one, _ = gloo_world(2)
-    with pytest.raises(ValueError, match=str(sliced_alltoall.FIRST_TAG)):
-        one.send(torch.ones(1), 1, sliced_alltoall.FIRST_TAG)
+    with pytest.raises(ValueError, match=str(slices.FIRST_TAG)):
+        one.send(torch.ones(1), 1, slices.FIRST_TAG)
     with pytest.raises(ValueError, match="-1"):
         one.receive(torch.ones(1), 1, -1)
