@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -221,6 +222,8 @@ class Lossy:
         self.lanes = {lane: Lossy(c, started, at, everybody) for lane, c in inner.lanes.items()}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "swap":  # of operations that can be lost each
+            return partial(Communicator.swap, self)  # type: ignore[arg-type]
         if name in self.STARTING:
             if len(self._started) == self._at:
                 for communicator in self._everybody:
