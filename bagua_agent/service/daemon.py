@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 TRY_AGAIN_S = 1.0
 LOOK_EVERY_S = 60.0  # at the node itself
 LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
+LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so nobody tells when it ends
 LONGEST_SLEEP_S = 60.0
 
 
@@ -57,6 +58,13 @@ class Changed:
 @dataclass(frozen=True, slots=True)
 class UnitsSeen:
     units: tuple[FoundUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The main process of a unit."""
+
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class Stop:
     pass
 
 
-Event = Changed | UnitsSeen | Started | StartRefused | NodeSeen | StandsAgain | NotDone
+Event = Changed | UnitsSeen | ProcessEnded | Started | StartRefused | NodeSeen | StandsAgain | NotDone
 Message = Event | Stop | None
 
 
@@ -140,7 +148,7 @@ class NodeDaemon:
         self._folders = UnitFolders(units_folder(config.directories_state))
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="bagua-hands")
-        self._watch = PidWatch(lambda job_id: self._by_hand(self._look))
+        self._watch = PidWatch(lambda job_id: self._inbox.put(ProcessEnded(job_id)))
         self._mirrors = [
             PrefixMirror(store, prefix, lambda changes: self._inbox.put(Changed(changes)))
             for prefix in (self._orders_key, cluster_keys.SUBMISSIONS, cluster_keys.OUTCOMES)
@@ -154,6 +162,7 @@ class NodeDaemon:
         self._units: dict[str, OwnUnit] = {}
         self._started_s: dict[str, float] = {}
         self._watched: dict[str, int] = {}
+        self._gone: dict[str, int] = {}  # processes that have ended, of units that may not have yet
         self._starting: set[str] = set()
         self._told = b""
         self._look_for_trouble = look_for_trouble
@@ -229,6 +238,10 @@ class NodeDaemon:
                 )
             case NodeSeen(troubles):
                 self._seen_troubles(troubles, now_s)
+            case ProcessEnded(job_id):
+                if job_id in self._watched:
+                    self._gone[job_id] = self._watched[job_id]
+                self._by_hand(self._look)
             case StandsAgain(key):
                 self._to_put_back.pop(key, None)
             case NotDone(reason):
@@ -302,7 +315,9 @@ class NodeDaemon:
             self._watch_over(found)
 
     def _watch_over(self, found: FoundUnit) -> None:
-        if found.pid and self._watched.get(found.job_id) != found.pid:
+        if found.pid in (0, self._gone.get(found.job_id)):
+            self._look_due_s = time.monotonic() + LOOK_SOON_S
+        elif self._watched.get(found.job_id) != found.pid:
             self._watched[found.job_id] = found.pid
             self._watch.add(found.job_id, found.pid)
 
@@ -332,6 +347,7 @@ class NodeDaemon:
             reason=f"its agent ended with {code}",
         )
         self._watched.pop(unit.job_id, None)
+        self._gone.pop(unit.job_id, None)
         self._by_hand(self._do, self._runner.forget, unit.job_id)
 
     def _seen_troubles(self, troubles: tuple[str, ...], now_s: float) -> None:

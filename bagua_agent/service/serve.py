@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -45,6 +46,7 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
     facts = look_at_node(config)
     runner = _runner(config, plain_units)
     notifier = Notifier()
+    os.environ.pop("NOTIFY_SOCKET", None)  # what we start must not speak for us
 
     def ask(number: int, frame: FrameType | None) -> None:
         raise _Asked
