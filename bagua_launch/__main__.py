@@ -1,6 +1,6 @@
 """`python -m bagua_launch` is `bagua-launch`."""
 
-from bagua_launch.main import cli
+from bagua_launch.main import main
 
 if __name__ == "__main__":
-    cli(prog_name="bagua-launch")
+    main()

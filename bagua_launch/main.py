@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from bagua_agent.grpc_words import keep_quiet
 from bagua_launch import cluster_commands
 from bagua_launch.cluster_options import ETCD
 from bagua_launch.command_line import (
@@ -168,6 +169,7 @@ cli = DefaultRunGroup(
 
 
 def main() -> None:
+    keep_quiet()
     cli(prog_name=PROGRAM)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,9 +28,6 @@ from bagua_agent.store.endpoints import parse_endpoints
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code. Errors are one line on stderr."""
     asked = _parser().parse_args(arguments)
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # it tells of every handshake that fails, and one is meant to
     try:
         for line in _do(asked):
             print(line)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from bagua_agent.errors import BaguaError
+from bagua_agent.grpc_words import keep_quiet
 from bagua_agent.service.agent_config import DEFAULT_PATH
 from bagua_agent.service.agent_config_keys import Value, example_config
 
@@ -115,6 +116,7 @@ def show_example_config() -> int:
 
 
 def main() -> None:
+    keep_quiet()
     try:
         sys.exit(cli(prog_name="bagua-agent", standalone_mode=False) or 0)
     except BaguaError as error:
