@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes .venv once, and again when what it should hold has changed.
 # Sets PYTHON. `bagua_environment EXTRAS` installs this checkout in editable form with those extras.
 
