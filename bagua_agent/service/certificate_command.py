@@ -117,7 +117,3 @@ def _expiry(path: Path) -> str:
     return (
         f"is valid until {read_certificates(path, 'certificate')[0].not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -369,6 +369,23 @@ def test_half_precision_is_added_in_float32_by_reduce_scatter(world: World) -> N
         assert torch.equal(output, torch.full((4,), 258.0, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("elements", [3, 100_000])  # the larger ones travel in slices where there are any
+def test_a_swap_brings_what_both_neighbours_sent(world: World, elements: int) -> None:
+    def act(c: Communicator) -> dict[int, list[torch.Tensor]]:
+        outgoing = [torch.arange(elements) + 1000.0 * c.global_rank + i for i in range(2)]
+        neighbours = ((c.global_rank - 1) % 4, (c.global_rank + 1) % 4)
+        incoming = {peer: [torch.zeros(elements) for _ in outgoing] for peer in neighbours}
+        for pending in c.swap(outgoing, incoming, 40):
+            pending.wait()
+        return incoming
+
+    for rank, incoming in enumerate(run_ranks(world(4), act)):
+        assert sorted(incoming) == sorted({(rank - 1) % 4, (rank + 1) % 4})
+        for peer, arrived in incoming.items():
+            for i, tensor in enumerate(arrived):
+                assert torch.equal(tensor, torch.arange(elements) + 1000.0 * peer + i)
+
+
 def test_tags_keep_messages_apart(world: World) -> None:
     def act(c: Communicator) -> list[float]:
         if c.global_rank == 0:

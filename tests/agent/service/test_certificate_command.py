@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bagua_agent.service.certificate_command", *map(str, arguments)]
+    command = [sys.executable, "-m", "bagua_agent.service", "certs", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
 
 

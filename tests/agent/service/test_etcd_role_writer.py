@@ -419,7 +419,8 @@ def test_the_command_says_what_it_did_and_nothing_else(people: People, start_clu
     command = [
         sys.executable,
         "-m",
-        "bagua_agent.service.certificate_command",
+        "bagua_agent.service",
+        "certs",
         "etcd-users",
         str(people.folder),
     ]
