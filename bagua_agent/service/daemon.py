@@ -465,7 +465,10 @@ class NodeDaemon:
         self._look()
 
     def _ask_to_leave(self, job_id: str) -> None:
-        self._folders.mark_asked(job_id)
+        try:
+            self._folders.mark_asked(job_id)
+        except OSError as error:  # a full disk must not keep it here; at worst a later daemon asks once more
+            log.warning("job %s: that it is asked to leave was not noted: %s", job_id, error)
         self._runner.ask_to_leave(job_id)
 
     def _forget(self, job_id: str) -> None:

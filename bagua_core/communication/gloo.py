@@ -479,18 +479,18 @@ class _GlooThreaded(WakeablePending):
         self._operation: Callable[[], object] | None = run
         self._tensor = tensor
         self._lock = threading.Lock()
-        self._error: RuntimeError | None = None
+        self._error: Exception | None = None
         self._done = False
         self._wakes: list[Callable[[object], None]] = []
         threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
 
     def _run(self) -> None:
-        error: RuntimeError | None = None
+        error: Exception | None = None
         operation, self._operation = self._operation, None
         assert operation is not None
         try:
             operation()
-        except RuntimeError as raised:
+        except Exception as raised:  # noqa: BLE001 (whoever waits raises it; else they would wait for ever)
             error = raised
         del operation  # and with it what it holds of the group, before anybody hears that it is done
         with self._lock:
@@ -516,6 +516,8 @@ class _GlooThreaded(WakeablePending):
         self._communicator.retire()
         if self._abort_flag.is_set():
             raise CollectiveAborted(self._abort_flag.reason or "aborted") from self._error
+        if not isinstance(self._error, RuntimeError):
+            raise self._error
         raise collective_failed(self._what, self._error) from self._error
 
     def _abandoned(self) -> None:

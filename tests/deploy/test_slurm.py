@@ -22,9 +22,9 @@ SCRIPT = """
 import pathlib, sys, time
 import bagua_core as bagua
 bagua.init_process_group()
-pathlib.Path("began").touch()
 while not pathlib.Path("end").exists():
     bagua.next_step()
+    pathlib.Path("began").touch()  # before the first boundary there is nothing to leave at
     time.sleep(0.01)
 sys.exit(int(sys.argv[1]))
 """

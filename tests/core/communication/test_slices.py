@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from bagua_core.communication import slices
+from bagua_core.communication import gloo, slices
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed
 from bagua_core.communication.gloo import GlooCommunicator
 from bagua_core.communication.slices import (
@@ -161,6 +161,23 @@ def test_a_group_that_fails_in_the_middle_names_the_peer(monkeypatch: pytest.Mon
     assert not output[1, 2 * SLICE_BYTES :].any()
     ended = [t for t in threading.enumerate() if t.name == "gloo-alltoall"]
     await_true(lambda: not any(t.is_alive() for t in ended), "its thread to end")
+
+
+def test_a_mistake_beside_the_transport_is_raised_where_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not lost in the thread, whose end nobody would hear of."""
+
+    def mistaken(*arguments: object) -> None:
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr(gloo, "reduce_parts", mistaken)
+    parts = torch.ones((2, WINDOW_BYTES), dtype=torch.float32)
+    world = gloo_world(2)
+    pendings = run_ranks(world, lambda c: c.reduce_scatter(torch.empty(WINDOW_BYTES), parts))
+    for pending in pendings:
+        with pytest.raises(TypeError, match="a mistake"):
+            pending.wait()
 
 
 def test_tags_of_slices_are_refused_to_scripts() -> None:
