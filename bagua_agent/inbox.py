@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bagua_agent.leadership import Report
+from bagua_agent.large_jobs.scope import Scope
+from bagua_agent.leadership import ProbeResult, Report
 from bagua_agent.store.leased_keys import LeaseEvent
 from bagua_agent.store.mirror import Change
 from bagua_contract import session_pb2
@@ -22,6 +23,13 @@ class StoreChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeFollowed:
+    """All that stands in `scope` was told."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
 class StoreConnected:
     connected: bool
 
@@ -34,3 +42,25 @@ class LeaseChanged:
 @dataclass(frozen=True, slots=True)
 class LeadershipReported:
     report: Report
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Messages that came one after the other and are decided on together. Between what the store tells and what
+    probes tell there is no order anyway: they come from different threads."""
+
+    changes: list[Change] = field(default_factory=list)
+    probes: list[ProbeResult] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.changes) + len(self.probes)
+
+    def takes(self, message: object) -> bool:
+        """Whether `message` is of this kind, and in here now."""
+        if isinstance(message, StoreChanged):
+            self.changes += message.changes
+            return True
+        if isinstance(message, LeadershipReported) and isinstance(message.report, ProbeResult):
+            self.probes.append(message.report)
+            return True
+        return False

@@ -7,6 +7,7 @@ what this node does with its workers lies behind worker_way.py; node_ending.py s
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -18,16 +19,29 @@ from bagua_agent.desired_writes import DesiredWrites
 from bagua_agent.history import job_history
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.history_writer import HistoryWriter
-from bagua_agent.inbox import LeadershipReported, LeaseChanged, StoreChanged, StoreConnected, WorkerSaid
+from bagua_agent.inbox import (
+    Gathered,
+    LeadershipReported,
+    LeaseChanged,
+    ScopeFollowed,
+    StoreChanged,
+    StoreConnected,
+    WorkerSaid,
+)
 from bagua_agent.job_config import JobConfig
 from bagua_agent.job_membership import JobMembership
 from bagua_agent.job_room import ensure_job, make_live
 from bagua_agent.job_seen import JobSeen
+from bagua_agent.job_sight import JobSight
 from bagua_agent.job_store import JobStore, is_exposed, open_store
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.large_jobs.kept_records import KeptRecords
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.last_words import say_last_words, wait_for_followers
-from bagua_agent.leadership import Leadership
+from bagua_agent.leadership import Elected, Leadership, ProbeResult
 from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
@@ -45,11 +59,12 @@ from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
-from bagua_agent.store.mirror import PrefixMirror
+from bagua_agent.store.mirror import Change
 from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
 
 IDLE_LOOK_S = 1.0
+MOST_GATHERED = 10_000
 
 
 class JobLoop:
@@ -84,6 +99,9 @@ class JobLoop:
         self._disconnected_since_s = 0.0
         self._outages = 0
         self._outage_noted = False
+        self._gather_until_s = float("-inf")
+        self._held: object = None  # the message that was taken out of the inbox too early
+        self._elected: Elected | None = None  # and the whole picture is yet to be seen
         self._sessions = SessionServer(
             str(session_socket(directory)),
             config.slots,
@@ -135,13 +153,17 @@ class JobLoop:
     def _join(self) -> None:
         """Find or write the job, and put this agent's key."""
         config, inbox, store = self._config, self._inbox, self._job_store.store
+        kept, limits = KeptRecords(), Limits.from_environment()
+        self._limits = limits
         self._control = ControlServer(
-            self._address, config.job_id, self._agent_id, lambda: self._workers.worker_ids
+            self._address, config.job_id, self._agent_id, lambda: self._workers.worker_ids, kept.get
         )
         self._closers.append(self._control.stop)
         spec = ensure_job(store, self._keys, config, self._node_name, self._mode)
         self._seen = JobSeen(spec=spec, view=JobView())
-        leased = LeasedKeys(store, config.lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
+        nodes = store.count_prefix(self._keys.agents)
+        lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
+        leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
         self._closers.append(leased.close)
         writer = HistoryWriter(store)
         self._closers.append(writer.stop)
@@ -157,6 +179,9 @@ class JobLoop:
             self._narrator,
             HistoryKeeper(self._keys, self._node_name, writer),
         )
+        self._records = records = WholeRecords(
+            store, self._keys, self._agent_id, self._control.address, kept, limits
+        )
         leadership = Leadership(
             store,
             self._keys,
@@ -164,16 +189,22 @@ class JobLoop:
             config.job_id,
             config.probe_window_s,
             lambda report: inbox.put(LeadershipReported(report)),
+            records.stored,
         )
         self._closers.append(leadership.stop)
-        mirror = PrefixMirror(
+        self._sight = JobSight(
             store,
-            self._keys.prefix,
-            lambda changes: inbox.put(StoreChanged(changes)),
-            lambda connected: inbox.put(StoreConnected(connected)),
+            self._keys,
+            self._agent_id,
+            records,
+            limits,
+            inbox,
+            hosts_store=self._hosts_for_others,
+            nodes=nodes,
         )
-        self._lost_keys = LostKeys(self._job, mirror.state)
-        self._policy = _policy(config, self._seen.failures_allowed)
+        self._seen.whole = self._sight.whole
+        self._lost_keys = LostKeys(self._job, self._sight.state, limits)
+        self._policy = _policy(config, self._seen.failures_allowed, lease_ttl_s)
         self._own_key = OwnKey(
             leased,
             self._keys,
@@ -187,9 +218,10 @@ class JobLoop:
             self._policy,
             leadership,
             self._control.address,
-            lambda key: kv.value if (kv := mirror.state().get(key)) is not None else None,
+            lambda key: kv.value if (kv := self._sight.state().get(key)) is not None else None,
             self._lost_keys.settling_for_s,
             has_checkpoints=bool(config.checkpoint_dir),
+            limits=limits,
         )
         self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
         hang_orders = HangOrders(self._job, self._workers)
@@ -207,9 +239,10 @@ class JobLoop:
             hang_orders.take,
         )
         self._own_key.put()
-        self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
-        mirror.start()
-        self._closers.append(mirror.stop)
+        if nodes <= limits.whole_picture_nodes:  # of a large job's nodes the generations tell enough
+            self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
+        self._sight.start()
+        self._closers.append(self._sight.stop)
 
     def _live_workers(self) -> WorkerWay:
         return LiveWorkers(
@@ -243,10 +276,27 @@ class JobLoop:
     # -- the loop
 
     def _next_message(self) -> object:
+        if self._held is not None:
+            message, self._held = self._held, None
+            return message
         try:
-            return self._inbox.get(timeout=min(IDLE_LOOK_S, self._timers.next_in_s(time.monotonic())))
+            message = self._inbox.get(timeout=min(IDLE_LOOK_S, self._timers.next_in_s(time.monotonic())))
         except queue.Empty:
             return None
+        gathered = Gathered()
+        return self._with_those_behind(gathered) if gathered.takes(message) else message
+
+    def _with_those_behind(self, gathered: Gathered) -> Gathered:
+        """All of its kind that has come by now, to be decided on once: thousands join or are asked at the same time.
+        In a large job the next decision is left longer to gather, as long as large_jobs/limits.py says."""
+        with contextlib.suppress(queue.Empty):
+            while len(gathered) < MOST_GATHERED:
+                wait_s = self._gather_until_s - time.monotonic()
+                behind = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+                if not gathered.takes(behind):
+                    self._held = behind
+                    break
+        return gathered
 
     def _take(self, message: object) -> None:
         now_s = time.monotonic()
@@ -257,15 +307,17 @@ class JobLoop:
                 self._way.said(message.worker_id, message.message, now_s)
             case WorkerExited():
                 self._way.exited(message.worker_id, message.returncode, now_s)
-            case StoreChanged():
-                self._store_changed(message, now_s)
+            case Gathered():
+                self._take_gathered(message, now_s)
             case StoreConnected():
                 self._store_connected(message.connected, now_s)
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):
                     self._membership.follow_leader(now_s)
             case LeadershipReported():
-                self._membership.take(message.report, now_s)
+                self._leadership_reported(message, now_s)
+            case ScopeFollowed():
+                self._scope_followed(message, now_s)
             case SignalCame():
                 self._signalled(message.number, now_s)
             case _:
@@ -273,13 +325,62 @@ class JobLoop:
         for due in self._timers.take_due(now_s):
             due(now_s)
 
-    def _store_changed(self, message: StoreChanged, now_s: float) -> None:
-        self._lost_keys.notice(message.changes, now_s)
-        happened = self._news.take(message.changes, now_s)
+    def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
+        self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)
+        done_s = time.monotonic()
+        self._gather_until_s = done_s + self._limits.gathering_s(done_s - now_s, len(self._seen.view.agents))
+
+    def _take_changes(
+        self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
+    ) -> None:
+        self._seen.keepers = self._records.keepers
+        strange = not self._sight.whole and self._strange_spec()
+        if not strange:
+            self._lost_keys.notice(changes, now_s)
+        happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
-        self._lost_keys.mend(message.changes, now_s)
-        self._job.history.saw(message.changes)
+        if not strange:
+            self._lost_keys.mend(changes, now_s)
+        self._job.history.saw(changes)
+        self._look_around()
+
+    def _store_changed(self, message: StoreChanged, now_s: float) -> None:
+        self._take_changes(message.changes, (), now_s)
+
+    # -- how much of a large job this agent sees
+
+    def _strange_spec(self) -> bool:
+        stands = self._sight.value(self._keys.spec)
+        return stands is not None and nonce_of(stands) != self._seen.spec.nonce
+
+    def _look_around(self) -> None:
+        leader = self._seen.leader
+        if leader is not None and leader.agent_id != self._agent_id:
+            self._elected = None  # and lost again meanwhile
+        self._sight.look(
+            leads=self._membership.leading or self._elected is not None,
+            strange_spec=self._strange_spec(),
+            nodes=len(self._seen.view.agents),
+        )
+        self._seen.whole = self._sight.whole
+
+    def _leadership_reported(self, message: LeadershipReported, now_s: float) -> None:
+        if isinstance(message.report, Elected) and not self._sight.whole:
+            self._elected = message.report
+        else:
+            self._membership.take(message.report, now_s)
+        self._look_around()
+
+    def _scope_followed(self, message: ScopeFollowed, now_s: float) -> None:
+        self._sight.followed(message)
+        self._seen.whole = self._sight.whole
+        if not self._sight.whole:
+            return
+        self._lost_keys.look(now_s)
+        elected, self._elected = self._elected, None
+        if elected is not None:
+            self._membership.take(elected, now_s)
 
     def _store_connected(self, connected: bool, now_s: float) -> None:
         if connected == self._connected:
@@ -318,7 +419,6 @@ class JobLoop:
 
     def _ending(self) -> Ending | None:
         now_s, seen = time.monotonic(), self._seen
-        others = [a for a in seen.view.agents.values() if a.agent_id != self._agent_id and not a.leaving]
         return how_it_ends(
             NodeSituation(
                 workers_running=len(self._workers.worker_ids),
@@ -326,7 +426,7 @@ class JobLoop:
                 leaving_signal=seen.leaving_signal,
                 leaving_for_s=None if seen.leaving_since_s is None else now_s - seen.leaving_since_s,
                 shutdown_timeout_s=self._config.shutdown_timeout_s,
-                job_goes_on=bool(others) and seen.result is None,
+                job_goes_on=seen.others_stay(self._agent_id) and seen.result is None,
                 trained=self._way.trained,
                 store_away_for_s=0.0 if self._connected else now_s - self._disconnected_since_s,
                 own_exit_code=self._way.exit_code,
@@ -355,14 +455,14 @@ class JobLoop:
                 stack.callback(closer)
 
 
-def _policy(config: JobConfig, max_restarts: int) -> Policy:
+def _policy(config: JobConfig, max_restarts: int, lease_ttl_s: float) -> Policy:
     return Policy(
         last_call_s=config.last_call_s,
         node_window_s=config.node_window_s,
         holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
         below_minimum_timeout_s=config.below_minimum_timeout_s,
         probe_window_s=config.probe_window_s,
-        lease_ttl_s=config.lease_ttl_s,
+        lease_ttl_s=lease_ttl_s,
         ends_when_all_leave=config.ends_when_all_leave,
         max_restarts=max_restarts,
         hang_notice_s=config.hang_notice_s,

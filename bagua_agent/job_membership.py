@@ -7,11 +7,12 @@ membership/machine.py forms generations. Knows nothing of workers and processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leader_watch import LeaderWatch
 from bagua_agent.leadership import (
     Elected,
@@ -48,7 +49,11 @@ class JobMembership:
         stored: Callable[[str], bytes | None],
         stands_after_s: Callable[[float], float] = lambda now_s: 0.0,
         has_checkpoints: bool = False,
+        limits: Limits = USUAL_LIMITS,
     ) -> None:
+        self._limits = limits
+        # workers here can't go on: since when, and when that was last told
+        self._in_trouble_s = (float("-inf"), float("-inf"))
         self._job = job
         self._policy = policy
         self._leadership = leadership
@@ -70,6 +75,8 @@ class JobMembership:
 
     def advance(self, *happened: ev.Event) -> None:
         """Give events to the machine and do what follows."""
+        if not happened:
+            return
         result = step_all(self._state, happened, self._policy)
         self._state = result.state
         self._job.seen.view = result.state.view
@@ -97,6 +104,7 @@ class JobMembership:
                     if action.expected_previous_number
                     else self._job.seen.unreadable.get(self._job.keys.generation, 0),
                     self._job.seen.unwritten(self._job.keys.result),
+                    {a.agent_id: a.control_address for a in self._state.view.agents.values()},
                 )
             case do.WriteResult():
                 failure = self._failure_record(action.failure)
@@ -170,7 +178,14 @@ class JobMembership:
             self.advance(ev.LeadershipLost(now_s=now_s))
 
     def suspect_leader(self, now_s: float) -> None:
-        """A worker can't go on. Should the leader itself be what is missing, somebody else has to find out."""
+        """A worker can't go on. Should the leader itself be what is missing, somebody else has to find out; not all of
+        a large job at once."""
+        since_s, last_s = self._in_trouble_s
+        if now_s - last_s > 2 * self._limits.next_asking_after_s:
+            since_s = now_s
+        self._in_trouble_s = (since_s, now_s)
+        if now_s - since_s < self._limits.turn_s(self._job.agent_id, self._job.seen.nodes):
+            return
         self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), now_s)
 
     def take(self, report: Report, now_s: float) -> None:
@@ -188,7 +203,7 @@ class JobMembership:
             case GenerationRefused():
                 self.advance(ev.GenerationWriteRefused(now_s=now_s, number=report.number, why=report.reason))
             case ProbeResult():
-                self._probed(report, now_s)
+                self.advance(*self.answers([report], now_s))
             case WriteFailed():
                 if report.what == "election":
                     self._job.timers.set("election", now_s + STAND_AGAIN_S, self._stand_again)
@@ -199,10 +214,9 @@ class JobMembership:
         if self._state.leading and self._job.seen.result is None:
             self.advance(ev.ResultWriteRefused(now_s=now_s, why=why))
 
-    def _probed(self, report: ProbeResult, now_s: float) -> None:
-        if self._leader_watch.took(report):
-            return
-        self.advance(
+    def answers(self, reports: Iterable[ProbeResult], now_s: float) -> list[ev.Event]:
+        """What the machine should hear of them."""
+        return [
             ev.ProbeAnswered(
                 now_s=now_s,
                 agent_id=report.agent_id,
@@ -211,7 +225,9 @@ class JobMembership:
                 relayed=report.relayed,
                 workers=report.workers,
             )
-        )
+            for report in reports
+            if not self._leader_watch.took(report)
+        ]
 
     def _stand_again(self, now_s: float) -> None:
         if self._job.seen.leader is None and not self._state.leading:

@@ -105,6 +105,7 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
     # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
     once = [mod_revision_is(keys.result, ended.mod_revision)]
     old = [keys.result, keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.leader]
+    old.append(keys.hang)
     folders = (
         keys.failures,
         keys.finished_workers,
@@ -112,6 +113,7 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
         keys.members,
         keys.suspicions,
         keys.events,
+        keys.records,
     )
     for folder in folders:
         left = [kv.key for kv in store.get_prefix(folder)[0]]

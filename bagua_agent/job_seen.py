@@ -17,9 +17,11 @@ from bagua_contract.records import Generation
 
 @dataclass(slots=True)
 class JobSeen:
-    """view: the whole picture. generation: the newest record. generation_revision: of what stands in the store, 0 if
+    """view: the picture. whole: all of it; else it has no other agents and their workers, as in large jobs. keepers: of
+    a large record, by address. generation: the newest record. generation_revision: of what stands in the store, 0 if
     nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
     unreadable: by key, the revision of what stands there and nobody can read. closing: nobody joins any more.
+    waits: workers here that can't go on, with the generation.
     leaving_since_s: of the first signal; minus infinity after the second, or if there is nothing to wait for."""
 
     spec: pb.JobSpec
@@ -33,6 +35,9 @@ class JobSeen:
     leaving_signal: int = 0
     remembered: dict[str, bytes] = field(default_factory=dict)
     unreadable: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
+    whole: bool = True
+    keepers: tuple[str, ...] = ()
 
     def unwritten(self, key: str) -> Compare:
         """That nothing stands under `key` but what nobody can read."""
@@ -58,4 +63,22 @@ class JobSeen:
         if self.leader is None:
             return ""
         taken = (own_agent_id, self.leader.agent_id)
-        return next((a.control_address for a in self.view.agents.values() if a.agent_id not in taken), "")
+        known = (a.control_address for a in self.view.agents.values() if a.agent_id not in taken)
+        # a keeper may be this agent itself, whose word then counts for nothing more than its own
+        others = (k for k in self.keepers if k != self.leader.control_address)
+        return next(known, None) or next(others, "")
+
+    @property
+    def nodes(self) -> int:
+        """Agents there are, as far as this one sees them."""
+        record = 0 if self.generation is None else self.generation.node_count
+        return max(len(self.view.agents), record)
+
+    def others_stay(self, own_agent_id: str) -> bool:
+        """Whether another node is there that does not leave; in part of the picture, whether the record has one."""
+        if any(a.agent_id != own_agent_id and not a.leaving for a in self.view.agents.values()):
+            return True
+        record = self.generation
+        return (
+            not self.whole and record is not None and any(m.agent_id != own_agent_id for m in record.members)
+        )

@@ -7,12 +7,13 @@ that the agent's loop never waits for etcd; every outcome comes back through `re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bagua_agent.errors import InfrastructureLost
 from bagua_agent.failpoints import Failpoints
+from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.membership import hang
 from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.hang import HangOrder
@@ -25,6 +26,7 @@ from bagua_agent.store.client import (
     create_revision_is,
     mod_revision_is,
 )
+from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_contract import control_pb2
@@ -101,7 +103,10 @@ class Leadership:
         job_id: str,
         probe_window_s: float,
         report: Callable[[Report], None],
+        stored: Callable[[Generation, Mapping[str, str]], StoredRecord],
     ) -> None:
+        """stored(record, addresses of agents): how a record is written."""
+        self._stored = stored
         self._store = store
         self._keys = keys
         self._leased = leased
@@ -156,28 +161,55 @@ class Leadership:
 
     # -- fenced writes
 
-    def write_generation(self, generation: Generation, previous_mod_revision: int, unended: Compare) -> None:
+    def write_generation(
+        self,
+        generation: Generation,
+        previous_mod_revision: int,
+        unended: Compare,
+        addresses: Mapping[str, str],
+    ) -> None:
         """previous_mod_revision: of what stands where `generation` will; 0 if nothing does. unended: that the job
-        has no result."""
+        has no result. addresses: of the agents' control services."""
         fence = self._fence
+        what = f"writing generation {generation.number}"
 
         def write() -> None:
-            refused = self._transact(
+            form = self._stored(generation, addresses)
+            refused = self._put_parts(form.parts) or self._transact(
                 "generation",
-                f"writing generation {generation.number}",
+                what,
                 [
                     create_revision_is(self._keys.leader, fence),
                     mod_revision_is(self._keys.generation, previous_mod_revision),
                     unended,
                 ],
-                puts=[Put(self._keys.generation, generation.encode())],
+                puts=[Put(self._keys.generation, form.value)],
                 quiet=True,
                 generation=generation.number,
             )
             if refused:
                 self._report(GenerationRefused(generation.number, refused))
+            elif form.parts:
+                self._remove_parts_before(generation.number - 1)
 
         self._submit(write)
+
+    def _put_parts(self, parts: Sequence[Put]) -> str:
+        """Empty if they stand, else why not. Not fenced: nobody reads what no head points to."""
+        try:
+            for part in parts:
+                self._store.put(part.key, part.value)
+        except InfrastructureLost as error:
+            return str(error)
+        return ""
+
+    def _remove_parts_before(self, number: int) -> None:
+        """Of records that nobody needs any more. One that could not be removed goes with the next."""
+        first, end = (f"{self._keys.records}{n:020d}".encode() for n in (0, number))
+        try:
+            self._store.delete_range(KeyRange(first, end))
+        except InfrastructureLost as error:
+            log.info("records before generation %d stay for now: %s", number, error)
 
     def write_result(
         self,

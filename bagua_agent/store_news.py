@@ -168,10 +168,14 @@ class StoreNews:
         if before is not None and generation.number <= before.number:
             return  # put again by somebody, after the store had lost it
         self._seen.generation = generation
+        if not self._seen.whole and not self._followers.ready_workers <= {
+            m.worker_id for m in generation.members
+        }:
+            self._on_own_key_gone()  # perhaps: these keys are not followed
         self._followers.follow(generation)
         text = narrator.generation_written(before, generation)
         self._narrator.tell(text)
-        if before is not None and generation.kind is GenerationKind.LOSS:
+        if before is not None and generation.kind is GenerationKind.LOSS and self._seen.whole:
             # Not when the agent's key goes: after an outage of the store all keys may go and come back.
             staying = {m.agent_id for m in generation.members} | self._agents
             for agent_id, node_name in sorted({(m.agent_id, m.node_name) for m in before.members}):

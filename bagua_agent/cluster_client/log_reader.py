@@ -14,6 +14,7 @@ import grpc
 
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
 from bagua_agent.errors import BaguaError, UserError
+from bagua_agent.large_jobs.stored_record import whole_value
 from bagua_agent.service.grpc_security import why_not_served
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
@@ -133,10 +134,12 @@ class LogReader:
 
     def _ranks(self) -> dict[str, int]:
         """Global ranks of the newest generation, by the directory of the worker."""
-        found = self._store.get(JobKeys(self._job_id).generation)
-        if found is None:
+        keys = JobKeys(self._job_id)
+        found = self._store.get(keys.generation)
+        value = None if found is None else whole_value(self._store, keys, found.value)
+        if value is None:
             return {}
-        record = membership_pb2.Generation.FromString(found.value)
+        record = membership_pb2.Generation.FromString(value)
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank
             for placement in record.members

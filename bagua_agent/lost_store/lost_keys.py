@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.recreation import (
     SETTLE_S,
@@ -27,7 +28,10 @@ LOOK_AGAIN_S = 0.5
 class LostKeys:
     """found(): all that stands under the job's prefix, as far as this agent has seen."""
 
-    def __init__(self, job: JoinedJob, found: Callable[[], Mapping[str, KeyValue]]) -> None:
+    def __init__(
+        self, job: JoinedJob, found: Callable[[], Mapping[str, KeyValue]], limits: Limits = USUAL_LIMITS
+    ) -> None:
+        self._limits = limits
         self._job = job
         self._found = found
         keys = job.keys
@@ -54,6 +58,13 @@ class LostKeys:
             self._settled_at_s = now_s + SETTLE_S
             self._job.narrator.tell_once("keys", "etcd has lost keys of the job; putting them again")
 
+    def look(self, now_s: float) -> None:
+        """All that stands can be seen now. Raises JobReplaced."""
+        verdict = self._verdict()
+        if isinstance(verdict, GiveWay):
+            raise JobReplaced(verdict.reason)
+        self._mend(now_s)
+
     def mend(self, changes: tuple[Change, ...], now_s: float) -> None:
         """After JobSeen took `changes` in."""
         if any(change.key in self._kept for change in changes):
@@ -68,14 +79,20 @@ class LostKeys:
             # Without a record of ours the commits that are known may be another job's.
             committed=seen.generation is not None and seen.view.committed_generation > 0,
         )
-        return after_a_loss(self._job.keys, memory, self._found())
+        return after_a_loss(self._job.keys, memory, self._found(), self._limits)
 
     def _mend(self, now_s: float) -> None:
         job = self._job
         match self._verdict():
-            case PutAgain(compares, puts):
+            case PutAgain(compares, puts, before):
+
+                def put_again() -> None:
+                    for part in before:
+                        job.store.put(part.key, part.value)
+                    job.store.transact(compares, puts)
+
                 # Refused if somebody else was first; then their write is news, and this is looked at again.
-                job.writes.until_done("lost keys", lambda: job.store.transact(compares, puts))
+                job.writes.until_done("lost keys", put_again)
                 job.timers.set("lost keys", now_s + LOOK_AGAIN_S, self._mend)
             case _:
                 pass

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
+from bagua_agent.large_jobs.record_parts import stored
 from bagua_agent.store.client import Compare, KeyValue, Put, absent, mod_revision_is
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
@@ -39,10 +41,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class PutAgain:
-    """A transaction."""
+    """A transaction. before: what it points to, written first; nobody else's at any time."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]
+    before: tuple[Put, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,21 @@ class NothingLost:
 Verdict = PutAgain | GiveWay | NothingLost
 
 
-def after_a_loss(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Verdict:
-    """found: all that stands under the job's prefix."""
+def after_a_loss(
+    keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits = USUAL_LIMITS
+) -> Verdict:
+    """found: all that stands under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
-    if spec is not None and _nonce(spec.value) != memory.nonce:
-        return _another_job(keys, memory, found)
+    if spec is not None and nonce_of(spec.value) != memory.nonce:
+        return _another_job(keys, memory, found, limits)
     record = _own_generation(keys, memory, found)
     known = memory.generation
     if record is not None and known is not None and record.number == known.number and record != known:
         return GiveWay(f"etcd lost its keys, and the others went on with another generation {known.number}")
-    return _missing(keys, memory, found, over={})
+    return _missing(keys, memory, found, limits, over={})
 
 
-def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Verdict:
+def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits) -> Verdict:
     if keys.result in memory.values:
         return NothingLost()  # ours is over; the name is free
     if not memory.committed:
@@ -80,11 +85,15 @@ def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -
     if keys.result in found or _has_committed(keys, memory, found):
         return GiveWay("etcd lost its keys, and another job of this id has trained since")
     over = {key: kv.mod_revision for key in (keys.spec, keys.desired) if (kv := found.get(key)) is not None}
-    return _missing(keys, memory, found, over)
+    return _missing(keys, memory, found, limits, over)
 
 
 def _missing(
-    keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], over: Mapping[str, int]
+    keys: JobKeys,
+    memory: Memory,
+    found: Mapping[str, KeyValue],
+    limits: Limits,
+    over: Mapping[str, int],
 ) -> Verdict:
     """over: keys that stand and are not ours, with the revision that was read."""
     work = _Work()
@@ -98,9 +107,9 @@ def _missing(
         stands = found.get(keys.generation)
         record = _own_generation(keys, memory, found)
         if record is None or record.number < memory.generation.number:
-            work.add(
-                keys.generation, memory.generation.encode(), stands.mod_revision if stands is not None else 0
-            )
+            form = stored(memory.generation, keys, limits)
+            work.before = form.parts
+            work.add(keys.generation, form.value, stands.mod_revision if stands is not None else 0)
     if not work.puts:
         return NothingLost()
     if keys.spec not in {put.key for put in work.puts}:
@@ -108,7 +117,7 @@ def _missing(
         work.compares.append(mod_revision_is(keys.spec, found[keys.spec].mod_revision))
     if keys.result not in memory.values:
         work.compares.append(_unended(keys, found))
-    return PutAgain(tuple(work.compares), tuple(work.puts))
+    return PutAgain(tuple(work.compares), tuple(work.puts), work.before)
 
 
 def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
@@ -130,6 +139,7 @@ def _is_result(value: bytes) -> bool:
 class _Work:
     compares: list[Compare] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
+    before: tuple[Put, ...] = ()
 
     def add(self, key: str, value: bytes, over_revision: int) -> None:
         self.compares.append(mod_revision_is(key, over_revision))
@@ -156,7 +166,7 @@ def _committed(value: bytes) -> bool:
         return False
 
 
-def _nonce(value: bytes) -> str:
+def nonce_of(value: bytes) -> str:
     """Empty for a spec that can't be read: it is nobody's."""
     try:
         return str(pb.JobSpec.FromString(value).nonce)

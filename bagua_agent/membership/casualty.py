@@ -66,8 +66,9 @@ def company_after(known: Company, worker_id: str, record: Generation) -> Company
     return Company(record.number, (*former[-MOST_FORMER_FELLOWS:], *present))
 
 
-def casualty_of(failure: FailureView, company: Company, view: JobView) -> str:
-    """Whose end explains `failure`, for a person to read; empty: nobody's as far as `view` tells."""
+def casualty_of(failure: FailureView, company: Company, view: JobView, *, whole: bool = True) -> str:
+    """Whose end explains `failure`, for a person to read; empty: nobody's as far as `view` tells. whole: it has all
+    agents; else only records tell who is gone."""
     if not tells_of_another(failure.summary, failure.traceback_tail):
         return ""
     known = {f.worker_id: f for f in company.fellows}
@@ -80,7 +81,7 @@ def casualty_of(failure: FailureView, company: Company, view: JobView) -> str:
     if cause is not None:
         return f"{known[cause.worker_id]} ({cause.summary})"
     lost_peer = classify(failure.summary, failure.traceback_tail).kind is Kind.CASUALTY
-    gone = _last(f for f in company.fellows if (lost_peer or company.is_late(f)) and _is_gone(f, view))
+    gone = _last(f for f in company.fellows if (lost_peer or company.is_late(f)) and _is_gone(f, view, whole))
     return f"{gone} (gone)" if gone is not None else ""
 
 
@@ -93,12 +94,12 @@ def _explains(cause: FailureView, failure: FailureView, *, late: bool) -> bool:
     return late or (began_by_itself and lost_peer)
 
 
-def _is_gone(fellow: Fellow, view: JobView) -> bool:
+def _is_gone(fellow: Fellow, view: JobView, whole: bool) -> bool:
     """It left, or was lost with its host. What failed or ended well has its own record."""
     if fellow.worker_id in view.failures or fellow.worker_id in view.finished:
         return False
     dropped = view.generation is not None and view.generation.placement_of(fellow.worker_id) is None
-    return dropped or fellow.agent_id not in view.agents
+    return dropped or (whole and fellow.agent_id not in view.agents)
 
 
 def _fellow(placement: Placement, number: int) -> Fellow:

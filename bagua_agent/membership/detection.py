@@ -7,12 +7,15 @@ Does not ask: says whom to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Evidence, JobView, Probe, SuspicionView, Verdict
+
+MOST_RELAYS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
         return Inquiry()
     broken = [s for s in standing.suspicions if s.broken]
     everyone = agents_in_question(view, standing)
-    first = sorted({a for s in standing.suspicions for a in accused(view, s, everyone)})
+    first = all_accused(view, standing.suspicions, everyone)
     if broken:
         # From the first report on: the others report the same break a moment later.
         since_s = min(s.seen_since_s for s in broken)
@@ -75,33 +78,86 @@ def who_lives(
     return Inquiry(tuple(ask), tuple(awaited), again_at_s=min(again, default=None))
 
 
-def accused(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
-    """Agents that a suspicion names; all of the generation if it names none that we know."""
-    return named(view, suspicion, everyone) or list(everyone)
+def gathering_until_s(
+    view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
+) -> float | None:
+    """Until when it is worth to wait for others that may be lost beside those known to be; None: no longer. Many are
+    lost at once with a rack, and another generation for the rest would cost everybody more than the wait: until all
+    members have told whom they miss, and until whoever is asked by then has answered."""
+    broken_s = min((s.broken_since_s for s in standing.suspicions if s.broken), default=None)
+    members = 0 if view.generation is None else view.generation.world_size
+    told_s = 0.0 if broken_s is None else broken_s + policy.gather_each_s * members
+    asked_at_s = [
+        evidence.probes[a].asked_at_s
+        for a in all_accused(view, standing.suspicions, agents_in_question(view, standing))
+        if a in evidence.probes and not evidence.is_dead(view.agents[a])
+    ]
+    answered_s = max(asked_at_s, default=0.0) + min(
+        policy.probe_window_s, policy.answer_each_s * len(asked_at_s)
+    )
+    until_s = max(told_s, answered_s)
+    return until_s if now_s < until_s else None
+
+
+def all_accused(view: JobView, suspicions: Iterable[SuspicionView], everyone: Iterable[str]) -> list[str]:
+    """Agents that some suspicion names, sorted; all of the generation if one names none that we know."""
+    agents = sorted(everyone)
+    index = _Named(view, agents)
+    found: set[str] = set()
+    for hosts in {s.hosts for s in suspicions}:
+        of_one = index.of(hosts)
+        if not of_one:
+            return agents
+        found |= of_one
+    return sorted(found)
 
 
 def named(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
-    """Those of `everyone` that a suspicion names."""
-    hosts = {_host(h) for h in suspicion.hosts}
-    stores = {m.agent_id for m in view.members.values() if _host(m.store_address) in hosts}
-    return [
-        a
-        for a in everyone
-        if a in stores or view.agents[a].node_name in hosts or _host(view.agents[a].control_address) in hosts
-    ]
+    """Those of `everyone` that a suspicion names, in their order."""
+    agents = list(everyone)
+    found = _Named(view, agents).of(suspicion.hosts)
+    return [a for a in agents if a in found]
 
 
-def relay_for(view: JobView, evidence: Evidence, target: str, asked: Iterable[str]) -> str:
-    """Who asks `target` on the leader's behalf; empty if there is nobody else."""
+class _Named:
+    """Which agents hosts belong to: by their name, control address, or a store of one of their workers. Made once for
+    many suspicions, as in a large job there is one from every member."""
+
+    def __init__(self, view: JobView, everyone: Iterable[str]) -> None:
+        self._agents: defaultdict[str, set[str]] = defaultdict(set)
+        known = set(everyone)
+        for agent_id in known:
+            agent = view.agents[agent_id]
+            self._agents[agent.node_name].add(agent_id)
+            self._agents[_host(agent.control_address)].add(agent_id)
+        for member in view.members.values():
+            if member.agent_id in known:
+                self._agents[_host(member.store_address)].add(member.agent_id)
+
+    def of(self, hosts: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        for host in hosts:
+            found |= self._agents.get(_host(host), set())
+        return found
+
+
+def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[str, str]:
+    """Who asks each of `asked` on the leader's behalf; empty if there is nobody else. Many are shared out,
+    for one agent that asked for all would itself fall silent."""
     unsure = set(asked)
-    others = [
-        a
-        for a in view.agents.values()
-        if a.agent_id not in (target, evidence.observer_agent_id) and not evidence.is_dead(a)
-    ]
-    # one that is not itself in question, if there is one
-    best = min(others, key=lambda a: (a.agent_id in unsure, a.join_revision), default=None)
-    return "" if best is None else best.agent_id
+    others = sorted(
+        (
+            a
+            for a in view.agents.values()
+            if a.agent_id != evidence.observer_agent_id and not evidence.is_dead(a)
+        ),
+        # one that is not itself in question, if there is one
+        key=lambda a: (a.agent_id in unsure, a.join_revision),
+    )
+    sure = [a.agent_id for a in others[:MOST_RELAYS] if a.agent_id not in unsure]
+    if sure:
+        return {target: sure[place % len(sure)] for place, target in enumerate(asked)}
+    return {target: next((a.agent_id for a in others if a.agent_id != target), "") for target in asked}
 
 
 def judge_probe(probe: Probe) -> tuple[Verdict, str] | None:

@@ -40,7 +40,7 @@ from bagua_agent.membership import hanging, targets, trouble
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.backoff import delay_s
 from bagua_agent.membership.candidates import Offer, offers, readiness
-from bagua_agent.membership.detection import inquire
+from bagua_agent.membership.detection import gathering_until_s, inquire
 from bagua_agent.membership.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision
 from bagua_agent.membership.left_out import WayOut
@@ -125,7 +125,11 @@ def _who_is_there(case: _Case) -> Decision | None:
     if not standing.survivors if record is None else _nobody_ever_trained(view, record):
         return _first(case)
     if standing.lost:
-        return _at_once(case, f"lost {_some(standing.lost)}", broken=True)
+        why = f"lost {_some(standing.lost)}"
+        wait_s = gathering_until_s(view, standing, evidence, case.now_s, case.policy)
+        if wait_s is not None:
+            return Decision(None, f"{why}; asking whether others are too", wait_s)
+        return _at_once(case, why, broken=True)
     inquiry = inquire(view, standing, evidence, case.now_s, case.policy)
     if not inquiry.settled:
         return Decision(

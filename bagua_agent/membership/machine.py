@@ -27,7 +27,7 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.admission import misfits
-from bagua_agent.membership.detection import relay_for
+from bagua_agent.membership.detection import relays_for
 from bagua_agent.membership.formation import decide
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.left_out import quarantined
@@ -282,9 +282,10 @@ def _ask(state: State, agent_ids: tuple[str, ...], actions: list[Action]) -> Sta
     view, evidence = state.view, state.evidence
     probes = dict(evidence.probes)
     questions = []
+    relays = relays_for(view, evidence, agent_ids)
     for agent_id in agent_ids:
         agent = view.agents[agent_id]
-        relay_id = relay_for(view, evidence, agent_id, agent_ids)
+        relay_id = relays[agent_id]
         relay_address = view.agents[relay_id].control_address if relay_id else ""
         questions.append(Question(agent_id, agent.control_address, relay_id, relay_address))
         probes[agent_id] = Probe(agent_id, agent.join_revision, state.next_sequence, state.now_s, relay_id)

@@ -33,6 +33,11 @@ class Policy:
     probe_window_s: float = 0.5
     # How long the keys of whoever no longer renews them stand: two renewals may be lost on the way.
     lease_ttl_s: float = 3.0
+    # For each member of a generation that breaks: about what its word on it takes where thousands tell at once. The
+    # leader waits so long for further losses: nothing to speak of in a small job, under a second in one of thousands.
+    gather_each_s: float = 0.0002
+    # For each agent that is asked beside one known to be lost, likewise; never longer than the probe window.
+    answer_each_s: float = 0.002
     # A confirmed death whose keys still stand: the removal failed, so ask again, about once a second.
     removal_retry_s: float = 1.0
     # A refused write is mostly explained by a newer record a moment later; without one, try again.

@@ -84,8 +84,9 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
     record = view.generation
     bound = in_force(view, record)
     present = _present(view, evidence)
+    since = {} if record is None else {m.worker_id: m.since_generation for m in record.members}
     weighed = tuple(
-        _weigh(s, record, bound)
+        _weigh(s, record, bound, since)
         for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
         # Rule 4: of what is older than the generation in force nobody needs to know any more.
         if record is not None and bound <= s.generation <= record.number and s.worker_id in present
@@ -128,8 +129,10 @@ class _Weight(Enum):
     NOTHING = auto()  # about a record that was given up
 
 
-def _weigh(suspicion: SuspicionView, record: Generation | None, bound: int) -> tuple[SuspicionView, _Weight]:
-    """What a suspicion of a generation from `bound` up to `record` means.
+def _weigh(
+    suspicion: SuspicionView, record: Generation | None, bound: int, since: Mapping[str, int]
+) -> tuple[SuspicionView, _Weight]:
+    """What a suspicion of a generation from `bound` up to `record` means. since: since_generation of its members.
 
     That the pending record can't be built somewhere breaks nothing. Nor does a newcomer that could not enter it: if the
     others did, they say so themselves. But a stall in a generation that a newer planned record superseded is a break:
@@ -138,8 +141,7 @@ def _weigh(suspicion: SuspicionView, record: Generation | None, bound: int) -> t
     """
     if record is None or suspicion.generation <= bound:
         return suspicion, _Weight.AS_TOLD
-    placement = record.placement_of(suspicion.worker_id)
-    newcomer = placement is None or placement.since_generation > bound
+    newcomer = since.get(suspicion.worker_id, bound + 1) > bound
     if suspicion.kind is SuspicionKind.UNBUILT or (suspicion.broken and newcomer):
         if suspicion.generation < record.number:
             return suspicion, _Weight.NOTHING

@@ -53,12 +53,11 @@ class HangOrders:
             where = f"in {stacks.path}" if stacks.path is not None else "are not saved"
             problem = f" ({stacks.problem})" if stacks.problem else ""
             self._job.narrator.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
-        view = self._job.seen.view
-        if order.outcome is not Outcome.REPLACE or view.hang_order != order:
+        seen = self._job.seen
+        if order.outcome is not Outcome.REPLACE or seen.view.hang_order != order:
             return
         for worker_id in order.workers:
-            waits = view.suspicions.get(worker_id)
-            if waits is not None and waits.generation >= order.generation:
+            if seen.waits.get(worker_id, -1) >= order.generation:
                 continue
             self._workers.kill(worker_id, f"hung: {order.reason}")
 

@@ -127,6 +127,7 @@ class LiveWorkers:
             return
         self._sessions.forget(worker_id)
         self._suspected.pop(worker_id, None)
+        self._job.seen.waits.pop(worker_id, None)
         generation, steps = self._steps.get(worker_id, (0, 0))
         last = LastSeen(
             was_member=self._members.pop(worker_id, None) is not None,
@@ -219,6 +220,7 @@ class LiveWorkers:
             return
         self._suspicion_sequence += 1
         self._suspected[worker_id] = (suspected.generation, suspected.kind)
+        job.seen.waits[worker_id] = suspected.generation
         suspicion = pb.Suspicion(
             worker_id=worker_id,
             generation=suspected.generation,
@@ -247,6 +249,7 @@ class LiveWorkers:
 
     def _clear_suspicion(self, worker_id: str) -> None:
         del self._suspected[worker_id]
+        self._job.seen.waits.pop(worker_id, None)
         self._job.leased.remove(self._job.keys.suspicion(worker_id))
 
     def _straggles(self, told: session_pb2.Straggler) -> None:

@@ -159,9 +159,10 @@ class WorkerExits:
         """Whose end explains it; empty: nobody's as far as it is known."""
         if not failure.script_failure:
             return ""
-        view = self._job.seen.view
-        known = view.failures.get(failure.worker_id)
-        return casualty_of(_as_seen(failure, NEWEST if known is None else known.order), company, view)
+        seen = self._job.seen
+        known = seen.view.failures.get(failure.worker_id)
+        own = _as_seen(failure, NEWEST if known is None else known.order)
+        return casualty_of(own, company, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
         """A newer record stands: look for explanations once the picture has it."""

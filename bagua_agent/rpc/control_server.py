@@ -1,4 +1,4 @@
-"""Are you there? The service that other agents ask, on TCP."""
+"""Are you there, and what is the record? The service that other agents ask, on TCP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ _THREADS_FOR_ITSELF = 4
 
 
 class ControlServer(control_pb2_grpc.AgentControlServicer):
+    """kept_record(sha256): the packed parts of a large record, if this agent has them."""
+
     def __init__(
-        self, bind_host: str, job_id: str, agent_id: str, workers_alive: Callable[[], list[str]]
+        self,
+        bind_host: str,
+        job_id: str,
+        agent_id: str,
+        workers_alive: Callable[[], list[str]],
+        kept_record: Callable[[bytes], bytes | None] = lambda sha256: None,
     ) -> None:
+        self._kept_record = kept_record
         self._job_id = job_id
         self._agent_id = agent_id
         self._workers_alive = workers_alive
@@ -57,6 +65,12 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
             return probe(request.control_address, request.request.job_id, request.request.agent_id, timeout_s)
         finally:
             self._indirect.release()
+
+    def ReadRecord(
+        self, request: control_pb2.ReadRecordRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ReadRecordReply:
+        packed = self._kept_record(request.sha256) if request.job_id == self._job_id else None
+        return control_pb2.ReadRecordReply(packed=packed or b"")
 
     def stop(self) -> None:
         self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)

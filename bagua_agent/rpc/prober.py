@@ -20,7 +20,7 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
     """REFUSED only on proof: the host answered that nobody listens, or another agent does. Never raises for
     anything the network does."""
     deadline_s = time.monotonic() + timeout_s
-    endpoint = _endpoint(address)
+    endpoint = endpoint_of(address)
     if endpoint is None:
         # It stands in a key that another agent wrote; what is no address proves nothing.
         return _UNANSWERED
@@ -64,7 +64,7 @@ def probe_through(
     return _known(reply)
 
 
-def _endpoint(address: str) -> tuple[str, int] | None:
+def endpoint_of(address: str) -> tuple[str, int] | None:
     """Host and port. Numbers only, as agents write them: a name would be looked up without a time limit."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

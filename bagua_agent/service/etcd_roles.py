@@ -12,7 +12,7 @@ from enum import Enum
 
 from bagua_agent.errors import UserError
 from bagua_agent.service.certificates import ROOT_NAME, Holder, Role
-from bagua_agent.store.client import decode_key, encode_key, end_of_prefix
+from bagua_agent.store.key_range import decode_key, encode_key, end_of_prefix
 from bagua_contract import etcd_pb2 as pb
 
 PREFIX = "/bagua/v1/"

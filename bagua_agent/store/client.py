@@ -16,6 +16,7 @@ from bagua_agent.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUn
 from bagua_agent.store.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble
+from bagua_agent.store.key_range import KeyRange, decode_key, encode_key, end_of_prefix
 from bagua_contract import etcd_pb2 as pb
 
 __all__ = [
@@ -135,22 +136,26 @@ def value_is(key: str, value: bytes) -> Compare:
     return Compare(key, "VALUE", value)
 
 
-def encode_key(key: str) -> bytes:
-    return key.encode("utf-8", "surrogateescape")
+def read_ranges(
+    connection: Connection, ranges: Sequence[KeyRange], timeout_s: float
+) -> tuple[list[KeyValue], int]:
+    """All keys in the ranges as they were at one revision, and that revision. Raises CallFailed."""
+
+    def read(client: EtcdClient) -> tuple[list[KeyValue], int]:
+        return _read_ranges(client, ranges)
+
+    return connection.call(read, timeout_s)
 
 
-def decode_key(key: bytes) -> str:
-    """Also for keys that are not UTF-8: whoever reads a prefix must not fall over a stranger's key."""
-    return key.decode("utf-8", "surrogateescape")
-
-
-def end_of_prefix(prefix: str) -> bytes:
-    """The first key after all that start with `prefix`."""
-    start = bytearray(encode_key(prefix))
-    if not start or start[-1] == 0xFF:
-        raise InternalError(f"prefix {prefix!r} has no end")
-    start[-1] += 1
-    return bytes(start)
+def _read_ranges(client: EtcdClient, ranges: Sequence[KeyRange]) -> tuple[list[KeyValue], int]:
+    """In one transaction: one request, and one revision."""
+    request = etcd3.etcdrpc.TxnRequest()
+    for keys in ranges:
+        read = request.success.add().request_range
+        read.key, read.range_end = keys.start, keys.end
+    answer = client.raw(client.kvstub.Txn, request)
+    found = [KeyValue.of(kv) for one in answer.responses for kv in one.response_range.kvs]
+    return found, int(answer.header.revision)
 
 
 class Store:
@@ -195,6 +200,22 @@ class Store:
         )
         return [KeyValue.of(kv) for kv in answer.kvs], answer.header.revision
 
+    def get_ranges(
+        self, ranges: Sequence[KeyRange], timeout_s: float | None = None
+    ) -> tuple[list[KeyValue], int]:
+        """The keys in all of them as of one revision, and that revision."""
+        return self._repeat(
+            f"get {', '.join(map(str, ranges))}", lambda c: _read_ranges(c, ranges), timeout_s
+        )
+
+    def count_prefix(self, prefix: str, timeout_s: float | None = None) -> int:
+        """How many keys start with `prefix`."""
+        request = etcd3.etcdrpc.RangeRequest(
+            key=encode_key(prefix), range_end=end_of_prefix(prefix), count_only=True
+        )
+        answer = self._repeat(f"count {prefix}*", lambda c: c.raw(c.kvstub.Range, request), timeout_s)
+        return int(answer.count)
+
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
         """Revision of the write. May be done more than once. Raises LeaseLost."""
         answer = self._repeat(
@@ -213,6 +234,12 @@ class Store:
         """How many keys it removed; see `delete`."""
         end_of_prefix(prefix)
         answer = self._repeat(f"delete {prefix}*", lambda c: c.delete_prefix(encode_key(prefix)), timeout_s)
+        return int(answer.deleted)
+
+    def delete_range(self, keys: KeyRange, timeout_s: float | None = None) -> int:
+        """How many keys it removed; see `delete`."""
+        request = etcd3.etcdrpc.DeleteRangeRequest(key=keys.start, range_end=keys.end)
+        answer = self._repeat(f"delete {keys}", lambda c: c.raw(c.kvstub.DeleteRange, request), timeout_s)
         return int(answer.deleted)
 
     def transact(

@@ -10,6 +10,8 @@ import re
 from bagua_agent.errors import UserError
 
 JOBS_PREFIX = "/bagua/v1/jobs/"
+# Beside the jobs: nobody follows these, they are read when a head points to them.
+RECORDS_PREFIX = "/bagua/v1/records/"
 LONGEST_ID = 100
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -36,7 +38,12 @@ class JobKeys:
 
     @property
     def spec(self) -> str:
-        return self.prefix + "spec"
+        return self.prefix + "control/spec"
+
+    @property
+    def control(self) -> str:
+        """What concerns every agent."""
+        return self.prefix + "control/"
 
     @property
     def desired(self) -> str:
@@ -114,6 +121,16 @@ class JobKeys:
 
     def event(self, name: str) -> str:
         return self.events + check_id("event", name)
+
+    @property
+    def records(self) -> str:
+        return f"{RECORDS_PREFIX}{self.job_id}/"
+
+    def record_folder(self, folder: str) -> str:
+        return f"{self.records}{check_id('record', folder)}/"
+
+    def record_part(self, folder: str, index: int) -> str:
+        return f"{self.record_folder(folder)}{index:06d}"
 
     @staticmethod
     def id_in(folder: str, key: str) -> str | None:

@@ -1,23 +1,25 @@
-"""What does a prefix of the store hold right now? A local copy that keeps up to date and tells every change.
+"""What does a part of the store hold right now? A local copy that keeps up to date and tells every change.
 
-Owns one thread and one watch. Invariants: each change is told once, in the order of revisions, and those of
-one transaction together; after a gap in the history of the store (compaction, a store that lost its
-data) the difference is told instead. Knows nothing of what the keys mean.
+Owns one thread and one stream of watches. Invariants: each change is told once, those of one range in the order of
+revisions and those that one transaction made in one range together; after a gap in the history of the store
+(compaction, a store that lost its data) the difference is told instead, as of one revision. Knows nothing of what
+the keys mean.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_agent.errors import InternalError, UserError
-from bagua_agent.store.client import KeyValue, Store, decode_key, encode_key, end_of_prefix
+from bagua_agent.store.client import KeyValue, Store, read_ranges
 from bagua_agent.store.connection import Connection
 from bagua_agent.store.endpoints import Endpoint
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble
+from bagua_agent.store.key_range import KeyRange, decode_key
 from bagua_agent.store.watch_stream import WatchStream
 from bagua_contract import etcd_pb2 as pb
 
@@ -50,7 +52,7 @@ def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revisio
     )
 
 
-class PrefixMirror:
+class Mirror:
     """`start`, then `on_changes` is called with each batch of changes, first from `start` itself with all
     keys, later from the mirror's thread; never twice at a time. on_connection tells whether the watch is up.
     A callback that raises is our bug: it is logged, and the mirror goes on.
@@ -59,36 +61,51 @@ class PrefixMirror:
     def __init__(
         self,
         store: Store,
-        prefix: str,
+        ranges: Sequence[KeyRange],
         on_changes: Callable[[tuple[Change, ...]], None],
         on_connection: Callable[[bool], None] | None = None,
         silence_s: float = 1.0,
     ) -> None:
-        """silence_s: how long the watch may be silent before the endpoint must show that it lives; as long
-        again without an answer, and another endpoint is taken."""
+        """ranges: disjoint. silence_s: how long the watch may be silent before the endpoint must show that it lives; as
+        long again without an answer, and another endpoint is taken."""
         self._store = store
-        self._prefix = prefix
+        self._ranges = tuple(ranges)  # that the state is of; changed by the thread alone
+        self._wanted: tuple[tuple[KeyRange, ...], Callable[[], None] | None] | None = None  # by `follow`
         self._on_changes = on_changes
         self._on_connection = on_connection
         self._silence_s = silence_s
         self._lock = threading.Lock()
         self._state: dict[str, KeyValue] = {}
-        self._revision = 0  # up to which the state is complete
+        self._revisions: dict[KeyRange, int] = {}  # up to which the state is complete
         self._stopping = threading.Event()
         self._connection: Connection | None = None
+        self._stream: WatchStream | None = None
         self._connected = False
         self._history_lost = False  # etcd said that it no longer has the revision we would go on from
         self._complaints: set[str] = set()  # of the present outage
         self._thread: threading.Thread | None = None
 
     def start(self, timeout_s: float | None = None) -> None:
-        """Reads the prefix, tells it as one batch, begins to watch. Raises StoreUnavailable, UserError."""
+        """Reads the ranges, tells them as one batch, begins to watch. Raises StoreUnavailable, UserError."""
         if self._thread is not None:
-            raise InternalError(f"the mirror of {self._prefix} was started twice")
-        keys, revision = self._store.get_prefix(self._prefix, timeout_s)
+            raise InternalError(f"the mirror of {self._name} was started twice")
+        keys, revision = self._store.get_ranges(self._ranges, timeout_s)
         self._thread = threading.Thread(target=self._run, name="store-mirror", daemon=True)
         self._replace(keys, revision)
         self._thread.start()
+
+    def follow(self, ranges: Sequence[KeyRange], on_followed: Callable[[], None] | None = None) -> None:
+        """From now on the state is of these ranges. Returns at once; the difference is told as one batch when the store
+        has answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
+        with self._lock:
+            self._wanted = (tuple(ranges), on_followed)
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(map(str, self._ranges))
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Ends the thread; no callback runs after it returns. From a callback: ends after that callback."""
@@ -102,7 +119,7 @@ class PrefixMirror:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise InternalError(
-                f"the mirror of {self._prefix} did not end in {timeout_s:g} s: a callback hangs?"
+                f"the mirror of {self._name} did not end in {timeout_s:g} s: a callback hangs?"
             )
 
     def state(self) -> dict[str, KeyValue]:
@@ -110,11 +127,16 @@ class PrefixMirror:
         with self._lock:
             return dict(self._state)
 
+    def value(self, key: str) -> bytes | None:
+        with self._lock:
+            kv = self._state.get(key)
+            return None if kv is None else kv.value
+
     @property
     def revision(self) -> int:
         """Up to which `state` is complete."""
         with self._lock:
-            return self._revision
+            return min(self._revisions.values(), default=0)
 
     # ---- the thread
 
@@ -143,7 +165,7 @@ class PrefixMirror:
 
     def _complain(self, level: int, endpoint: Endpoint, error: Exception) -> None:
         """Once an outage and reason: an etcd that is away for hours must not fill the log."""
-        complaint = f"watch of {self._prefix} at {endpoint}: {error}"
+        complaint = f"watch of {self._name} at {endpoint}: {error}"
         if complaint not in self._complaints:
             self._complaints.add(complaint)
             log.log(level, complaint)
@@ -156,18 +178,30 @@ class PrefixMirror:
                 self._connection = connection  # from here on `stop` ends what runs on it
             while not self._stopping.is_set():
                 store_revision = self._catch_up(connection)
-                stream = WatchStream(connection, self._prefix, self.revision + 1, self._silence_s)
+                with self._lock:
+                    starts = [(keys, self._revisions[keys] + 1) for keys in self._ranges]
+                stream = WatchStream(connection, starts, self._silence_s)
                 try:
-                    self._read(stream, store_revision, connection)
+                    if self._may_read(stream):
+                        self._read(stream, store_revision, connection)
                 finally:
+                    with self._lock:
+                        self._stream = None
                     stream.close()
         finally:
             with self._lock:
                 self._connection = None
             connection.close()
 
+    def _may_read(self, stream: WatchStream) -> bool:
+        """Whether the stream is still of what is wanted; from here on `follow` ends it."""
+        with self._lock:
+            self._stream = stream
+            return self._wanted is None
+
     def _read(self, stream: WatchStream, store_revision: int, connection: Connection) -> None:
-        """Applies the stream until it ends; returns if the prefix must be read again."""
+        """Applies the stream until it ends; returns if the ranges must be read again."""
+        created = 0
         for response in stream:
             if response.compact_revision or (response.created and response.header.revision < store_revision):
                 # compacted, or another store than the one that was asked a moment ago
@@ -179,8 +213,10 @@ class PrefixMirror:
                     Failure(Trouble.REFUSED, response.cancel_reason or "etcd cancelled the watch")
                 )
             if response.created:
-                self._complaints.clear()
-                self._tell_connection(True)
+                created += 1
+                if created == len(self._ranges):
+                    self._complaints.clear()
+                    self._tell_connection(True)
             if response.events:
                 self._apply(response.events)
 
@@ -190,16 +226,23 @@ class PrefixMirror:
         Returns a revision that the store has reached.
         """
         timeout_s = self._store.config.attempt_timeout_s
-        if not self._history_lost:
+        with self._lock:
+            wanted = self._wanted
+        if wanted is None and not self._history_lost:
             store_revision = self._confirmed(connection, timeout_s)
             if store_revision is not None:
                 return store_revision
-        answer = connection.call(
-            lambda c: c.get_prefix_response(encode_key(self._prefix), sort_order="ascend"), timeout_s
-        )
+        ranges, on_followed = wanted if wanted is not None else (self._ranges, None)
+        keys, revision = read_ranges(connection, ranges, timeout_s)
         self._history_lost = False
-        self._replace([KeyValue.of(kv) for kv in answer.kvs], answer.header.revision)
-        return int(answer.header.revision)
+        with self._lock:
+            self._ranges = ranges
+            if self._wanted is wanted:
+                self._wanted = None
+        self._replace(keys, revision)
+        if on_followed is not None and not self._stopping.is_set():
+            on_followed()
+        return revision
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
         """The store's revision, if at the revision of our state it held the same; None if its history is
@@ -207,27 +250,31 @@ class PrefixMirror:
 
         If it did, the changes after our revision lead on from our state. One leased key is enough of a
         witness: lease ids are made from the time, so another history cannot have the same one. Without any,
-        the whole prefix is compared.
+        all is compared.
         """
         with self._lock:
-            state, revision = dict(self._state), self._revision
+            state, revisions = dict(self._state), dict(self._revisions)
         leased = [kv for kv in state.values() if kv.lease_id]
-        request = etcd3.etcdrpc.RangeRequest(key=encode_key(self._prefix), revision=revision)
         if leased:
             witness = max(leased, key=lambda kv: kv.mod_revision)
             state = {witness.key: witness}
-            request.key = encode_key(witness.key)
+            lies_in = next(keys for keys in self._ranges if witness.key in keys)
+            asked = [(KeyRange.of_key(witness.key), revisions[lies_in])]
         else:
-            request.range_end = end_of_prefix(self._prefix)
-        try:
-            answer = connection.call(lambda c: c.raw(c.kvstub.Range, request), timeout_s)
-        except CallFailed as error:
-            if error.failure.trouble is Trouble.HISTORY_GONE:
-                return None
-            raise
-        if {kv.key: kv for kv in map(KeyValue.of, answer.kvs)} != state:
-            return None
-        return int(answer.header.revision)
+            asked = [(keys, revisions[keys]) for keys in self._ranges]
+        found: dict[str, KeyValue] = {}
+        store_revision = 0
+        for keys, revision in asked:
+            request = etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end, revision=revision)
+            try:
+                answer = connection.call(lambda c, r=request: c.raw(c.kvstub.Range, r), timeout_s)  # type: ignore[misc]
+            except CallFailed as error:
+                if error.failure.trouble is Trouble.HISTORY_GONE:
+                    return None
+                raise
+            found.update({kv.key: kv for kv in map(KeyValue.of, answer.kvs)})
+            store_revision = int(answer.header.revision)
+        return store_revision if found == state else None
 
     # ---- state
 
@@ -236,25 +283,27 @@ class PrefixMirror:
         with self._lock:
             changes = difference(self._state, new, revision)
             self._state = new
-            self._revision = revision
+            self._revisions = dict.fromkeys(self._ranges, revision)
         self._tell(changes)
 
     def _apply(self, events: Iterable[pb.Event]) -> None:
         changes = []
         with self._lock:
+            reached: dict[KeyRange, int] = {}
             for event in events:
                 revision = event.kv.mod_revision
-                if revision <= self._revision:
-                    continue  # known from before the stream broke
                 key = decode_key(event.kv.key)
+                lies_in = next((keys for keys in self._ranges if key in keys), None)
+                if lies_in is None or revision <= self._revisions[lies_in]:
+                    continue  # known from before the stream broke
+                reached[lies_in] = revision
                 if event.type == pb.Event.DELETE:
                     old = self._state.pop(key, None)
                     changes.append(Change(key, None, revision, old.create_revision if old is not None else 0))
                 else:
                     kv = self._state[key] = KeyValue.of(event.kv)
                     changes.append(Change(key, kv.value, revision, kv.create_revision))
-            if changes:
-                self._revision = changes[-1].mod_revision
+            self._revisions.update(reached)
         self._tell(tuple(changes))
 
     def _tell(self, changes: tuple[Change, ...]) -> None:
@@ -263,7 +312,7 @@ class PrefixMirror:
         try:
             self._on_changes(changes)
         except Exception:  # the owner's bug must not end the mirror, nor go unseen
-            log.exception("bug: on_changes of the mirror of %s raised", self._prefix)
+            log.exception("bug: on_changes of the mirror of %s raised", self._name)
 
     def _tell_connection(self, connected: bool) -> None:
         if connected == self._connected:
@@ -274,4 +323,18 @@ class PrefixMirror:
         try:
             self._on_connection(connected)
         except Exception:  # as above
-            log.exception("bug: on_connection of the mirror of %s raised", self._prefix)
+            log.exception("bug: on_connection of the mirror of %s raised", self._name)
+
+
+class PrefixMirror(Mirror):
+    """Of all keys that start with `prefix`."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        on_changes: Callable[[tuple[Change, ...]], None],
+        on_connection: Callable[[bool], None] | None = None,
+        silence_s: float = 1.0,
+    ) -> None:
+        super().__init__(store, [KeyRange.of_prefix(prefix)], on_changes, on_connection, silence_s)

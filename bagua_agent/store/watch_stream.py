@@ -1,4 +1,4 @@
-"""Is the watch still alive? One stream of changes of a prefix from one endpoint.
+"""Is the watch still alive? One stream of changes of some ranges of keys from one endpoint.
 
 Asks for a sign of life when the stream is silent, and ends it when none comes: a frozen endpoint or a silent
 cut would otherwise look like a quiet store for ever. Knows nothing of state or of trying again.
@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 
-from bagua_agent.store.client import encode_key, end_of_prefix
 from bagua_agent.store.connection import Connection
 from bagua_agent.store.failures import CallFailed, Failure, Trouble, classify
+from bagua_agent.store.key_range import KeyRange
 from bagua_contract import etcd_pb2 as pb
 
 
 class WatchStream:
     """Iterate over it for responses; `close` ends the iteration from any thread.
 
+    ranges: with the revision that each is told from; each is confirmed by a response of its own (`created`).
     silence_s: after this long without a message a sign of life is asked for; after as long again the stream
     ends with CallFailed. Time that the reader takes over a message does not count.
     """
 
-    def __init__(self, connection: Connection, prefix: str, start_revision: int, silence_s: float) -> None:
-        self._prefix = prefix
-        self._start_revision = start_revision
+    def __init__(
+        self, connection: Connection, ranges: Sequence[tuple[KeyRange, int]], silence_s: float
+    ) -> None:
+        self._ranges = tuple(ranges)
         self._silence_s = silence_s
         self._changed = threading.Condition()
         self._ended = False
@@ -74,13 +76,12 @@ class WatchStream:
             self._call.cancel()
 
     def _requests(self) -> Iterator[pb.WatchRequest]:
-        yield pb.WatchRequest(
-            create_request=pb.WatchCreateRequest(
-                key=encode_key(self._prefix),
-                range_end=end_of_prefix(self._prefix),
-                start_revision=self._start_revision,
+        for keys, start_revision in self._ranges:
+            yield pb.WatchRequest(
+                create_request=pb.WatchCreateRequest(
+                    key=keys.start, range_end=keys.end, start_revision=start_revision
+                )
             )
-        )
         asked_for: float | None = None  # the silence, by its start, about which etcd was asked
         while True:
             with self._changed:

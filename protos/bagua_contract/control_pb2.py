@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/control.proto\x12\x08\x62\x61gua.v1\"0\n\x0cProbeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"f\n\x0fProbeForRequest\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.bagua.v1.ProbeRequest\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x98\x01\n\nProbeReply\x12-\n\x07verdict\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.ProbeReply.Verdict\x12\x0f\n\x07workers\x18\x02 \x03(\t\"J\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\t\n\x05\x41LIVE\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\x12\x0e\n\nUNANSWERED\x10\x03\x32\x82\x01\n\x0c\x41gentControl\x12\x35\n\x05Probe\x12\x16.bagua.v1.ProbeRequest\x1a\x14.bagua.v1.ProbeReply\x12;\n\x08ProbeFor\x12\x19.bagua.v1.ProbeForRequest\x1a\x14.bagua.v1.ProbeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/control.proto\x12\x08\x62\x61gua.v1\"0\n\x0cProbeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"f\n\x0fProbeForRequest\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.bagua.v1.ProbeRequest\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x98\x01\n\nProbeReply\x12-\n\x07verdict\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.ProbeReply.Verdict\x12\x0f\n\x07workers\x18\x02 \x03(\t\"J\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\t\n\x05\x41LIVE\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\x12\x0e\n\nUNANSWERED\x10\x03\"3\n\x11ReadRecordRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"!\n\x0fReadRecordReply\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x32\xc8\x01\n\x0c\x41gentControl\x12\x35\n\x05Probe\x12\x16.bagua.v1.ProbeRequest\x1a\x14.bagua.v1.ProbeReply\x12;\n\x08ProbeFor\x12\x19.bagua.v1.ProbeForRequest\x1a\x14.bagua.v1.ProbeReply\x12\x44\n\nReadRecord\x12\x1b.bagua.v1.ReadRecordRequest\x1a\x19.bagua.v1.ReadRecordReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,6 +29,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBEREPLY']._serialized_end=349
   _globals['_PROBEREPLY_VERDICT']._serialized_start=275
   _globals['_PROBEREPLY_VERDICT']._serialized_end=349
-  _globals['_AGENTCONTROL']._serialized_start=352
-  _globals['_AGENTCONTROL']._serialized_end=482
+  _globals['_READRECORDREQUEST']._serialized_start=351
+  _globals['_READRECORDREQUEST']._serialized_end=402
+  _globals['_READRECORDREPLY']._serialized_start=404
+  _globals['_READRECORDREPLY']._serialized_end=437
+  _globals['_AGENTCONTROL']._serialized_start=440
+  _globals['_AGENTCONTROL']._serialized_end=640
 # @@protoc_insertion_point(module_scope)

@@ -41,3 +41,17 @@ class ProbeReply(_message.Message):
     verdict: ProbeReply.Verdict
     workers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, verdict: _Optional[_Union[ProbeReply.Verdict, str]] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReadRecordRequest(_message.Message):
+    __slots__ = ("job_id", "sha256")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    sha256: bytes
+    def __init__(self, job_id: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class ReadRecordReply(_message.Message):
+    __slots__ = ("packed",)
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    packed: bytes
+    def __init__(self, packed: _Optional[bytes] = ...) -> None: ...

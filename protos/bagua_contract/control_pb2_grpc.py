@@ -49,6 +49,11 @@ class AgentControlStub(object):
                 request_serializer=bagua__contract_dot_control__pb2.ProbeForRequest.SerializeToString,
                 response_deserializer=bagua__contract_dot_control__pb2.ProbeReply.FromString,
                 _registered_method=True)
+        self.ReadRecord = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadRecord',
+                request_serializer=bagua__contract_dot_control__pb2.ReadRecordRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_control__pb2.ReadRecordReply.FromString,
+                _registered_method=True)
 
 
 class AgentControlServicer(object):
@@ -67,6 +72,13 @@ class AgentControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRecord(self, request, context):
+        """The parts of a large record, from one of its keepers, so that not every agent has to ask the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +91,11 @@ def add_AgentControlServicer_to_server(servicer, server):
                     servicer.ProbeFor,
                     request_deserializer=bagua__contract_dot_control__pb2.ProbeForRequest.FromString,
                     response_serializer=bagua__contract_dot_control__pb2.ProbeReply.SerializeToString,
+            ),
+            'ReadRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadRecord,
+                    request_deserializer=bagua__contract_dot_control__pb2.ReadRecordRequest.FromString,
+                    response_serializer=bagua__contract_dot_control__pb2.ReadRecordReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +152,33 @@ class AgentControl(object):
             '/bagua.v1.AgentControl/ProbeFor',
             bagua__contract_dot_control__pb2.ProbeForRequest.SerializeToString,
             bagua__contract_dot_control__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadRecord',
+            bagua__contract_dot_control__pb2.ReadRecordRequest.SerializeToString,
+            bagua__contract_dot_control__pb2.ReadRecordReply.FromString,
             options,
             channel_credentials,
             insecure,

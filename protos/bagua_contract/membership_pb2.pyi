@@ -141,8 +141,22 @@ class Placement(_message.Message):
     holder: bool
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., store_address: _Optional[str] = ..., since_generation: _Optional[int] = ..., join_revision: _Optional[int] = ..., holder: bool = ...) -> None: ...
 
+class RecordParts(_message.Message):
+    __slots__ = ("folder", "count", "sha256", "node_count", "keepers")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KEEPERS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    count: int
+    sha256: bytes
+    node_count: int
+    keepers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, folder: _Optional[str] = ..., count: _Optional[int] = ..., sha256: _Optional[bytes] = ..., node_count: _Optional[int] = ..., keepers: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Generation(_message.Message):
-    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures")
+    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures", "parts")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
@@ -169,6 +183,7 @@ class Generation(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     number: int
@@ -178,7 +193,8 @@ class Generation(_message.Message):
     reason: str
     fingerprint: _containers.ScalarMap[str, str]
     script_failures: int
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ...) -> None: ...
+    parts: RecordParts
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ..., parts: _Optional[_Union[RecordParts, _Mapping]] = ...) -> None: ...
 
 class Meeting(_message.Message):
     __slots__ = ("generation", "address")

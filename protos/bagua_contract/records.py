@@ -98,7 +98,7 @@ class Generation:
         return next((m for m in self.members if m.worker_id == worker_id), None)
 
     def encode(self) -> bytes:
-        return self.to_proto().SerializeToString()
+        return self.to_proto().SerializeToString(deterministic=True)
 
     def to_proto(self) -> pb.Generation:
         return pb.Generation(
@@ -131,6 +131,11 @@ class Generation:
     @staticmethod
     def from_proto(message: pb.Generation) -> Generation:
         """Raises ValueError for a record that no leader of this protocol would write."""
+        if message.HasField("parts"):
+            # taken for a whole one it would send everybody away
+            raise ValueError(
+                f"generation {message.number} is a head; its members stand in {message.parts.folder}"
+            )
         if message.number > LARGEST_NUMBER:
             raise ValueError(f"generation {message.number} is beyond any that can follow another")
         return Generation(

@@ -24,7 +24,7 @@ from bagua_contract.records import PROTOCOL_VERSION
 
 KEYS = JobKeys("job")
 DEADLINE_S = 10.0
-NEW_JOB = {"spec", "control/desired", "events/created"}
+NEW_JOB = {"control/spec", "control/desired", "events/created"}
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ def any_message(draw: st.DrawFn, kind: type[Message]) -> Message:
             value.extend(draw(st.lists(any_message(inner), max_size=3)))
         elif field.message_type is not None:
             value.CopyFrom(draw(any_message(type(value))))
+        elif field.type == field.TYPE_BYTES:
+            setattr(message, field.name, draw(st.binary(max_size=40)))
         elif field.cpp_type == field.CPPTYPE_STRING:
             words = draw(st.lists(WORDS, max_size=2)) if field.is_repeated else draw(WORDS)
             _assign(message, field.name, words)

@@ -35,7 +35,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.timers = Timers()
-        self.seen = SimpleNamespace(view=JobView())
+        self.seen = SimpleNamespace(view=JobView(), waits={})
         job = SimpleNamespace(timers=self.timers, narrator=Narrator(self.said.append, "host"), seen=self.seen)
         self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self))
 
@@ -46,7 +46,8 @@ class Node:
         self.killed.append((worker_id, why))
 
     def stands(self, order: HangOrder | None, *waiting: SuspicionView) -> None:
-        self.seen.view = JobView(hang_order=order, suspicions={s.worker_id: s for s in waiting})
+        self.seen.view = JobView(hang_order=order)
+        self.seen.waits = {s.worker_id: s.generation for s in waiting}
 
     def stacks_saved(self) -> None:
         """Lets the loop do what the saving thread left for it."""

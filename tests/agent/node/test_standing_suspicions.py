@@ -31,7 +31,7 @@ class Node:
         self.timers = Timers()
         self.told: list[str] = []
         tells = SimpleNamespace(tell=self.told.append, tell_once=lambda topic, text: self.told.append(text))
-        seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False)
+        seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False, waits={})
         job = SimpleNamespace(
             keys=KEYS, leased=self, timers=self.timers, narrator=tells, seen=seen, agent_id="a"
         )

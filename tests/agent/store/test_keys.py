@@ -15,7 +15,7 @@ def test_layout() -> None:
     assert [keys.spec, keys.desired, keys.leader, keys.generation, keys.closing, keys.result] == [
         prefix + k
         for k in (
-            "spec",
+            "control/spec",
             "control/desired",
             "control/leader",
             "control/generation",

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bagua_agent.errors import StoreUnavailable
 from bagua_agent.store.client import KeyValue, Put, Store
 from bagua_agent.store.connection import Connection
-from bagua_agent.store.mirror import Change, PrefixMirror, difference
+from bagua_agent.store.key_range import KeyRange
+from bagua_agent.store.mirror import Change, Mirror, PrefixMirror, difference
 
 from .conftest import Recorder, Relay, Server, free_port, wait_until
 
@@ -277,3 +278,79 @@ def test_a_difference_leads_from_old_to_new(
             assert reached.get(change.key) != (change.create_revision, change.mod_revision)
             reached[change.key] = (change.create_revision, change.mod_revision)
     assert reached == new
+
+
+def of_ranges(store: Store, ranges: list[KeyRange]) -> tuple[Mirror, Batches]:
+    changes: Batches = Recorder()
+    return Mirror(store, ranges, changes), changes
+
+
+def test_several_ranges_are_told_and_nothing_beside_them(server: Server, make_store: MakeStore) -> None:
+    store = make_store(server.endpoint)
+    store.put("/m/a/1", b"1")
+    store.put("/m/b/1", b"no")
+    store.put("/m/c", b"2")
+    mirror, changes = of_ranges(store, [KeyRange.of_prefix("/m/a/"), KeyRange.of_key("/m/c")])
+    mirror.start()
+    try:
+        # one transaction in both ranges, and in neither
+        store.transact(
+            puts=[Put("/m/a/2", b"3"), Put("/m/b/2", b"no"), Put("/m/c", b"4"), Put("/m/c0", b"no")]
+        )
+        wait_until(lambda: len(told(changes.calls)) == 4)
+        assert set(told(changes.calls)) == {
+            ("/m/a/1", b"1"),
+            ("/m/c", b"2"),
+            ("/m/a/2", b"3"),
+            ("/m/c", b"4"),
+        }
+        assert set(mirror.state()) == {"/m/a/1", "/m/a/2", "/m/c"}
+        assert mirror.value("/m/c") == b"4" and mirror.value("/m/b/1") is None
+    finally:
+        mirror.stop()
+
+
+def test_following_more_tells_what_stands_there_as_one_batch(server: Server, make_store: MakeStore) -> None:
+    store = make_store(server.endpoint)
+    for i in range(3):
+        store.put(f"/m/b/{i}", b"x")
+    store.put("/m/a", b"1")
+    mirror, changes = of_ranges(store, [KeyRange.of_key("/m/a")])
+    mirror.start()
+    followed = threading.Event()
+    try:
+        mirror.follow([KeyRange.of_prefix("/m/")], followed.set)
+        assert followed.wait(10.0)
+        assert [len(batch) for batch in changes.calls] == [1, 3]
+        store.put("/m/b/9", b"y")
+        wait_until(lambda: told(changes.calls)[-1] == ("/m/b/9", b"y"))
+        followed.clear()
+        mirror.follow([KeyRange.of_key("/m/a")], followed.set)
+        assert followed.wait(10.0)
+        assert sorted(told(changes.calls)[-4:]) == [(f"/m/b/{i}", None) for i in (0, 1, 2, 9)]
+        store.put("/m/b/9", b"unseen")
+        store.put("/m/a", b"2")
+        wait_until(lambda: told(changes.calls)[-1] == ("/m/a", b"2"))
+        assert ("/m/b/9", b"unseen") not in told(changes.calls)
+    finally:
+        mirror.stop()
+
+
+def test_what_is_to_be_followed_may_change_while_the_store_is_away(
+    server: Server, make_store: MakeStore
+) -> None:
+    store = make_store(server.endpoint)
+    store.put("/m/a", b"1")
+    store.put("/m/b", b"2")
+    mirror, changes = of_ranges(store, [KeyRange.of_key("/m/a")])
+    mirror.start()
+    followed = threading.Event()
+    try:
+        server.freeze()
+        mirror.follow([KeyRange.of_prefix("/m/")], followed.set)
+        assert not followed.is_set()
+        server.thaw()
+        assert followed.wait(20.0)
+        assert told(changes.calls) == [("/m/a", b"1"), ("/m/b", b"2")]
+    finally:
+        mirror.stop()

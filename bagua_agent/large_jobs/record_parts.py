@@ -1,0 +1,116 @@
+"""How does a record of thousands of workers stand in the store? In parts, and a head that points to them; pure.
+
+The head is what everybody watches. It is as long for ten thousand workers as for two hundred, but for the addresses of
+its *keepers*: agents that read the parts and hand them on, so that the store is asked by one node in many. Parts are
+named by their content, so it does not matter who writes them, nor how often.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.store.client import Put
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION, Generation
+
+PART_BYTES = 512 << 10  # etcd takes 1.5 MiB in one request
+MOST_RECORD_BYTES = 256 << 20  # of what a stranger may have written; a million workers take less
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """packed_sha256: of all parts, one after the other. keepers: control addresses, host:port."""
+
+    number: int
+    folder: str
+    parts: int
+    packed_sha256: bytes
+    node_count: int
+    keepers: tuple[str, ...]
+
+    def keys(self, keys: JobKeys) -> list[str]:
+        return [keys.record_part(self.folder, i) for i in range(self.parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """What to write: `parts` first, then `value` where the newest record stands. packed: the parts' bytes, empty
+    if there are none."""
+
+    value: bytes
+    parts: tuple[Put, ...] = ()
+    packed: bytes = b""
+
+
+def stored(
+    record: Generation, keys: JobKeys, limits: Limits, addresses: Mapping[str, str] | None = None
+) -> StoredRecord:
+    """addresses: of agents' control services, from which keepers are taken."""
+    if record.world_size <= limits.whole_record_members:
+        return StoredRecord(record.encode())
+    packed = zlib.compress(record.encode(), level=6)
+    digest = hashlib.sha256(packed).digest()
+    # numbers of equal length sort as they count, so that old ones can be removed together
+    folder = f"{record.number:020d}-{digest.hex()[:16]}"
+    chunks = [packed[i : i + PART_BYTES] for i in range(0, len(packed), PART_BYTES)]
+    head = pb.Generation(
+        protocol=PROTOCOL_VERSION,
+        nonce=record.nonce,
+        number=record.number,
+        base=record.base,
+        kind=record.kind.value,
+        parts=pb.RecordParts(
+            folder=folder,
+            count=len(chunks),
+            sha256=digest,
+            node_count=record.node_count,
+            keepers=keepers(record, limits, addresses or {}),
+        ),
+    )
+    parts = tuple(Put(keys.record_part(folder, i), chunk) for i, chunk in enumerate(chunks))
+    return StoredRecord(head.SerializeToString(), parts, packed)
+
+
+def keepers(record: Generation, limits: Limits, addresses: Mapping[str, str]) -> list[str]:
+    """One node in so many, in the order of ranks, as far as their address is known."""
+    agents = list(dict.fromkeys(m.agent_id for m in record.members))
+    return [addresses[a] for a in agents[:: limits.nodes_of_a_keeper] if addresses.get(a)]
+
+
+def head_of(value: bytes) -> Head | None:
+    """None for anything else than a head: a whole record, or what nobody can read."""
+    try:
+        message = pb.Generation.FromString(value)
+    except DecodeError:
+        return None
+    if not message.HasField("parts"):
+        return None
+    parts = message.parts
+    return Head(
+        message.number, parts.folder, parts.count, parts.sha256, parts.node_count, tuple(parts.keepers)
+    )
+
+
+def unpacked(head: Head, packed: bytes) -> bytes | None:
+    """The whole record's bytes; None if these are not the bytes that the head speaks of."""
+    if hashlib.sha256(packed).digest() != head.packed_sha256:
+        return None
+    unpacker = zlib.decompressobj()
+    try:
+        value = unpacker.decompress(packed, MOST_RECORD_BYTES)
+    except zlib.error:
+        return None
+    return value if unpacker.eof else None
+
+
+def joined(parts: Sequence[bytes | None]) -> bytes | None:
+    """None if one is missing."""
+    there = [part for part in parts if part is not None]
+    return b"".join(there) if len(there) == len(parts) else None

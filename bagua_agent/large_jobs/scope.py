@@ -1,0 +1,57 @@
+"""Which of the job's keys does this agent follow? All of them, or in a large job what concerns every agent and its own.
+
+Whoever leads needs all. If each of N agents followed the keys of all others, every join would be told N times and a
+start N squared times; so the others of a large job follow `control/`, where the leader's word stands, and refusals of
+their own workers. Should their own keys vanish, they see it by a record without them. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.store.key_range import KeyRange
+from bagua_agent.store.keys import JobKeys
+
+
+class Scope(Enum):
+    WHOLE = "all keys"
+    OWN = "the leader's word"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """leads: this agent is the leader, or was elected and has yet to see all. hosts_store: it waits at the end until
+    the others have left. strange_spec: another job's spec stands under this one's name. nodes: agents there are, as far
+    as it sees them; 0: unknown."""
+
+    leads: bool
+    hosts_store: bool
+    strange_spec: bool
+    nodes: int
+    present: Scope
+
+
+def scope_of(now: Situation, limits: Limits) -> tuple[Scope, str]:
+    """What to follow from now on, and why."""
+    if now.leads:
+        return Scope.WHOLE, "whoever leads decides on the whole picture"
+    if now.hosts_store:
+        return Scope.WHOLE, "whoever hosts etcd goes last"
+    if now.strange_spec:
+        return Scope.WHOLE, "whether to give way depends on what the other job's workers did"
+    if now.nodes > limits.whole_picture_nodes:
+        return Scope.OWN, f"{now.nodes} nodes are more than {limits.whole_picture_nodes}"
+    if now.present is Scope.OWN:
+        # The record does not tell how many wait outside; and a job that has shrunk runs as well like this.
+        return Scope.OWN, "the job was large"
+    return Scope.WHOLE, "the job is small"
+
+
+def ranges_of(scope: Scope, keys: JobKeys, agent_id: str) -> tuple[KeyRange, ...]:
+    """In one range what one transaction may change, so that it is told at once."""
+    if scope is Scope.WHOLE:
+        return (KeyRange.of_prefix(keys.prefix),)
+    # a worker is named after its agent
+    return KeyRange.of_prefix(keys.control), KeyRange.of_prefix(f"{keys.refusals}{agent_id}.")

@@ -1,0 +1,137 @@
+"""What does a record say whose head was seen? Puts whole records in the place of heads, before anybody acts on them.
+
+Asks a keeper first and the store itself where that fails or where this agent is a keeper. Waits in the mirror's thread,
+so that what changed after a head is told after its record; nothing else waits for it. What comes from a
+keeper is believed only if it has the digest that the head tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bagua_agent.errors import StoreUnavailable
+from bagua_agent.large_jobs import record_parts
+from bagua_agent.large_jobs.kept_records import KeptRecords
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.record_parts import Head, StoredRecord
+from bagua_agent.large_jobs.stored_record import packed_parts
+from bagua_agent.rpc.record_client import read_record
+from bagua_agent.store.client import KeyValue, Store
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.mirror import Change
+from bagua_contract.records import Generation
+
+log = logging.getLogger(__name__)
+
+KEEPER_S = 1.0  # the keeper hears of a record when we do, and needs a moment to read it
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+
+class WholeRecords:
+    """own_address: of this agent's control service, by which it knows that it is a keeper. kept: what that hands on."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: JobKeys,
+        agent_id: str,
+        own_address: str,
+        kept: KeptRecords,
+        limits: Limits,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._turn = zlib.crc32(agent_id.encode())
+        self._own_address = own_address
+        self._limits = limits
+        self._stopping = threading.Event()
+        self._newest: tuple[int, bytes] = (0, b"")  # mod revision of the head, and the whole record
+        self._kept = kept
+        self.keepers: tuple[str, ...] = ()  # of the newest record
+
+    def stop(self) -> None:
+        """Ends a wait under way."""
+        self._stopping.set()
+
+    def stored(self, record: Generation, addresses: Mapping[str, str]) -> StoredRecord:
+        """What to write for `record`; what this agent has written it need not read."""
+        form = record_parts.stored(record, self._keys, self._limits, addresses)
+        if form.packed:
+            self._kept.keep(form.packed)
+        return form
+
+    def whole(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        """`changes` with whole records. One that a newer record has replaced is left out: that one follows."""
+        if not any(change.key == self._keys.generation for change in changes):
+            return changes
+        found = (self._with_record(change) for change in changes)
+        return tuple(change for change in found if change is not None)
+
+    def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue]:
+        """`state` with the whole record. Without any while it is still being read: a head must not be taken for
+        something that nobody can read and that may be written over."""
+        known = dict(state)
+        stands = known.get(self._keys.generation)
+        if stands is not None and record_parts.head_of(stands.value) is not None:
+            revision, value = self._newest
+            if revision == stands.mod_revision:
+                known[stands.key] = replace(stands, value=value)
+            else:
+                del known[stands.key]
+        return known
+
+    def _with_record(self, change: Change) -> Change | None:
+        if change.key != self._keys.generation or change.value is None:
+            return change
+        head = record_parts.head_of(change.value)
+        if head is None:
+            self.keepers = ()
+            return change
+        value = self._read(head)
+        if value is None:
+            return None
+        self.keepers = head.keepers
+        self._newest = (change.mod_revision, value)
+        return replace(change, value=value)
+
+    def _read(self, head: Head) -> bytes | None:
+        """None if the parts are gone, or this agent ends."""
+        pause_s = _FIRST_PAUSE_S
+        ask_keepers_until_s = time.monotonic() + KEEPER_S
+        keepers = [] if self._own_address in head.keepers else list(head.keepers)
+        if keepers:
+            first = self._turn % len(keepers)
+            keepers = keepers[first:] + keepers[:first]
+        attempt = 0
+        while not self._stopping.is_set():
+            packed = self._kept.get(head.packed_sha256)
+            remaining_s = ask_keepers_until_s - time.monotonic()
+            if packed is None and keepers and remaining_s > 0:
+                # the next one when one does not answer; none is asked by all
+                packed = read_record(
+                    keepers[attempt // 4 % len(keepers)], self._keys.job_id, head.packed_sha256, remaining_s
+                )
+                attempt += 1
+            elif packed is None:
+                try:
+                    packed = packed_parts(self._store, self._keys, head)
+                except StoreUnavailable as error:
+                    log.info("reading the record of generation %d: %s", head.number, error)
+                else:
+                    if packed is None:
+                        log.info("the record of generation %d was replaced before it was read", head.number)
+                        return None
+            value = None if packed is None else record_parts.unpacked(head, packed)
+            if value is not None:
+                assert packed is not None
+                self._kept.keep(packed)
+                return value
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return None
