@@ -106,13 +106,17 @@ def look_for_trouble(config: AgentConfig) -> list[Finding]:
     return found
 
 
+def check_accounts(config: AgentConfig) -> list[Finding]:
+    """Whether the accounts that jobs may run as can run workers."""
+    return [_account(name) for name in dict.fromkeys((config.jobs_default_user, *config.jobs_users))]
+
+
 def check_node(config: AgentConfig, *, daemon_runs: bool) -> list[Finding]:
     """Everything, for a person. daemon_runs: so its port is taken, and rightly."""
     found = [_etcd(config), _clock(), _systemd()]
     if not daemon_runs:
         found.append(_port(config))
-    found += [_account(name) for name in dict.fromkeys((config.jobs_default_user, *config.jobs_users))]
-    return [*found, *look_for_trouble(config), *_nccl()]
+    return [*found, *check_accounts(config), *look_for_trouble(config), *_nccl()]
 
 
 def _directories(config: AgentConfig) -> list[str]:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
+
 from bagua_agent.errors import UserError
 from bagua_agent.service.agent_config import AgentConfig
 
@@ -27,9 +29,25 @@ def gpus_of_the_driver() -> int:
     return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
 
 
+def gpus_by_nvml() -> int | None:
+    """Those that a process here can use, in a container perhaps fewer than the driver lists; None: NVML can't say."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, or one that does not answer
+        return None
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def look_at_node(config: AgentConfig) -> NodeFacts:
     """Raises UserError if the configuration asks for what is not there."""
-    gpus = gpus_of_the_driver()
+    by_nvml = gpus_by_nvml()
+    # A driver that lists what NVML can't see is in trouble, which is for node_checks.py to say.
+    gpus = gpus_of_the_driver() if by_nvml is None else by_nvml
     wanted = config.node_slots
     if wanted == "gpu":
         if not gpus:
