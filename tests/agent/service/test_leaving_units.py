@@ -1,0 +1,123 @@
+"""A unit that was asked to leave is asked once, whichever daemon comes after, and also where that can't be noted."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.cluster.cluster_records import write_orders
+from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.service import agent_config
+from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.node_facts import NodeFacts
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import Store
+from bagua_agent.store.connection import StoreConfig
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.endpoints import parse_endpoint
+from bagua_agent.store.leased_keys import LeasedKeys
+from tests.lab.wait import eventually
+
+DEADLINE_S = 20.0
+
+
+class Units:
+    """Runs nothing: `job` lives as long as its process, and takes its time to leave."""
+
+    def __init__(self, pid: int) -> None:
+        self.asked: list[str] = []
+        self._pid = pid
+
+    def found(self) -> list[FoundUnit]:
+        return [FoundUnit("job", self._pid, None)]
+
+    def start(self, job_id: str, folder: Path) -> None:
+        raise AssertionError("no order asks for a start")
+
+    def ask_to_leave(self, job_id: str) -> None:
+        self.asked.append(job_id)
+
+    def kill(self, job_id: str) -> None:
+        raise AssertionError("it has minutes to leave")
+
+    def forget(self, job_id: str) -> None:
+        raise AssertionError("it lives")
+
+
+class Scene:
+    def __init__(self, directory: Path, etcd: str, pid: int) -> None:
+        content = {
+            "insecure": True,
+            "etcd": {"endpoints": [etcd]},
+            "node": {"name": "n0", "slots": 1},
+            "jobs": {"users": ["root"]},
+            "directories": {name: str(directory / name) for name in ("state", "log", "runtime")},
+        }
+        self.config = agent_config.check(content, "test", "n0")
+        self.units = Units(pid)
+        self.store = Store(StoreConfig((parse_endpoint(etcd),)))
+        command = WorkerCommand(CommandKind.SCRIPT, "train.py")
+        request = UnitRequest(JobConfig(command=command, job_id="job"), {}, str(directory))
+        folders = UnitFolders(units_folder(self.config.directories_state))
+        folders.make(request, UnitNote(order=1, slots=(0,), shutdown_timeout_s=600.0))
+        self.store.put(cluster_keys.orders("n0"), write_orders(()))  # present, and does not name it
+
+    def daemon_lives_until(self, claim: str) -> list[str]:
+        """A daemon from its start until it has said, or told the cluster, `claim`; what it said."""
+        said: list[str] = []
+        leased = LeasedKeys(self.store, 10.0)
+        facts = NodeFacts(1, 0, "boot")
+        daemon = NodeDaemon(
+            self.config, facts, self.store, leased, self.units, said.append, "127.0.0.1:1", "0"
+        )
+        thread = threading.Thread(target=daemon.run)
+        thread.start()
+        try:
+            eventually(lambda: claim in self._told(said), DEADLINE_S, lambda: f"{claim}; said {said}", 0.02)
+        finally:
+            daemon.stop()
+            thread.join(DEADLINE_S)
+            leased.close()
+        assert not thread.is_alive()
+        return said
+
+    def _told(self, said: list[str]) -> str:
+        stands = self.store.get(cluster_keys.node("n0"))
+        return "\n".join(said) + ("\nthe cluster is told" if stands is not None else "")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    etcd = EmbeddedEtcd.start()
+    process = subprocess.Popen(["sleep", "600"])
+    made = Scene(tmp_path, etcd.endpoint, process.pid)
+    yield made
+    made.store.close()
+    process.kill()
+    process.wait()
+    etcd.stop()
+
+
+def test_a_daemon_that_starts_again_does_not_ask_again(scene: Scene) -> None:
+    """A second SIGTERM would end the job's agent at once instead of at a step boundary."""
+    scene.daemon_lives_until("job job is asked to leave")
+    assert scene.units.asked == ["job"]
+    said = scene.daemon_lives_until("the cluster is told")
+    assert any("runs here already" in line for line in said), "it found the unit"
+    assert not any("asked to leave" in line for line in said)
+    assert scene.units.asked == ["job"]
+
+
+def test_a_full_disk_keeps_no_unit_from_being_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: UnitFolders, job_id: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(UnitFolders, "mark_asked", full)
+    scene.daemon_lives_until("job job is asked to leave")
+    assert scene.units.asked == ["job"]
