@@ -33,7 +33,7 @@ insecure = true
 [etcd]
 endpoints = ["{etcd}"]
 [node]
-name = "node"
+name = "{name}"
 slots = 1
 [jobs]
 users = ["root"]
@@ -56,7 +56,7 @@ class Bench:
 
     def start_daemon(self) -> None:
         config = self._directory / "agent.toml"
-        config.write_text(CONFIG.format(etcd=self._etcd, directory=self._directory))
+        config.write_text(CONFIG.format(name="node", etcd=self._etcd, directory=self._directory))
         log = self._directory / "daemon.log"
         words = ["-m", "bagua_agent.service", "serve", "--plain-units", "--config", str(config)]
         self._node.run([sys.executable, *words], env=self._env, output=log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import cluster_scale, submit_start
+from benchmarks import cluster_scale, scale_effect, submit_start
 from tests.lab import namespaces
 
 
@@ -28,3 +28,11 @@ def test_a_submitted_job_starts_about_as_soon(capsys: pytest.CaptureFixture[str]
     assert submit_start.main(["--repeat", "1"]) in (0, 1)
     told = capsys.readouterr().out
     assert "in the foreground" in told and "later by" in told
+
+
+def test_scaling_takes_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    if reason := namespaces.unavailable():
+        pytest.skip(reason)
+    assert scale_effect.main(["--repeat", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "scaled from one node to two" in told and "scaled from two nodes to one" in told

@@ -1,0 +1,57 @@
+"""The short form of benchmarks/rendezvous_scale: small jobs in whole, and one whose agents see part of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.etcd_stubs import etcd3
+from benchmarks import rendezvous_scale
+from benchmarks.etcd_load import EtcdConnection, RequestFailed
+
+rpc = etcd3.etcdrpc
+
+
+def test_generations_form_and_form_again(capsys: pytest.CaptureFixture[str]) -> None:
+    large = 2 * Limits().whole_picture_nodes
+    assert rendezvous_scale.main(["--agents", "12", "--agents", str(large), "--repeat", "1"]) == 0
+    told = capsys.readouterr().out
+    for line in ("12 agents form in", f"{large} agents form in", f"{large} agents reform in"):
+        assert line in told
+
+
+def test_the_load_asks_as_grpc_does() -> None:
+    """Of the least client: many requests at once, larger ones than a window, an error, and a stream."""
+    etcd = EmbeddedEtcd.start()
+
+    async def talk() -> None:
+        connection = await EtcdConnection.connect(etcd.endpoint.removeprefix("unix:"))
+        puts = [
+            rpc.PutRequest(key=b"/load/%d" % i, value=bytes(10_000)).SerializeToString() for i in range(50)
+        ]
+        await asyncio.gather(*(connection.ask("/etcdserverpb.KV/Put", put) for put in puts))
+        request = rpc.RangeRequest(key=b"/load/", range_end=b"/load0").SerializeToString()
+        answer = rpc.RangeResponse.FromString(await connection.ask("/etcdserverpb.KV/Range", request))
+        assert [len(kv.value) for kv in answer.kvs] == [10_000] * 50
+        with pytest.raises(RequestFailed):
+            lost = rpc.PutRequest(key=b"/load/x", lease=5).SerializeToString()
+            await connection.ask("/etcdserverpb.KV/Put", lost)
+        granted = await connection.ask(
+            "/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest(TTL=60).SerializeToString()
+        )
+        lease_id = rpc.LeaseGrantResponse.FromString(granted).ID
+        renewed: asyncio.Queue[bytes] = asyncio.Queue()
+        renew = connection.stream("/etcdserverpb.Lease/LeaseKeepAlive", renewed.put_nowait)
+        for _ in range(2):
+            renew(rpc.LeaseKeepAliveRequest(ID=lease_id).SerializeToString())
+            kept = rpc.LeaseKeepAliveResponse.FromString(await asyncio.wait_for(renewed.get(), 5.0))
+            assert (lease_id, 60) == (kept.ID, kept.TTL)
+        connection.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(talk(), 30.0))
+    finally:
+        etcd.stop()
