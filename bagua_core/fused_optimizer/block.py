@@ -1,0 +1,330 @@
+"""One block: how do its members' parameters, gradients and states lie, and how does what a step did come home to
+them?
+
+The optimizer works on `flats`, tensors over the members' own memory: one flat for several members, or several for one
+that is cut. Each member's state stays what the optimizer's `state` holds for it, its tensors views of the block's
+memory; what all share (a count of steps) is kept once per flat and written home to each member's own copy after a
+step.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from enum import Enum, auto
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagua_core.fused_optimizer.flat_memory import cut, flat_of, is_like, lying_in_order, may_move, viewed
+from bagua_core.fused_optimizer.state_layout import NotBlockwise, is_elementwise, is_plain, is_scalar_tensor
+
+State = dict[Any, Any]
+_grad_of: Any = operator.attrgetter("grad")
+_layout_of: Any = operator.attrgetter("layout")
+_dtype_of: Any = operator.attrgetter("dtype")
+
+
+class Gradients(Enum):
+    """Which of a block's gradients are there, as plain memory of the parameters' dtype?"""
+
+    ALL = auto()
+    NONE = auto()
+    SOME = auto()
+    NOT_WORTH_COPYING = auto()  # all; but to copy them costs as much as a step that has no states
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Gradients that the script keeps from step to step, which lie in order; pointers: where; flat: over all of
+    them."""
+
+    gradients: list[Tensor]
+    pointers: list[int]
+    flat: Tensor
+
+    def still_holds(self, gradients: list[Tensor]) -> bool:
+        return (
+            all(map(operator.is_, gradients, self.gradients))
+            and list(map(Tensor.data_ptr, gradients)) == self.pointers
+        )
+
+
+def _presence(gradients: Sequence[Tensor | None], dtype: torch.dtype) -> Gradients:
+    absent = list(map(operator.is_, gradients, repeat(None)))
+    if any(absent):
+        return Gradients.NONE if all(absent) else Gradients.SOME
+    plain = set(map(_layout_of, gradients)) == {torch.strided} and set(map(_dtype_of, gradients)) == {dtype}
+    return Gradients.ALL if plain else Gradients.SOME
+
+
+@dataclass(eq=False)
+class Block:
+    """members: the parameters. homes: the optimizer's state of each. kind: of the state, see state_layout.
+
+    moves: whether gradients that the script keeps may be given other memory.
+    wholes: by name, [elements] of a state. vectors: by name, [members] of what they share, each member's own copy.
+    """
+
+    members: list[Tensor]
+    homes: list[State]
+    whole: Tensor
+    pieces: tuple[int, ...]
+    kind: Hashable
+    moves: InitVar[bool] = True
+    wholes: dict[Any, Tensor] = field(default_factory=dict)
+    vectors: dict[Any, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self, moves: bool) -> None:
+        self._moves = moves
+        self.flats = [torch.nn.Parameter(piece) for piece in cut(self.whole, self.pieces)]
+        self.states: list[State] = [{} for _ in self.flats]
+        self.pointers = [m.data_ptr() for m in self.members]
+        self._begins = _begins(self.members)
+        self._byte_offsets = [b * self.whole.element_size() for b in self._begins]
+        self._strides = [m.stride() for m in self.members]
+        self.has_stepped = False
+        self.copied = False  # whether gradients had to be, in any step
+        self._own_gradient: Tensor | None = None  # where scattered gradients are gathered
+        self._gradient_views: list[Tensor] = []
+        self._kept: _Kept | None = None
+        self._seen: weakref.ref[Tensor] | None = None  # the first member's gradient, in the step before
+        self._versions: list[tuple[Tensor, int]] = []
+        self._pack()
+
+    # -- states
+
+    def _pack(self) -> None:
+        """What the members have already comes together; of an equal kind, so the first one's names are all of
+        them."""
+        for name, value in list(self.homes[0].items()):
+            if is_elementwise(value, self.members[0]):
+                self._take_whole(name, self._together(name))
+            elif isinstance(value, Tensor):
+                self._share(name, value)
+                for state in self.states:
+                    state[name] = value.detach().clone()
+            else:
+                for state in self.states:
+                    state[name] = value
+        self.note_versions()
+
+    def _together(self, name: Any) -> Tensor:
+        """[elements]: a state of all members; their own memory if it is in order."""
+        held: list[Tensor] = [home[name] for home in self.homes]
+        alike = all(is_like(t, m) for t, m in zip(held, self.members, strict=True))
+        if alike and (lying := lying_in_order(held)) is not None:
+            return lying
+        whole = torch.empty(self.whole.numel(), dtype=held[0].dtype, device=held[0].device)
+        for tensor, begin, member in zip(held, self._begins, self.members, strict=True):
+            viewed(whole, begin, member).copy_(tensor)
+        return whole
+
+    def _take_whole(self, name: Any, whole: Tensor) -> None:
+        """From now on the members' state `name` is this memory."""
+        self.wholes[name] = whole
+        for state, piece in zip(self.states, cut(whole, self.pieces), strict=True):
+            state[name] = piece
+        for home, begin, member in zip(self.homes, self._begins, self.members, strict=True):
+            held = home.get(name)
+            view = viewed(whole, begin, member)
+            if not (isinstance(held, Tensor) and held.data_ptr() == view.data_ptr() and is_like(held, view)):
+                home[name] = view
+
+    def _share(self, name: Any, value: Tensor) -> None:
+        vector = value.detach().repeat(len(self.members))
+        self.vectors[name] = vector
+        for home, own in zip(self.homes, torch.unbind(vector), strict=True):
+            home[name] = own
+
+    def note_versions(self) -> None:
+        """What the members share is as it should be now."""
+        self._versions = [(vector, vector._version) for vector in self.vectors.values()]
+
+    @property
+    def is_stateless(self) -> bool:
+        """The optimizer keeps nothing for its members, so a step reads each gradient once, and that is about all."""
+        return self.has_stepped and not self.homes[0]
+
+    @property
+    def is_untouched(self) -> bool:
+        """Nobody but this block has written to what the members share. (Their elements may be written by anybody.)"""
+        return all(vector._version == version for vector, version in self._versions)
+
+    # -- gradients
+
+    def take_gradients(self) -> Gradients:
+        """Give the flats the members' gradients: as they lie if they lie in order, else copied."""
+        gradients = list(map(_grad_of, self.members))
+        kept = self._kept
+        if kept is None or not kept.still_holds(gradients):
+            self._kept = None
+            if self.is_better_left():
+                return Gradients.NOT_WORTH_COPYING
+            presence = _presence(gradients, self.whole.dtype)
+            if presence is not Gradients.ALL:
+                return presence
+            kept = self._kept_by_script(gradients)
+        whole = self._flat_gradient(gradients) if kept is None else kept.flat
+        for flat, piece in zip(self.flats, cut(whole, self.pieces), strict=True):
+            flat.grad = piece
+        return Gradients.ALL
+
+    def is_better_left(self) -> bool:
+        """A step without states, and its gradients are not those of the step before, nor in a bucket, by a look at the
+        first two: they would have to be copied, which costs as much as the step."""
+        if len(self.members) == 1 or not self.is_stateless:
+            return False
+        first, second = self.members[0].grad, self.members[1].grad
+        if first is None or second is None or (self._seen is not None and self._seen() is first):
+            return False
+        self._seen = weakref.ref(first)
+        return second.data_ptr() - first.data_ptr() != self._byte_offsets[1]
+
+    def _flat_gradient(self, gradients: list[Tensor]) -> Tensor:
+        """Of gradients that are new in each step, as after zero_grad(set_to_none=True)."""
+        if len(gradients) == 1 and is_like(gradients[0], self.members[0]):
+            return flat_of(gradients[0])
+        self.copied = True
+        if self._own_gradient is None:
+            self._own_gradient = torch.empty_like(self.whole)
+            self._gradient_views = self._views_of(self._own_gradient)
+        torch._foreach_copy_(self._gradient_views, gradients)
+        return self._own_gradient
+
+    def _kept_by_script(self, gradients: list[Tensor]) -> _Kept | None:
+        """Where the script keeps its gradients (in buckets, or by zero_grad(set_to_none=False)) they need no copy."""
+        if len(gradients) == 1:
+            return None
+        alike = [g.data_ptr() - gradients[0].data_ptr() for g in gradients] == self._byte_offsets and all(
+            map(is_like, gradients, self.members)
+        )
+        flat = lying_in_order(gradients) if alike else None
+        seen, self._seen = self._seen, weakref.ref(gradients[0])
+        if flat is None and seen is not None and seen() is gradients[0]:
+            flat = self._brought_together(gradients)
+        if flat is not None:
+            self._kept = _Kept(gradients, [g.data_ptr() for g in gradients], flat)
+        return self._kept
+
+    def _brought_together(self, gradients: list[Tensor]) -> Tensor | None:
+        """Give kept gradients memory in which they lie in order, if nothing but they looks at the memory they
+        have."""
+        if not self._moves or not all(map(may_move, gradients)):
+            return None
+        flat = torch.empty_like(self.whole)
+        for gradient, view in zip(gradients, self._views_of(flat), strict=True):
+            view.copy_(gradient)
+            gradient.data = view
+        self._own_gradient = None
+        return flat
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        return [viewed(flat, b, m) for b, m in zip(self._begins, self.members, strict=True)]
+
+    def forget_gradients(self) -> None:
+        """The script's gradients must not live longer for having been looked at."""
+        for flat in self.flats:
+            flat.grad = None
+
+    # -- after a step
+
+    def take_states(self, by_flat: Mapping[Tensor, State]) -> bool:
+        """States that the optimizer began for flats that had none. Returns whether it did, even if it left them
+        empty."""
+        if self.states[0] or self.flats[0] not in by_flat:
+            return False
+        self.states = [by_flat[flat] for flat in self.flats]
+        return True
+
+    def bring_home(self) -> bool:
+        """What the optimizer wrote to its flats and their states becomes the members'. Returns whether that put
+        another object into a member's state. Raises NotBlockwise."""
+        for flat, piece in zip(self.flats, cut(self.whole, self.pieces), strict=True):
+            if flat.data_ptr() != piece.data_ptr():  # it was given new memory, by `p.data = ...`
+                piece.copy_(flat.detach())
+                flat.data = piece
+        self.has_stepped = True
+        first, changed = self.states[0], False
+        for name, value in first.items():
+            if name in self.wholes and isinstance(value, Tensor) and self._keep_memory(name):
+                continue
+            if name in self.vectors and is_scalar_tensor(value):
+                self.vectors[name].copy_(value.detach())
+            elif isinstance(value, Tensor) or self.homes[0].get(name, self) is not value:
+                self._adopt(name, value)
+                changed = True
+        if len(first) != len(self.homes[0]):
+            changed = True
+            for home in self.homes:
+                for name in [n for n in home if n not in first]:
+                    del home[name]
+        self.note_versions()
+        return changed
+
+    def _keep_memory(self, name: Any) -> bool:
+        """Copy a state that the optimizer replaced into the memory that the members look at. False if it cannot
+        be."""
+        for state, piece in zip(self.states, cut(self.wholes[name], self.pieces), strict=True):
+            value = state[name]
+            if value.data_ptr() != piece.data_ptr() or value.dtype != piece.dtype:
+                if value.dtype != piece.dtype or value.shape != piece.shape:
+                    return False
+                piece.copy_(value.detach())
+                state[name] = piece
+        return True
+
+    def _adopt(self, name: Any, value: Any) -> None:
+        """A state that was not there before, or of another sort."""
+        if isinstance(value, Tensor):
+            if is_scalar_tensor(value):
+                self._share(name, value)
+                return
+            held = [state[name] for state in self.states]
+            if any(not is_elementwise(v, f) for v, f in zip(held, self.flats, strict=True)):
+                raise NotBlockwise(
+                    f"the step left a state {name!r} of shape {tuple(value.shape)} for {self.flats[0].numel()} elements"
+                )
+            self._take_whole(name, held[0].detach() if len(held) == 1 else torch.cat(held))
+            return
+        if not is_plain(value):
+            raise NotBlockwise(f"the step left a state {name!r} that is a {type(value).__name__}")
+        self.wholes.pop(name, None)
+        self.vectors.pop(name, None)
+        for home in self.homes:
+            home[name] = value
+
+    def take_shared(self, state: State) -> None:
+        """For the flats: values that the members share, from the state of another parameter that stands for them."""
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not is_scalar_tensor(value):
+                continue
+            for own in self.states:
+                own[name] = value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def flatten(members: Sequence[Tensor]) -> Tensor:
+    """[elements] holding the members' values, which are views of it from now on, where they lay if that was in
+    order."""
+    lying = lying_in_order(members)
+    if lying is not None:
+        return lying
+    whole = torch.empty(sum(m.numel() for m in members), dtype=members[0].dtype, device=members[0].device)
+    with torch.no_grad():
+        for member, begin in zip(members, _begins(members), strict=True):
+            view = viewed(whole, begin, member)
+            view.copy_(member)
+            member.data = view
+    return whole
+
+
+def _begins(members: Sequence[Tensor]) -> list[int]:
+    begins, at = [], 0
+    for member in members:
+        begins.append(at)
+        at += member.numel()
+    return begins

@@ -1,0 +1,92 @@
+"""Which parameters lie together in a block, in which order, and which are cut into several? Pure: sizes, no tensors.
+
+Invariants: members of a block are of one kind (see Candidate); nobody is in two blocks; one that no block takes is
+left to the optimizer as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bagua_core.fused_optimizer.block_sizes import BlockSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One parameter as planning sees it.
+
+    place: in its group. kind: all that must be equal in a block: dtype, device, how far its state is. gradient: the
+    memory (any name of it) in which its gradient lies and the offset there, None without a gradient.
+    """
+
+    place: int
+    elements: int
+    kind: Hashable
+    sizes: BlockSizes
+    gradient: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """places: of the members, in the order in which they lie. pieces: elements of each part of a member that is
+    cut."""
+
+    places: tuple[int, ...]
+    pieces: tuple[int, ...]
+
+
+def plan_blocks(candidates: Sequence[Candidate]) -> list[BlockPlan]:
+    """Members whose gradients lie in one memory, as in a bucket, are taken in that order: no gradient is copied
+    then."""
+    by_kind: dict[Hashable, list[Candidate]] = {}
+    for candidate in candidates:
+        by_kind.setdefault(candidate.kind, []).append(candidate)
+    plans: list[BlockPlan] = []
+    for members in by_kind.values():
+        sizes = members[0].sizes
+        small = [c for c in members if 0 < c.elements < sizes.pack_below]
+        for run in _runs(small):
+            plans += _packed(run, sizes)
+        for one in members:
+            if one.elements >= sizes.pack_below and (sizes.takes_all or one.elements > one.sizes.cut_above):
+                plans.append(BlockPlan((one.place,), _pieces(one.elements, one.sizes.cut_above)))
+    return plans
+
+
+def _runs(small: Sequence[Candidate]) -> Iterable[list[Candidate]]:
+    """By the memory of their gradients, if several share it; the others in registration order."""
+    by_memory: dict[int, list[Candidate]] = {}
+    for one in small:
+        if one.gradient is not None:
+            by_memory.setdefault(one.gradient[0], []).append(one)
+    together = {memory: run for memory, run in by_memory.items() if len(run) > 1}
+    for run in together.values():
+        yield sorted(run, key=lambda c: (c.gradient or (0, 0))[1])
+    yield [one for one in small if one.gradient is None or one.gradient[0] not in together]
+
+
+def _packed(run: Iterable[Candidate], sizes: BlockSizes) -> list[BlockPlan]:
+    plans: list[BlockPlan] = []
+    members: list[Candidate] = []
+    elements = 0
+
+    def close() -> None:
+        if len(members) > 1 or (members and sizes.takes_all):
+            plans.append(BlockPlan(tuple(m.place for m in members), (elements,)))
+
+    for one in run:
+        if members and elements + one.elements > sizes.pack_up_to:
+            close()
+            members, elements = [], 0
+        members.append(one)
+        elements += one.elements
+    close()
+    return plans
+
+
+def _pieces(elements: int, most: int) -> tuple[int, ...]:
+    """As equal as can be: the last piece is not a small rest."""
+    count = -(-elements // most)
+    size = -(-elements // count)
+    return tuple(min(size, elements - begin) for begin in range(0, elements, size))

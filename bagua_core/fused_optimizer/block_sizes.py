@@ -1,0 +1,42 @@
+"""How many elements lie in a block, on which device? The one home of these numbers.
+
+On a CPU a step makes several passes over a block, so its parameter, gradient and states should stay in the cache
+between them; a GPU and compiled code make few passes, and large blocks mean fewer launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """All in elements.
+
+    pack_below: parameters smaller than this share a block. pack_up_to: of a block of several. cut_above: parameters
+    larger than this are several blocks, each no larger. takes_all: whether a parameter of a size in between is a
+    block of its own, instead of being left to the optimizer as it is.
+    """
+
+    pack_below: int
+    pack_up_to: int
+    cut_above: int
+    takes_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pack_below < 1 or self.pack_up_to < 1 or self.cut_above < 1:
+            raise ValueError(f"sizes of blocks are counts of elements, at least 1: {self}")
+
+
+_NEVER = 1 << 62
+IN_CACHE = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 19, cut_above=1 << 19)
+ON_ACCELERATOR = BlockSizes(pack_below=1 << 20, pack_up_to=1 << 26, cut_above=_NEVER)
+COMPILED = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 22, cut_above=_NEVER, takes_all=True)
+
+
+def sizes_for(device: torch.device, compiled: bool) -> BlockSizes:
+    if compiled:
+        return COMPILED
+    return IN_CACHE if device.type == "cpu" else ON_ACCELERATOR

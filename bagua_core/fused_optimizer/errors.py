@@ -1,0 +1,15 @@
+"""What can go wrong when an optimizer is fused?"""
+
+from __future__ import annotations
+
+
+class FusedOptimizerError(ValueError):
+    """The optimizer cannot be fused as asked; the message says why and what to do instead."""
+
+
+class PerParameterError(FusedOptimizerError):
+    """strict=True, and the optimizer's step depends on where one parameter ends and the next begins."""
+
+
+class NoCompilerError(RuntimeError):
+    """compile=True, and there is no C++ compiler for the code that torch.compile writes for the CPU."""

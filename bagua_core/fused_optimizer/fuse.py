@@ -1,0 +1,152 @@
+"""What does a script get from fuse_optimizer? The very optimizer it has, whose step works on few tensors from now
+on."""
+
+from __future__ import annotations
+
+import types
+import warnings
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from bagua_core.fused_optimizer.compiled_pass import CompiledPass, require_compiler
+from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
+from bagua_core.fused_optimizer.fused_step import FusedStep
+from bagua_core.fused_optimizer.options import switches
+from bagua_core.fused_optimizer.trial import Verdict, judge
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+_fused: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[FusedStep, tuple[bool, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def fuse_optimizer(
+    optimizer: Optimizer,
+    do_flatten: bool = True,
+    check_flatten: bool = True,
+    *,
+    compile: bool = False,
+    strict: bool = False,
+) -> Optimizer:
+    """Make `optimizer` step on blocks of parameters instead of on each parameter; returns the very same object.
+
+    Any torch optimizer that works on each element by itself, found out by a trial on small parameters. Results are
+    those of the optimizer alone; its state_dict, groups, hooks and `isinstance` are as before. `fuse_step` is another
+    name of its step. A copy or a pickle of it is not fused. Doing it twice is harmless.
+
+    do_flatten: parameters below a size may be given other memory, in which they lie one after the other; False leaves
+    all where they are, and fuses only those that lie so already or are larger than a block. check_flatten: look
+    before each step whether parameters still lie where they did. False takes it for granted. compile: compile the
+    step as one pass over large blocks, equal within rounding. Needs a C++ compiler on the CPU. strict: raise
+    PerParameterError for an optimizer that works on parameters as wholes (LAMB, Muon), instead of warning once and
+    stepping its parameters as they are. Raises TypeError, FusedOptimizerError (twice, with other settings; compile
+    with an optimizer's own fused=True), PerParameterError, NoCompilerError.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"fuse_optimizer({type(optimizer).__name__}): not a torch.optim.Optimizer; pass the optimizer itself"
+        )
+    settings = (do_flatten, check_flatten, compile, strict)
+    known = _fused.get(optimizer)
+    if known is not None:
+        if known[1] != settings:
+            raise FusedOptimizerError(
+                f"this {type(optimizer).__name__} is fused already, with other settings "
+                "(do_flatten, check_flatten, compile, strict): "
+                f"{known[1]}, now {settings}; fuse it once"
+            )
+        return optimizer
+    if compile:
+        _check_compilable(optimizer)
+    judgement = _Judgement(strict)
+    judgement(optimizer)  # now, and not in the middle of training
+    step = FusedStep(
+        judgement,
+        moves=do_flatten,
+        looks_at_memory=check_flatten,
+        compiled=CompiledPass() if compile else None,
+    )
+    _attach(optimizer, step)
+    _fused[optimizer] = step, settings
+    return optimizer
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return optimizer in _fused
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> FusedStep:
+    """What fuse_optimizer attached. Raises KeyError."""
+    return _fused[optimizer][0]
+
+
+def _check_compilable(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            raise FusedOptimizerError(
+                f"compile=True with {type(optimizer).__name__}(fused=True): that is one pass already; "
+                "leave one of both out"
+            )
+        for parameter in group["params"]:
+            require_compiler(parameter.device)
+
+
+def _attach(optimizer: torch.optim.Optimizer, step: FusedStep) -> None:
+    last = optimizer.register_step_pre_hook(step.before)
+    first = optimizer.register_step_post_hook(step.after)
+    optimizer._optimizer_step_post_hooks.move_to_end(first.id, last=False)  # type: ignore[attr-defined]
+    register = optimizer.register_step_pre_hook
+
+    def register_step_pre_hook(self: torch.optim.Optimizer, hook: Any) -> RemovableHandle:
+        handle = register(hook)
+        self._optimizer_step_pre_hooks.move_to_end(last.id)  # type: ignore[attr-defined]
+        return handle
+
+    def fuse_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return self.step(*args, **kwargs)
+
+    # Blocks are filled after all that the script's own hooks do to gradients, and brought home before they look at
+    # states.
+    attached: Any = optimizer
+    attached.register_step_pre_hook = types.MethodType(register_step_pre_hook, optimizer)
+    attached.fuse_step = types.MethodType(fuse_step, optimizer)
+
+
+class _Judgement:
+    """For each group, whether its parameters may share blocks; tried once for each way in which options are
+    switched."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._verdicts: dict[Hashable, Verdict] = {}
+        self._has_warned = False
+
+    def __call__(self, optimizer: torch.optim.Optimizer) -> Sequence[bool]:
+        """Raises PerParameterError."""
+        return [self._of(optimizer, number) for number in range(len(optimizer.param_groups))]
+
+    def _of(self, optimizer: torch.optim.Optimizer, group: int) -> bool:
+        options = optimizer.param_groups[group]
+        key = switches(options)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = judge(optimizer, group)
+            if not verdict.is_elementwise:
+                self._say(optimizer, group, verdict)
+        return verdict.is_elementwise
+
+    def _say(self, optimizer: torch.optim.Optimizer, group: int, verdict: Verdict) -> None:
+        name = type(optimizer).__name__
+        why = f"{name} (parameter group {group}) does not work on each element by itself: {verdict.reason}"
+        if self._strict:
+            raise PerParameterError(
+                f"{why}. Leave strict=True out to have these parameters stepped as they are"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{why}. Its parameters are stepped as they are, unfused", stacklevel=4)

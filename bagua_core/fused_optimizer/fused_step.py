@@ -1,0 +1,320 @@
+"""How does the optimizer's own step come to work on blocks, once for each step of the script?
+
+Hooks that torch calls around every step hand the step to a stand-in with blocks for parameters; what is called how
+often, by a scheduler, a scaler or the runtime, stays as it was. Owns the layout in force, what is under way, and the
+choice of what to do with a block in a step whose gradients are not all there: absent ones must stay as they are,
+never count as zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagua_core.fused_optimizer.block import Block, Gradients
+from bagua_core.fused_optimizer.block_sizes import BlockSizes
+from bagua_core.fused_optimizer.compiled_pass import ONE_BY_ONE, CompiledPass, NotRecordable
+from bagua_core.fused_optimizer.errors import FusedOptimizerError
+from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
+from bagua_core.fused_optimizer.options import switches
+from bagua_core.fused_optimizer.stand_in import StandIn
+from bagua_core.fused_optimizer.state_layout import NotBlockwise
+
+Fusable = Callable[
+    [torch.optim.Optimizer], Sequence[bool]
+]  # for each group, may its parameters share blocks?
+
+
+@dataclass
+class _UnderWay:
+    """compiled: what runs the step on the blocks after the stand-in has run it on their representatives, if anything
+    does."""
+
+    stand_in: StandIn
+    compiled: CompiledPass | None
+    stepped: list[Block] = field(default_factory=list)  # by the stand-in, or by the compiled pass after it
+    loose: list[Tensor] = field(default_factory=list)
+
+
+class FusedStep:
+    """moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the
+    script has moved them since. sizes: of blocks; the device's if None."""
+
+    def __init__(
+        self,
+        fusable: Fusable,
+        *,
+        moves: bool = True,
+        looks_at_memory: bool = True,
+        compiled: CompiledPass | None = None,
+        sizes: BlockSizes | None = None,
+    ) -> None:
+        self._fusable = fusable
+        self._moves = moves
+        self._looks_at_memory = looks_at_memory
+        self._compiled = compiled
+        self._sizes = sizes
+        self._moved = Moved()
+        self._layout: Layout | None = None
+        self._switches: list[Hashable] = []
+        self._cuts = True
+        self._idles = False
+        self._fusable_groups: Sequence[bool] = ()
+        self._under_way: _UnderWay | None = None
+        self._open: dict[
+            Block, tuple[bool, ...]
+        ] = {}  # which gradients were there when its members stepped alone
+        self.laid_out = 0  # how often
+
+    @property
+    def layout(self) -> Layout | None:
+        """As of the last step; for whoever wants to know what is fused."""
+        return self._layout
+
+    @property
+    def compiled(self) -> CompiledPass | None:
+        """None without compile=True, or where the step turned out not to be one that can be compiled."""
+        return self._compiled
+
+    # -- torch's hooks around a step
+
+    def before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """args: the optimizer itself first, as torch hands them over. Returns them with the stand-in in its place."""
+        if torch.compiler.is_compiling():
+            return None  # whoever compiles the step as it is traces the parameters as they are
+        self._finish(optimizer)  # a step that raised
+        self._judge_switches(optimizer)
+        if not any(self._fusable_groups):
+            return None
+        closure, rest, named = closure_of(args[1:], kwargs)
+        if closure is None and self._is_idle():
+            return None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            rest = (_Again(self, optimizer, closure, loss), *rest)
+        with torch.no_grad():
+            under_way = self._prepare(optimizer, self._compiled)
+            compiled = None if under_way is None else under_way.compiled
+            if compiled is not None and not self._record(optimizer, compiled, rest, named):
+                under_way = self._prepare(optimizer, None)
+        self._under_way = under_way
+        return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
+
+    def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._finish(optimizer)
+
+    # -- before
+
+    def _prepare(self, optimizer: torch.optim.Optimizer, compiled: CompiledPass | None) -> _UnderWay | None:
+        """None if there is nothing that blocks could be used for in this step."""
+        layout = self._laid_out(optimizer)
+        found = {block: self._gradients_of(block) for block in layout.blocks}
+        self._idles = bool(found) and set(found.values()) == {Gradients.NOT_WORTH_COPYING}
+        if Gradients.ALL not in found.values():
+            return None
+        under_way = _UnderWay(StandIn(optimizer, **({} if compiled is None else ONE_BY_ONE)), compiled)
+        if compiled is not None:
+            compiled.begin()
+        for number, items in enumerate(layout.groups):
+            for item in items:
+                if not isinstance(item, Block):
+                    self._add_loose(optimizer, under_way, number, item)
+                elif found[item] is not Gradients.ALL:
+                    for member in item.members:
+                        self._add_loose(optimizer, under_way, number, member)
+                else:
+                    under_way.stepped.append(item)
+                    if compiled is not None:
+                        compiled.expect(under_way.stand_in, number, item)
+                        continue
+                    for flat, state in zip(item.flats, item.states, strict=True):
+                        under_way.stand_in.add(number, flat, state or None)
+        return under_way
+
+    def _is_idle(self) -> bool:
+        """Blocks were of no use in the step before, and still are not, so nothing else need be looked at."""
+        self._idles = (
+            self._idles
+            and self._layout is not None
+            and all(block.is_better_left() for block in self._layout.blocks)
+        )
+        return self._idles
+
+    def _gradients_of(self, block: Block) -> Gradients:
+        found = Gradients.SOME if block in self._open else block.take_gradients()
+        if found is Gradients.SOME:
+            self._open[block] = tuple(m.grad is None for m in block.members)
+        if found in (Gradients.SOME, Gradients.NONE):
+            block.kind = object()  # its count of steps is another than that of the others from now on
+        return found
+
+    def _add_loose(
+        self, optimizer: torch.optim.Optimizer, under_way: _UnderWay, group: int, one: Tensor
+    ) -> None:
+        under_way.loose.append(one)
+        under_way.stand_in.add(group, one, optimizer.state.get(one))
+
+    def _judge_switches(self, optimizer: torch.optim.Optimizer) -> None:
+        found = [switches(group) for group in optimizer.param_groups]
+        if found != self._switches:
+            self._fusable_groups = self._fusable(optimizer)
+            self._switches = found
+            self._layout = None
+            self._cuts = True
+
+    def _laid_out(self, optimizer: torch.optim.Optimizer) -> Layout:
+        layout = self._layout
+        if layout is None or self._is_stale(optimizer, layout):
+            self._open.clear()
+            layout = self._layout = lay_out(
+                optimizer,
+                self._fusable_groups,
+                self._moved,
+                moves=self._moves,
+                cuts=self._cuts,
+                compiled=self._compiled is not None,
+                sizes=self._sizes,
+            )
+            self.laid_out += 1
+        return layout
+
+    def _is_stale(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
+        if self._open:
+            # Laid out anew once the same gradients are absent twice running: a pattern that changes with every step
+            # would cost a new layout with every step.
+            if all(tuple(m.grad is None for m in block.members) == was for block, was in self._open.items()):
+                return True
+            layout.note_states(optimizer)
+            for block in self._open:
+                block.note_versions()
+        return layout.why_stale(optimizer, self._looks_at_memory) is not None
+
+    def _record(
+        self,
+        optimizer: torch.optim.Optimizer,
+        compiled: CompiledPass,
+        rest: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> bool:
+        """Whether there is a compiled program for this step."""
+        try:
+            return compiled.record(optimizer, rest, named)
+        except NotRecordable as error:
+            warnings.warn(
+                f"compile=True: the step of {type(optimizer).__name__} cannot be compiled ({error}); it works on "
+                "blocks without being compiled",
+                stacklevel=4,
+            )
+            self._compiled = None
+            self._layout = None
+            return False
+
+    # -- after
+
+    def _finish(self, optimizer: torch.optim.Optimizer) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        layout = self._layout
+        assert layout is not None
+        with torch.no_grad():
+            if under_way.compiled is not None:
+                under_way.compiled.run(under_way.stepped)
+            try:
+                self._bring_home(optimizer, layout, under_way)
+            except NotBlockwise as error:
+                self._layout = None
+                raise FusedOptimizerError(
+                    f"{type(optimizer).__name__} cannot be fused, and noticing it needed a step: {error}. "
+                    "Begin again from a checkpoint without fuse_optimizer, and please tell us which optimizer it is"
+                ) from error
+
+    def _bring_home(self, optimizer: torch.optim.Optimizer, layout: Layout, under_way: _UnderWay) -> None:
+        state, own = optimizer.state, under_way.stand_in.optimizer.state
+        entries: dict[Tensor, Any] = {}
+        changed = under_way.stand_in.give_back_state(optimizer)
+        for block in under_way.stepped:
+            block.forget_gradients()
+            made = under_way.compiled is None and block.take_states(own)
+            if block.bring_home() or made:
+                changed = True
+                entries.update(zip(block.members, block.homes, strict=True))
+        for one in under_way.loose:
+            if one in own and state.get(one) is not own[one]:
+                entries[one] = own[one]
+                changed = True
+        if entries:
+            # in the order in which the optimizer alone would have made them: a state_dict shows it
+            for one in (p for group in optimizer.param_groups for p in group["params"]):
+                if one in entries:
+                    state[one] = entries[one]
+        members = [m for block in under_way.stepped for m in block.members]
+        if members:
+            torch.autograd.graph.increment_version(members)  # they were written to under other names
+        if under_way.stand_in.give_back(optimizer):
+            self._switches = [switches(group) for group in optimizer.param_groups]
+        if changed:
+            layout.note_states(optimizer)
+        if self._cuts and any(len(block.pieces) > 1 and block.is_stateless for block in under_way.stepped):
+            self._cuts, self._layout = (
+                False,
+                None,
+            )  # what passes over memory once gains nothing from the cache
+
+    def gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
+        """A closure was called again within a step. Raises FusedOptimizerError."""
+        under_way = self._under_way
+        if under_way is None:
+            return
+        if under_way.compiled is not None:
+            raise FusedOptimizerError(
+                f"{type(optimizer).__name__} calls its closure several times a step, which a compiled step cannot; "
+                "leave compile=True out"
+            )
+        with torch.no_grad():
+            for block in under_way.stepped:
+                if block.take_gradients() is not Gradients.ALL:
+                    raise FusedOptimizerError(
+                        "the closure's second call left other parameters without a gradient than its first; "
+                        "such a step cannot be fused"
+                    )
+
+
+class _Again:
+    """The script's closure as the stand-in sees it: called once already, and each further call brings new
+    gradients."""
+
+    def __init__(
+        self, step: FusedStep, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], loss: Any
+    ) -> None:
+        self._step = step
+        self._optimizer = optimizer
+        self._closure = closure
+        self._first = [loss]
+
+    def __call__(self) -> Any:
+        if self._first:
+            return self._first.pop()
+        loss = self._closure()
+        self._step.gradients_again(self._optimizer)
+        return loss
+
+
+def closure_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
+    """step()'s closure, and its other arguments."""
+    if kwargs.get("closure") is not None:
+        rest = dict(kwargs)
+        return rest.pop("closure"), args, rest
+    if args and callable(args[0]):
+        return args[0], args[1:], kwargs
+    return None, args, kwargs

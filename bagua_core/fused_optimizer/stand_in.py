@@ -1,0 +1,100 @@
+"""Who steps on the blocks? An optimizer of the same class and with the same attributes, but with other parameters.
+
+Owns which attributes pass to the stand-in and what of them comes back. The script's optimizer keeps its own
+parameters, groups, states and hooks throughout, whatever happens in the step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagua_core.fused_optimizer.options import without_parameters
+
+HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+# step, and the others that may have been put on the instance, are bound to the script's optimizer
+OF_THE_SCRIPT = frozenset(
+    (
+        *HOOKS,
+        "param_groups",
+        "state",
+        "step",
+        "fuse_step",
+        "zero_grad",
+        "register_step_pre_hook",
+        "_opt_called",
+    )
+)
+
+
+class StandIn:
+    """optimizer: the stand-in. options: by group, as it was given them."""
+
+    def __init__(self, script: torch.optim.Optimizer, **overridden: Any) -> None:
+        """overridden: options that all groups have here, where they have them at all."""
+        one: Any = object.__new__(type(script))
+        given = {name: value for name, value in vars(script).items() if name not in OF_THE_SCRIPT}
+        vars(one).update(given)
+        for name in HOOKS:
+            setattr(one, name, OrderedDict())
+        # what some keep for all parameters together, under a name
+        one.state = defaultdict(dict, {k: v for k, v in script.state.items() if not isinstance(k, Tensor)})
+        self.optimizer: Any = one
+        self.options: list[dict[str, Any]] = []
+        one.param_groups = []
+        for group in script.param_groups:
+            options = without_parameters(group)
+            options.update({name: value for name, value in overridden.items() if name in options})
+            self.options.append(options)
+            one.param_groups.append({**options, "params": []})
+        self._given = given
+
+    def add(self, group: int, parameter: Tensor, state: dict[Any, Any] | None) -> None:
+        self.optimizer.param_groups[group]["params"].append(parameter)
+        if state is not None:
+            self.optimizer.state[parameter] = state
+
+    def give_back_state(self, script: torch.optim.Optimizer) -> bool:
+        """What the step keeps for all parameters together is the script's optimizer's too. Returns whether that put
+        another object there."""
+        own = self.optimizer.state
+        wrote = False
+        for name in [key for key in own if not isinstance(key, Tensor)]:
+            if script.state.get(name, self) is not own[name]:
+                script.state[name] = own[name]
+                wrote = True
+        return wrote
+
+    def give_back(self, script: torch.optim.Optimizer) -> bool:
+        """And so is what it wrote to options and attributes. Returns whether options were written."""
+        wrote = False
+        for group, given, own in zip(
+            script.param_groups, self.options, self.optimizer.param_groups, strict=True
+        ):
+            for name, value in own.items():
+                if name != "params" and given.get(name, self) is not value:
+                    group[name] = value
+                    wrote = True
+        attributes = vars(script)
+        for name, value in vars(self.optimizer).items():
+            if name not in OF_THE_SCRIPT and self._given.get(name, self) is not value:
+                attributes[name] = value
+        return wrote
+
+
+def plain_step(kind: type) -> Callable[..., Any]:
+    """The class's step without what torch puts around it to call hooks."""
+    step: Any = kind.step  # type: ignore[attr-defined]
+    plain: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return plain

@@ -1,0 +1,58 @@
+"""The benchmark of optimizers compares what it says, on models of the sizes that their names say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from benchmarks import fused_optimizer, optimizer_models
+from benchmarks.fused_optimizer import Row
+
+
+def test_the_quick_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fused_optimizer.main(["--quick"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 100 layers of 32")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [(c[1], c[2]) for c in cells] == [
+        (o, g) for g in ("kept", "new") for o in ("SGD", "AdamW", "RMSprop")
+    ]
+    for row in cells:
+        named = dict(zip(fused_optimizer.HEAD, row, strict=True))
+        assert float(named["loop, ms"]) > 0 and float(named["blocks, ms"]) > 0
+        assert named["blocks against the loop"] == "same bits"
+        assert (named["fused, ms"] == "-") == (named["optimizer"] == "RMSprop")
+
+
+def test_the_models_are_those_that_their_names_say() -> None:
+    counts = {
+        name: sum(map(math.prod, shapes()))
+        for name, shapes in optimizer_models.MODELS.items()
+        if "base" in name or "B/" in name
+    }
+    assert counts == {"BERT-base": 109_482_240, "ViT-B/16": 86_567_656}
+
+
+def test_ratios() -> None:
+    row = Row("m", "o", "kept", {"loop": [3.0, 4.0, 5.0], "foreach": [2.0], "blocks": [1.0]}, {"blocks": 0.0})
+    assert row.times_faster("blocks", ["loop"]) == 4.0
+    assert row.times_faster("blocks", ["loop", "foreach"]) == 2.0
+    assert row.times_faster("compiled", ["loop"]) is None
+
+
+def test_every_torch_optimizer_is_measured_or_left_out_with_a_reason() -> None:
+    classes, left_out = fused_optimizer.optimizer_classes()
+    ours = {n for n, k in classes.items() if k.__module__.startswith("torch.optim")}
+    all_of_torch = {
+        n
+        for n in dir(torch.optim)
+        if isinstance(getattr(torch.optim, n), type)
+        and n not in ("Optimizer",)
+        and issubclass(getattr(torch.optim, n), torch.optim.Optimizer)
+    }
+    assert (
+        all_of_torch
+        == (ours - {"SGD, momentum"})
+        | {line.partition(":")[0] for line in left_out if ": " in line} & all_of_torch
+    )

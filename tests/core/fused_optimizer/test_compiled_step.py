@@ -1,0 +1,114 @@
+"""compile=True: the whole step as one compiled pass over blocks, for any elementwise optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagua_core.fused_optimizer import FusedOptimizerError, NoCompilerError, fuse_optimizer
+from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE
+from tests.core.fused_optimizer.third_party import DataWriter, Lion
+from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net
+
+QUICK = {"AdamW", "RMSprop"}
+CASES = [
+    pytest.param(kind, marks=[] if kind.__name__ in QUICK else [pytest.mark.long])
+    for kind in [*ELEMENTWISE, Lion]
+]
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Compiled code rounds a multiplication and an addition otherwise."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_result_is_equal_within_rounding_and_a_schedule_compiles_nothing(kind: type[Any]) -> None:
+    # a step far below the gradients' signs: those of two roundings may differ where a gradient is almost zero
+    twins = Twins(lambda params: kind(params, lr=1e-4), shapes_net, compile=True)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.8) for o in twins.optimizers]
+    has_states = bool(twins.optimizers[0].state)
+    compiled = []
+    for _ in range(8):
+        twins.train(1)
+        for scheduler in schedulers:
+            scheduler.step()
+        compiled.append(twins.step.compiled.programs)
+    twins.check(close)
+    makes_states = not has_states and bool(twins.optimizers[0].state)
+    assert compiled[0] == (0 if makes_states else 1), "a step that makes states is not compiled"
+    assert compiled[-1] >= 1 and compiled[2:5] == [compiled[2]] * 3 and compiled[6:] == [compiled[6]] * 2
+    members = [len(block.members) for block in twins.blocks]
+    assert sorted(members) == [1, 1, 10], "large ones are blocks of their own, and none is left out"
+
+
+def test_gradients_that_are_absent_and_states_that_are_loaded() -> None:
+    def remove(model: nn.Module) -> None:
+        if 2 <= twins.steps < 5:
+            next(iter(model.parameters())).grad = None
+
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-4), compile=True)
+    twins.train(7, between=remove)
+    twins.check(close)
+    for _, optimizer in twins.pairs():
+        optimizer.load_state_dict(optimizer.state_dict())
+    twins.train(2)
+    twins.check(close)
+    assert twins.step.compiled.programs == 1
+
+
+def test_what_cannot_be_compiled_goes_on_in_blocks_and_says_so_once() -> None:
+    twins = Twins(DataWriter, compile=True)
+    _, warned = quietly(lambda: twins.train(3))
+    assert len(warned) == 1
+    assert "DataWriter cannot be compiled (it gives parameters new memory)" in warned[0]
+    twins.check()
+    assert twins.blocks
+
+
+def test_a_global_norm_is_no_elementwise_program() -> None:
+    class ClipsAll(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            for g in gradients:
+                g.div_(norm.clamp_min(1.0))
+            return super().step(closure)
+
+    twins = Twins(lambda params: ClipsAll(params, lr=1e-2), compile=True)
+    _, warned = quietly(lambda: twins.train(3))
+    assert len(warned) == 1 and "makes one value of many elements" in warned[0]
+    twins.check(close)
+
+
+def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(
+        NoCompilerError, match=r"there is no no-such-compiler on PATH; install g\+\+, set CXX"
+    ):
+        fuse_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), compile=True)
+
+
+def test_torchs_own_fused_step_is_one_pass_already() -> None:
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
+    with pytest.raises(FusedOptimizerError, match="leave one of both out"):
+        fuse_optimizer(optimizer, compile=True)
+
+
+def test_a_compiled_model_trains_with_a_fused_optimizer() -> None:
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3))
+    alone, fused = twins.models
+    compiled = torch.compile(fused, backend="aot_eager")
+    twins.train(1)
+    for _ in range(4):
+        for model, optimizer in zip((alone, compiled), twins.optimizers, strict=True):
+            optimizer.zero_grad()
+            twins.backward(model)  # type: ignore[arg-type]
+            optimizer.step()
+        twins.steps += 1
+    twins.check(close)
+    assert twins.blocks
