@@ -2,14 +2,13 @@
 
 Owns the iteration (when boundaries are asked for, which micro-batches a step yields) and this rank's
 view of the position; commits, roll-backs and heals are the engine's, which moves the position with
-`seek`. What it yields is a pure function of (seed, epoch, batch, step plan).
+`seek`. How batches divide is division.py's: what is yielded is a pure function of (seed, epoch, batch, step plan), and
+of costs that are part of the job's state where work is balanced.
 Invariant: one boundary per step.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,21 +16,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from bagua_core.data.partition import (
-    batch_count,
-    epoch_order,
-    global_batch,
-    global_batch_range,
-    micro_batch_count,
-    micro_share,
-    share,
-)
+from bagua_core.communication.communicator import ReduceOp
+from bagua_core.data.balancing.balance import Balance
+from bagua_core.data.balancing.balanced_division import BalancedDivision
+from bagua_core.data.division import Division, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
 from bagua_core.elastic.step_interface import MicroBatch, StepEngine, StepPlan
-
-# the loader's own epoch, the one that prefetching has reached, and the one the ledger still looks at
-_KEPT_ORDERS = 3
 
 _REFUSED = {
     "batch_size": "use global_batch_size: the samples of one step over all workers",
@@ -75,11 +66,14 @@ class ElasticDataLoader:
         prefetch_factor: int | None = None,
         persistent_workers: bool = True,
         seed_samples: bool = True,
+        balance: Balance | None = None,
         engine: StepEngine | None = None,
         **others: Any,
     ) -> None:
         """max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
         seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
+        balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
+        a step.
 
         Raises TypeError or ValueError, naming the value, for what an elastic job cannot have.
         """
@@ -98,8 +92,27 @@ class ElasticDataLoader:
         self.max_local_batch_size = max_local_batch_size
         self._global_batch_size = global_batch_size
         self._length = len(dataset)
-        self._batches = batch_count(self._length, global_batch_size, drop_last)
-        if self._batches == 0:
+        self._division: Division
+        if balance is None:
+            self._division = EvenDivision(
+                self._length,
+                seed=seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                global_batch_size=global_batch_size,
+                max_local_batch_size=max_local_batch_size,
+            )
+        else:
+            self._division = BalancedDivision(
+                dataset,
+                balance,
+                seed=seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                global_batch_size=global_batch_size,
+                max_local_batch_size=max_local_batch_size,
+            )
+        if self._length < (global_batch_size if drop_last else 1):
             dropped = " with drop_last=True" if self._length else ""
             raise ValueError(
                 f"a data set of {self._length} samples has no batch of global_batch_size="
@@ -109,9 +122,8 @@ class ElasticDataLoader:
         self._batch = 0
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
-        self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
+        self._steady = (0, 1, 0)  # rank, world size and step of the plan last taken, for the prediction
         self._iteration = 0
-        self._orders: OrderedDict[int, torch.LongTensor] = OrderedDict()
         self._prefetcher = Prefetcher(
             dataset,
             self,
@@ -130,8 +142,12 @@ class ElasticDataLoader:
     # -- for the training script
 
     def __len__(self) -> int:
-        """Steps per epoch."""
-        return self._batches
+        """Steps of the epoch that the job is in; with a budget epochs differ a little."""
+        return self._division.batch_count(self._epoch)
+
+    def total_steps(self, epochs: int) -> int:
+        """Steps of the first `epochs` epochs, for schedules that must know."""
+        return sum(self._division.batch_count(epoch) for epoch in range(epochs))
 
     def epochs(self, count: int) -> Iterator[int]:
         """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
@@ -184,18 +200,18 @@ class ElasticDataLoader:
                 # the others then did without it.
                 return
             batch = self._batch
-            samples = len(global_batch_range(self._length, batch, self._global_batch_size))
             active_index, active_count = plan.active_index, plan.active_count
-            micro_batches = micro_batch_count(samples, active_count, self.max_local_batch_size)
+            costs = self._division.costs(plan.step)
+            micro_batches = self._division.micro_batches(epoch, batch, active_count)
             for micro in range(micro_batches):
-                key = BatchKey(active_index, active_count, epoch, batch, micro)
-                own = 0
-                if active_index is not None:
-                    own = len(micro_share(samples, active_count, active_index, micro_batches, micro))
+                key = BatchKey(active_index, active_count, epoch, batch, micro, costs)
+                weight = 0.0 if active_index is None else self._division.piece(key).weight
                 data = self._prefetcher.take(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
-                engine.begin_micro_batch(MicroBatch(own / samples, micro == micro_batches - 1))
+                engine.begin_micro_batch(MicroBatch(weight, micro == micro_batches - 1))
+                if micro == 0:
+                    self._division.step_begun(plan, self._total)
                 yield data
                 del data  # the script's batch must not live on while the next one is loaded
                 if iteration != self._iteration:
@@ -206,7 +222,7 @@ class ElasticDataLoader:
         # before the first boundary: nobody in the job waits for our processes to start
         self._prefetcher.start()
         self._next_plan = plan = engine.boundary()
-        self._steady = (plan.global_rank, plan.world_size)
+        self._steady = (plan.global_rank, plan.world_size, plan.step)
 
     def _attached_engine(self) -> StepEngine:
         engine = self._engine
@@ -216,9 +232,16 @@ class ElasticDataLoader:
 
             engine = self._engine = runtime.engine()
         if not self._attached:
+            self._division.prepare()
             engine.attach_source(self)
+            for name, state in self._division.states().items():
+                engine.register_state(name, state)
             self._attached = True
         return engine
+
+    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In the step under way, over all workers. If that fails, the step does."""
+        return self._attached_engine().allreduce(tensor, ReduceOp.SUM)
 
     # -- for the engine (DataSource)
 
@@ -227,7 +250,6 @@ class ElasticDataLoader:
         return self._global_batch_size
 
     def fingerprint(self) -> dict[str, str]:
-        order = self._order(0)
         return {
             "dataset_length": str(self._length),
             "global_batch_size": str(self._global_batch_size),
@@ -235,8 +257,7 @@ class ElasticDataLoader:
             "seed": str(self.seed),
             "shuffle": str(self.shuffle),
             "drop_last": str(self.drop_last),
-            # a torch that shuffles otherwise would train on other samples than it claims
-            "order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}",
+            **self._division.fingerprint(),
         }
 
     def position(self) -> dict[str, int]:
@@ -244,8 +265,8 @@ class ElasticDataLoader:
 
     def seek(self, position: dict[str, int]) -> None:
         epoch, batch = position["epoch"], position["batch"]
-        if epoch < 0 or not 0 <= batch < self._batches:
-            raise ValueError(f"position {position} is not in epochs of {self._batches} batches")
+        if epoch < 0 or not 0 <= batch < self._division.batch_count(epoch):
+            raise ValueError(f"position {position} is not in epochs of {len(self)} batches")
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
@@ -256,46 +277,33 @@ class ElasticDataLoader:
         active_index = replace(plan, global_rank=global_rank).active_index
         if active_index is None:
             return []
-        indices = self._batch_indices(position["epoch"], position["batch"])
-        places = share(indices.numel(), plan.active_count, active_index)
-        return indices[places.start : places.stop].tolist()
+        epoch, batch, parts = position["epoch"], position["batch"], plan.active_count
+        first = BatchKey(active_index, parts, epoch, batch, 0, self._division.costs(plan.step))
+        return [
+            index
+            for micro in range(self._division.micro_batches(epoch, batch, parts))
+            for index in self._division.piece(first._replace(micro=micro)).indices
+        ]
+
+    def step_committed(self, plan: StepPlan, computing_s: float) -> None:
+        self._division.step_committed(plan, self.position(), computing_s)
 
     # -- for the prefetcher (Plan)
 
     def indices_of(self, key: BatchKey) -> list[int]:
-        if key.active_index is not None:
-            indices = self._batch_indices(key.epoch, key.batch)
-            samples = indices.numel()
-            micro_batches = micro_batch_count(samples, key.active_count, self.max_local_batch_size)
-            places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
-            if places:
-                return indices[places.start : places.stop].tolist()
-        # Two samples, for batch normalization refuses to train on one
-        return self._order(key.epoch)[:2].tolist()
+        indices = [] if key.active_index is None else self._division.piece(key).indices
+        return indices or self._division.filler(key.epoch)
 
     def following(self, key: BatchKey) -> BatchKey:
-        samples = len(global_batch_range(self._length, key.batch, self._global_batch_size))
-        if key.micro + 1 < micro_batch_count(samples, key.active_count, self.max_local_batch_size):
+        if key.micro + 1 < self._division.micro_batches(key.epoch, key.batch, key.active_count):
             return key._replace(micro=key.micro + 1)
         # whoever is healing now takes its share in the next step
-        active_index, active_count = self._steady
-        return BatchKey(active_index, active_count, *self._after(key.epoch, key.batch), 0)
+        active_index, active_count, step = self._steady
+        costs = self._division.costs(step)
+        return BatchKey(active_index, active_count, *self._after(key.epoch, key.batch), 0, costs)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:
-        return (epoch, batch + 1) if batch + 1 < self._batches else (epoch + 1, 0)
-
-    def _batch_indices(self, epoch: int, batch: int) -> torch.Tensor:
-        return global_batch(self._order(epoch), batch, self._global_batch_size)
-
-    def _order(self, epoch: int) -> torch.LongTensor:
-        order = self._orders.get(epoch)
-        if order is None:
-            order = self._orders[epoch] = epoch_order(self.seed, epoch, self._length, self.shuffle)
-            if len(self._orders) > _KEPT_ORDERS:
-                self._orders.popitem(last=False)
-        else:
-            self._orders.move_to_end(epoch)
-        return order
+        return (epoch, batch + 1) if batch + 1 < self._division.batch_count(epoch) else (epoch + 1, 0)
 
 
 def _refuse(others: dict[str, Any], dataset: Any) -> None:

@@ -260,8 +260,9 @@ class Engine:
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
         step = self._job_step if self.global_rank in self._healing else self.state.name.step
         self._plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self._healing)
+        self._step_from_s = time.monotonic()
         if self._member is not None:
-            self._step_from_s, self._member.waited_s = time.monotonic(), 0.0
+            self._member.waited_s = 0.0
         return self._plan
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -326,8 +327,10 @@ class Engine:
 
     def _commit(self) -> None:
         state = self.state
+        lasted_s = time.monotonic() - self._step_from_s
+        waited_s = 0.0 if self._member is None else self._member.waited_s
         if self._member is not None and not self._plan.healing:
-            self._computing.step_done(time.monotonic() - self._step_from_s, self._member.waited_s)
+            self._computing.step_done(lasted_s, waited_s)
         state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
@@ -339,6 +342,7 @@ class Engine:
             )
         )
         if self._source is not None:
+            self._source.step_committed(self._plan, max(0.0, lasted_s - waited_s))
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.communicator import Communicator, Lane, Pending, ReduceOp
+from bagua_core.elastic.state_registry import Stateful
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class DataSource(Protocol):
     """A loader as the engine sees it. Positions are plain JSON-like values."""
 
     @property
-    def global_batch_size(self) -> int: ...
+    def global_batch_size(self) -> int:
+        """Samples of a batch, at most."""
 
     def fingerprint(self) -> dict[str, str]:
         """What must agree on all workers: dataset length, seed, global batch size, ..."""
@@ -67,7 +69,12 @@ class DataSource(Protocol):
         """The position that follows once the batch at `position` is committed. Pure."""
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
-        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
+        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Follows from these and from the
+        job's state, so it is asked only for steps that this state has."""
+
+    def step_committed(self, plan: StepPlan, computing_s: float) -> None:
+        """The step at `position()` is final here, and a copy that this worker received in it is in. computing_s: what
+        it took, less what was waited in its collectives."""
 
 
 class Model(Protocol):
@@ -118,6 +125,12 @@ class StepEngine(Protocol):
 
     # -- for the loader
     def attach_source(self, source: DataSource) -> None: ...
+
+    def register_state(self, name: str, stateful: Stateful) -> None:
+        """See bagua_core.register_state."""
+
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """See bagua_core.allreduce. In a step it is part of it, and fails with it."""
 
     def boundary(self) -> StepPlan:
         """End the step before (commit, or roll back), follow a new generation if there is one, and

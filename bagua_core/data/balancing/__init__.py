@@ -1,0 +1,1 @@
+"""Work of equal cost for every worker in every step, where samples cost differently much."""

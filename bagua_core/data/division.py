@@ -1,0 +1,139 @@
+"""How does an epoch divide into global batches, and a batch into what each worker does? As the loader sees it.
+
+Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
+cost is balancing/balanced_division.py. Pure but for what is said of a step's beginning and commit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from bagua_core.data.partition import (
+    batch_count,
+    epoch_order,
+    global_batch,
+    global_batch_range,
+    micro_batch_count,
+    micro_share,
+)
+from bagua_core.data.prefetch import BatchKey
+from bagua_core.elastic.state_registry import Stateful
+from bagua_core.elastic.step_interface import StepPlan
+
+# the loader's own epoch, the one that prefetching has reached, and the one the ledger still looks at
+KEPT_EPOCHS = 3
+
+
+class Piece(NamedTuple):
+    """A micro-batch of one worker: indices of the data set, maybe none, and what its mean gradient counts."""
+
+    indices: list[int]
+    weight: float
+
+
+class Division(Protocol):
+    def prepare(self) -> None:
+        """What takes long, before anybody in the job waits for it."""
+
+    def batch_count(self, epoch: int) -> int: ...
+
+    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
+        """The same on every worker, also on one that has no state yet."""
+
+    def piece(self, key: BatchKey) -> Piece:
+        """key.active_index is not None."""
+
+    def filler(self, epoch: int) -> list[int]:
+        """Two samples, for batch normalization refuses to train on one."""
+
+    def costs(self, step: int) -> Hashable:
+        """What the split of that step follows from beside its place and the number of parts. step: as in its
+        StepPlan."""
+
+    def states(self) -> Mapping[str, Stateful]:
+        """What must travel with the job's state, by name."""
+
+    def step_begun(self, plan: StepPlan, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """total: adds a tensor up over all workers as part of the step. If that fails the step is not committed, so
+        what it returns counts only with the commit."""
+
+    def step_committed(self, plan: StepPlan, position: Mapping[str, int], computing_s: float) -> None:
+        """computing_s: what the step took here, less what was waited for others."""
+
+    def fingerprint(self) -> dict[str, str]: ...
+
+
+class EvenDivision:
+    """Batches of `global_batch_size` samples, each worker's share as large as the others'."""
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+        global_batch_size: int,
+        max_local_batch_size: int | None,
+    ) -> None:
+        self._length = length
+        self._seed, self._shuffle = seed, shuffle
+        self._size = global_batch_size
+        self._most_local = max_local_batch_size
+        self._batch_count = batch_count(length, global_batch_size, drop_last)
+        self._orders: OrderedDict[int, torch.LongTensor] = OrderedDict()
+
+    def prepare(self) -> None:
+        pass
+
+    def batch_count(self, epoch: int) -> int:
+        return self._batch_count
+
+    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
+        return micro_batch_count(self._samples(batch), parts, self._most_local)
+
+    def piece(self, key: BatchKey) -> Piece:
+        assert key.active_index is not None
+        samples = self._samples(key.batch)
+        micro_batches = micro_batch_count(samples, key.active_count, self._most_local)
+        places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
+        indices = global_batch(self._order(key.epoch), key.batch, self._size)
+        return Piece(indices[places.start : places.stop].tolist(), len(places) / samples)
+
+    def filler(self, epoch: int) -> list[int]:
+        return self._order(epoch)[:2].tolist()
+
+    def costs(self, step: int) -> Hashable:
+        return None
+
+    def states(self) -> Mapping[str, Stateful]:
+        return {}
+
+    def step_begun(self, plan: StepPlan, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        pass
+
+    def step_committed(self, plan: StepPlan, position: Mapping[str, int], computing_s: float) -> None:
+        pass
+
+    def fingerprint(self) -> dict[str, str]:
+        order = self._order(0)
+        # a torch that shuffles otherwise would train on other samples than it claims
+        return {"order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}"}
+
+    def _samples(self, batch: int) -> int:
+        return len(global_batch_range(self._length, batch, self._size))
+
+    def _order(self, epoch: int) -> torch.LongTensor:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self._orders[epoch] = epoch_order(self._seed, epoch, self._length, self._shuffle)
+            if len(self._orders) > KEPT_EPOCHS:
+                self._orders.popitem(last=False)
+        else:
+            self._orders.move_to_end(epoch)
+        return order
