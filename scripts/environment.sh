@@ -12,6 +12,7 @@ bagua_packages() {
   command -v cc >/dev/null || missing+=(gcc libc6-dev) # the CPU's kernels; the lab shifts clocks by a preloaded library
   command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
   [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client) # lab hosts that are reached over ssh
+  command -v redis-server >/dev/null || missing+=(redis-server) # a backend of cached data sets; tests start their own
   [ ${#missing[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"

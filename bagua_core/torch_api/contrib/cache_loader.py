@@ -1,7 +1,16 @@
-"""Not offered yet."""
+"""A cache of values by key, under the original's name and arguments."""
 
 from __future__ import annotations
 
-from bagua_core.torch_api.errors import not_offered
+from typing import Any
 
-raise not_offered("contrib.cache_loader", "keep what was computed in a dictionary or on disk")
+from bagua_core.cache import cache_loader
+
+
+class CacheLoader(cache_loader.CacheLoader):
+    """See bagua_core.CacheLoader, whose other arguments it takes too; here the backend is Redis by default."""
+
+    def __init__(
+        self, backend: str = "redis", dataset_name: str = "", writer_buffer_size: int = 1, **kwargs: Any
+    ) -> None:
+        super().__init__(backend, dataset_name, writer_buffer_size, **kwargs)

@@ -1,7 +1,22 @@
-"""Not offered yet."""
+"""A data set whose samples are computed once, under the original's name and arguments."""
 
 from __future__ import annotations
 
-from bagua_core.torch_api.errors import not_offered
+from typing import Any
 
-raise not_offered("contrib.cached_dataset", "keep what was computed in a dictionary or on disk")
+from bagua_core.cache import cached_dataset
+from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE
+
+
+class CachedDataset(cached_dataset.CachedDataset):
+    """See bagua_core.CachedDataset, whose other arguments it takes too; here the backend is Redis by default."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        backend: str = "redis",
+        dataset_name: str = "",
+        writer_buffer_size: int = DEFAULT_BUFFER_SIZE,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, backend, dataset_name, writer_buffer_size, **kwargs)

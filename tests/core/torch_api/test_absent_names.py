@@ -13,10 +13,6 @@ from bagua_core import sync_batchnorm
 @pytest.mark.parametrize(
     "name",
     [
-        "contrib.cache_loader",
-        "contrib.cached_dataset",
-        "contrib.fused_optimizer",
-        "contrib.load_balancing_data_loader",
         "checkpoint",
         "model_parallel",
         "model_parallel.moe",
@@ -25,16 +21,6 @@ from bagua_core import sync_batchnorm
 def test_modules(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not offered by bagua_core\.torch_api: "):
         importlib.import_module(f"bagua_core.torch_api.{name}")
-
-
-@pytest.mark.parametrize(
-    "name", ["fuse_optimizer", "CachedDataset", "CacheLoader", "LoadBalancingDistributedSampler"]
-)
-def test_names_of_contrib(name: str) -> None:
-    with pytest.raises(ImportError, match=rf"contrib.{name} is not offered"):
-        getattr(bagua.contrib, name)
-    with pytest.raises(ImportError, match=rf"contrib.{name} is not offered"):
-        exec(f"from bagua_core.torch_api.contrib import {name}")
 
 
 def test_other_names_are_no_names() -> None:

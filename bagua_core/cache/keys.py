@@ -1,0 +1,42 @@
+"""Under which 16 bytes is a key's value kept, and where would one look for it first?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeAlias
+
+Key: TypeAlias = int | str | bytes
+
+DIGEST_BYTES = 16
+_INTEGERS = 1 << 64  # digests of integers are this and more, so that none is all zeros
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDigest:
+    """raw: DIGEST_BYTES that stand for the key. home: a number to be taken modulo the places there are; successive
+    integers have successive ones, so a table as long as a data set has no collisions."""
+
+    raw: bytes
+    home: int
+
+
+def digest_of(key: Key) -> KeyDigest:
+    """Raises TypeError for other keys than int, str and bytes."""
+    kind = type(key)
+    if kind is int and 0 <= key < _INTEGERS:  # type: ignore[operator]
+        return KeyDigest((key + _INTEGERS).to_bytes(DIGEST_BYTES, "little"), key)  # type: ignore
+    if isinstance(key, bytes):
+        marked = b"b" + key
+    elif isinstance(key, str):
+        marked = b"s" + key.encode("utf-8", "surrogatepass")
+    elif isinstance(key, int):
+        return digest_of(int(key)) if 0 <= key < _INTEGERS and kind is not int else _hashed(b"i%d" % key)
+    else:
+        raise TypeError(f"the key {key!r} is a {kind.__name__}; use int, str or bytes")
+    return _hashed(marked)
+
+
+def _hashed(marked: bytes) -> KeyDigest:
+    raw = blake2b(marked, digest_size=DIGEST_BYTES, person=b"bagua cache key").digest()
+    return KeyDigest(raw, int.from_bytes(raw[:8], "little"))

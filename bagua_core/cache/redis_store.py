@@ -1,0 +1,250 @@
+"""How are frames kept in Redis? Sharded over servers, each of which may be lost and come back.
+
+A server that does not answer within TIMEOUT_S counts as lost: its keys are missing and what should be written to it is
+dropped, until a try after a pause succeeds. No call raises for it. Needs the package `redis`, imported on first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
+from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.keys import KeyDigest
+from bagua_core.cache.server_health import ServerHealth
+from bagua_core.cache.sharding import Sharding
+from bagua_core.cache.stores import Item, Usage, Written
+
+if TYPE_CHECKING:
+    from bagua_core.cache.decoding import Buffer
+
+T = TypeVar("T")
+
+TIMEOUT_S = 1.0  # for an answer, and for a connection
+_LARGEST_BYTES = 512 << 20  # Redis takes no larger values
+_READ_TOGETHER = 64  # keys in a request: frames may be large, and the timeout is for all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """host and port, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    socket_path: str = ""
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.socket_path or f"{self.host}:{self.port}"
+
+
+def servers_of(hosts: Sequence[Any]) -> tuple[Server, ...]:
+    """hosts: dictionaries with `host` and `port` (and `password`), or strings `host:port`. Raises CacheOptionError."""
+    servers = []
+    for given in hosts:
+        described = given
+        if isinstance(given, str):
+            host, _, port = given.rpartition(":")
+            described = {"host": host, "port": port}
+        try:
+            server = Server(str(described["host"]), int(described["port"]), "", described.get("password"))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            server = Server()
+        if not server.host or not 0 < server.port < 65536:
+            raise CacheOptionError(
+                f"hosts={hosts!r}: {given!r} is not {{'host': ..., 'port': ...}} or 'host:port'"
+            )
+        servers.append(server)
+    if not servers or len({server.name for server in servers}) != len(servers):
+        raise CacheOptionError(f"hosts={hosts!r}: give at least one server, and each once")
+    return tuple(servers)
+
+
+def client_package() -> Any:
+    """Raises MissingPartError."""
+    try:
+        import redis
+    except ImportError as error:
+        raise MissingPartError("backend='redis' needs the package redis: pip install bagua[redis]") from error
+    return redis
+
+
+class _Connection:
+    """One server and its health."""
+
+    def __init__(self, package: Any, server: Server, timeout_s: float, notices: FaultNotices) -> None:
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        self.server = server
+        self.health = ServerHealth()
+        self._notices = notices
+        self._failures = (package.exceptions.ConnectionError, package.exceptions.TimeoutError, OSError)
+        place: dict[str, Any] = (
+            {"unix_socket_path": server.socket_path}
+            if server.socket_path
+            else {"host": server.host, "port": server.port, "socket_keepalive": True}
+        )
+        self.client = package.Redis(
+            **place,
+            password=server.password,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),  # the pause is ours, and other servers must not wait for it
+            protocol=2,
+        )
+
+    def ask(self, work: Callable[[Any], T]) -> T | None:
+        """What `work` makes of the client; None if the server is lost, or has been and is not asked again yet."""
+        if not self.health.may_ask(time.monotonic()):
+            return None
+        name = self.server.name
+        try:
+            done = work(self.client)
+        except self._failures as error:
+            self.health.failed(time.monotonic())
+            self._notices.say(
+                f"lost {name}",
+                f"no answer from Redis at {name} ({error}); its keys are loaded anew until it is back",
+            )
+            return None
+        if self.health.answered():
+            self._notices.over(f"lost {name}", f"Redis at {name} is back")
+        return done
+
+
+class RedisServers:
+    """See stores.Store. prefix: of all keys. sharded: False uses one server for all of this node's keys."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        prefix: bytes,
+        notices: FaultNotices,
+        *,
+        sharded: bool = True,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        package = client_package()
+        self._refusals = package.exceptions.ResponseError
+        self._prefix = prefix
+        self._sharding = Sharding([server.name for server in servers])
+        self._only = None if sharded else self._sharding.own_server(socket.gethostname())
+        self._connections = [_Connection(package, server, timeout_s, notices) for server in servers]
+        self._notices = notices
+
+    def _owner(self, key: KeyDigest) -> int:
+        return self._sharding.owner(key.raw) if self._only is None else self._only
+
+    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+        frames: list[Buffer | None] = [None] * len(keys)
+        by_owner: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            by_owner.setdefault(self._owner(key), []).append(index)
+        for owner, indices in by_owner.items():
+            for begin in range(0, len(indices), _READ_TOGETHER):
+                some = indices[begin : begin + _READ_TOGETHER]
+                found = self._fetch(owner, [self._prefix + keys[i].raw for i in some])
+                for index, frame in zip(some, found, strict=True):
+                    frames[index] = frame
+        return frames
+
+    def _fetch(self, owner: int, names: list[bytes]) -> Sequence[bytes | None]:
+        found: list[bytes | None] | None = None
+        try:
+            found = self._connections[owner].ask(lambda client: client.mget(names))
+        except self._refusals as error:
+            self._say_refusal(owner, error)
+        return [None] * len(names) if found is None else found
+
+    def write(self, items: Sequence[Item]) -> Written:
+        written = Written()
+        by_owner: dict[int, list[Item]] = {}
+        for item in items:
+            if len(item.frame) > _LARGEST_BYTES:
+                written.refused += 1
+            else:
+                by_owner.setdefault(self._owner(item.key), []).append(item)
+        for owner, some in by_owner.items():
+            answers = self._connections[owner].ask(functools.partial(self._send, some))
+            if answers is None:
+                written.lost += len(some)
+                continue
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    written.refused += 1
+                    self._say_refusal(owner, answer)
+                else:
+                    written.stored += bool(answer)
+        return written
+
+    def _send(self, items: Sequence[Item], client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for item in items:
+            pipeline.set(self._prefix + item.key.raw, memoryview(item.frame), nx=not item.replaces)
+        return list(pipeline.execute(raise_on_error=False))
+
+    def _say_refusal(self, owner: int, error: Exception) -> None:
+        name = self._connections[owner].server.name
+        if "maxmemory" in str(error):
+            self._notices.say(
+                f"full {name}",
+                f"Redis at {name} is full; what is in it stays and is used, further values are loaded anew each time",
+            )
+        else:
+            self._notices.say(f"refused {name}", f"Redis at {name} refuses: {error}")
+
+    def usage(self) -> Usage:
+        used = 0
+        most = 0
+        for connection in self._connections:
+            told = connection.ask(lambda client: client.info("memory"))
+            if told is None:
+                return Usage(-1, -1, -1, self._where())
+            used += int(told["used_memory"])
+            most += int(told.get("maxmemory", 0))
+        return Usage(-1, used, most or -1, self._where())
+
+    def _where(self) -> str:
+        return ", ".join(connection.server.name for connection in self._connections)
+
+    def is_whole(self) -> bool:
+        return all([connection.ask(lambda client: client.ping()) for connection in self._connections])
+
+    def count(self) -> int:
+        return sum(
+            self._on_each(lambda client: sum(1 for _ in client.scan_iter(self._pattern(), count=1000)))
+        )
+
+    def clear(self) -> None:
+        def forget(client: Any) -> int:
+            for name in client.scan_iter(self._pattern(), count=1000):
+                client.unlink(name)
+            return 0
+
+        self._on_each(forget)
+
+    def _on_each(self, work: Callable[[Any], int]) -> list[int]:
+        results = []
+        for connection in self._connections:
+            done = connection.ask(work)
+            if done is None:
+                raise StoreFault("lost", f"Redis at {connection.server.name} does not answer")
+            results.append(done)
+        return results
+
+    def _pattern(self) -> bytes:
+        return (
+            b"".join(b"\\" + bytes([byte]) if byte in b"*?[]\\^-" else bytes([byte]) for byte in self._prefix)
+            + b"*"
+        )
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.client.close()

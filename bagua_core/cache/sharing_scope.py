@@ -1,0 +1,66 @@
+"""Which processes share a cache? Those of one job on one node, or else this process and its children.
+
+A name is unique to one run of one job, so what an earlier run left behind is never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from bagua_contract.environment import WorkerEnvironment, variable
+
+FORMAT = 1  # of the files in the directory
+_alone = (0, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """name: of the run. shared: whether other processes than this one's children know it."""
+
+    name: str
+    shared: bool
+    reason: str
+
+
+def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
+    """Who else is meant by this environment?"""
+    if WorkerEnvironment.is_present(environ):
+        agent = environ.get(variable("agent_id"), "")
+        return Scope(f"agent-{agent}", True, "the workers of this node's agent")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        # the run's id may be "none", so the launcher's process stands for it
+        started = _start_time(parent_pid)
+        return Scope(
+            f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{parent_pid}-{started}",
+            True,
+            "torchrun's workers here",
+        )
+    return Scope(_name_of_this_process(), False, "this process and its children")
+
+
+def directory_name(kind: str, dataset_name: str, fingerprint: str, scope: str) -> str:
+    """Different for whatever must not be mixed up, and readable."""
+    told = "\0".join((str(FORMAT), kind, dataset_name, fingerprint, scope))
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "_", dataset_name)[:24].strip(".") or "unnamed"
+    return f"{readable}-{blake2b(told.encode('utf-8', 'surrogatepass'), digest_size=12).hexdigest()}"
+
+
+def _name_of_this_process() -> str:
+    global _alone
+    if _alone[0] != os.getpid():
+        _alone = (os.getpid(), f"process-{uuid.uuid4().hex}")
+    return _alone[1]
+
+
+def _start_time(pid: int) -> str:
+    """Ticks since boot; tells apart two processes of one number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "unknown"

@@ -1,0 +1,89 @@
+"""What does the cache ask of a store, whatever it is? To read frames, to write frames, and to say how full it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bagua_core.cache.decoding import Buffer
+from bagua_core.cache.keys import KeyDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A frame to be written. replaces: what is there under this key was unreadable."""
+
+    key: KeyDigest
+    frame: bytearray
+    replaces: bool = False
+
+
+@dataclass(slots=True)
+class Written:
+    """How many items are kept, refused for want of room, lost to a fault. Those already there count nowhere."""
+
+    stored: int = 0
+    refused: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """entries and used_bytes: -1 where it is not known (or costs too much to ask)."""
+
+    entries: int
+    used_bytes: int
+    capacity_bytes: int
+    where: str
+
+
+class Store(Protocol):
+    """Of one process. Reads come from the thread that loads samples, writes from one other thread.
+
+    Neither call raises for a store that does not work: what is read is missing, what is written is lost, and the
+    store itself says so once.
+    """
+
+    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+        """A frame for each key, None where there is none. To be read at once and not kept."""
+
+    def write(self, items: Sequence[Item]) -> Written: ...
+
+    def usage(self) -> Usage: ...
+
+    def count(self) -> int:
+        """Entries there are, which may take long. Raises StoreFault."""
+
+    def clear(self) -> None:
+        """Forget all entries. Raises StoreFault."""
+
+    def is_whole(self) -> bool:
+        """Whether all of it answers now."""
+
+    def close(self) -> None: ...
+
+
+class NoStore:
+    """Stands for a store that could not be opened: the data set is read as if there were no cache."""
+
+    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+        return [None] * len(keys)
+
+    def write(self, items: Sequence[Item]) -> Written:
+        return Written(lost=len(items))
+
+    def usage(self) -> Usage:
+        return Usage(0, 0, 0, "nowhere")
+
+    def count(self) -> int:
+        return 0
+
+    def clear(self) -> None:
+        return None
+
+    def is_whole(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        return None

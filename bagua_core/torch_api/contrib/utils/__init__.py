@@ -1,0 +1,1 @@
+"""Stores that scripts may use by themselves."""

@@ -1,0 +1,68 @@
+"""What is cached: samples of two kinds that take a while to compute, and the same ones in plain memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset
+
+_SOURCE = 128  # pixels of an image before it is made smaller
+_SMALL = 64
+
+
+class Images(Dataset[Any]):
+    """(48 KiB of pixels, label): filtered, made smaller, normalized."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.kernel = torch.hann_window(9)[:, None] * torch.hann_window(9)
+        self.kernel = (self.kernel / self.kernel.sum()).expand(3, 1, 9, 9).contiguous()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.length:
+            raise IndexError(index)
+        image = torch.rand(1, 3, _SOURCE, _SOURCE, generator=torch.Generator().manual_seed(index))
+        image = F.conv2d(image, self.kernel, groups=3, padding=4)
+        image = F.interpolate(image, size=_SMALL, mode="bicubic", antialias=True)[0]
+        return (image - image.mean((1, 2), keepdim=True)) / image.std((1, 2), keepdim=True), index % 10
+
+
+class Tokens(Dataset[Any]):
+    """(4 KiB of token numbers, label): words of a made-up text, counted and looked up one by one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.length:
+            raise IndexError(index)
+        numbers = torch.randint(
+            0, 1 << 30, (4 * 512,), generator=torch.Generator().manual_seed(index)
+        ).tolist()
+        known: dict[str, int] = {}
+        tokens = [known.setdefault("".join(sorted(f"{number:x}")), len(known)) for number in numbers]
+        return torch.tensor(tokens[-512:]), index % 10
+
+
+class InMemory(Dataset[Any]):
+    """Everything computed before, in a list."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+KINDS: dict[str, type[Any]] = {"images": Images, "tokens": Tokens}

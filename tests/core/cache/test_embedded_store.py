@@ -1,0 +1,270 @@
+"""The node's own store: frames come back, many processes share it, and no fault of it becomes one of the training."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from bagua_core.cache.decoding import Unreadable, decode, decode_many
+from bagua_core.cache.embedded_store import EmbeddedStore, places_for
+from bagua_core.cache.encoding import encode
+from bagua_core.cache.entry_table import EntryTable, table_bytes
+from bagua_core.cache.errors import StoreFault
+from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.keys import KeyDigest, digest_of
+from bagua_core.cache.stores import Item
+from tests.lab.wait import eventually
+
+MIB = 1 << 20
+
+
+def opened(
+    path: Path, capacity_bytes: int = 8 * MIB, entries: int | None = None, kept: int = 0
+) -> EmbeddedStore:
+    return EmbeddedStore(path, capacity_bytes, entries, FaultNotices(path, "cache"), kept)
+
+
+def item(number: int, size: int = 100, replaces: bool = False) -> Item:
+    key = digest_of(number)
+    return Item(key, encode(torch.full((size,), float(number)), key), replaces)
+
+
+def first_value(store: EmbeddedStore, number: int) -> float | None:
+    key = digest_of(number)
+    (frame,) = store.read([key])
+    return None if frame is None else float(decode(frame, key)[0])
+
+
+def test_frames_come_back_in_every_process_that_opens_it(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    written = one.write([item(i) for i in range(50)])
+    assert (written.stored, written.refused, written.lost) == (50, 0, 0)
+    assert [first_value(other, i) for i in range(51)] == [*map(float, range(50)), None]
+    assert other.count() == 50
+    assert one.write([item(3)]).stored == 0, "it is there"
+    assert one.usage().used_bytes == other.usage().used_bytes > 50 * 400
+
+
+def test_a_frame_is_replaced_if_that_is_asked(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write([item(1)])
+    key = digest_of(1)
+    store.write([Item(key, encode(torch.zeros(1), key), True)])
+    assert first_value(store, 1) == 0 and store.count() == 1
+
+
+@pytest.mark.parametrize("size", [10, 1000, 100_000])
+def test_the_capacity_is_a_bound_and_what_is_in_stays(
+    tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    capacity = 2 * MIB
+    store = opened(tmp_path, capacity)
+    count = 3 * capacity // (4 * size)
+    stored = refused = 0
+    for begin in range(0, min(count, 6000), 20):
+        written = store.write([item(i, size) for i in range(begin, begin + 20)])
+        stored, refused = stored + written.stored, refused + written.refused
+    held = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert held <= capacity + 16384 and refused > 0
+    assert all(first_value(store, i) == i for i in range(0, stored, 7)), "what came first stays"
+    assert store.count() == stored
+    assert caplog.text.count("full: ") == 1, "said once"
+    if size > 10:
+        frame = len(item(0, size).frame)
+        assert stored >= (capacity * 7 / 8 - frame) // (frame + 64), "and the capacity is used"
+        assert store.write([item(1000, 10)]).stored == 1, "a smaller one still fits"
+
+
+def test_the_place_of_every_key_of_a_data_set_is_its_own() -> None:
+    for entries in (1, 1000, 65536):
+        places = places_for(1 << 40, entries)
+        assert len({digest_of(i).home % places for i in range(entries)}) == entries
+    assert table_bytes(places_for(16 * MIB, 10**9)) <= 2 * MIB + 8192
+
+
+def test_a_crowded_table_refuses(tmp_path: Path) -> None:
+    store = opened(tmp_path, 8 * MIB, entries=1)
+    keys = [KeyDigest(digest_of(i).raw, 5) for i in range(200)]  # all at home in one place
+    written = store.write([Item(key, encode(1, key)) for key in keys])
+    assert (written.stored, written.refused) == (128, 72)
+    assert [frame is not None for frame in store.read(keys)] == [True] * 128 + [False] * 72
+
+
+def test_keys_far_apart_do_not_crowd(tmp_path: Path) -> None:
+    store = opened(tmp_path, 8 * MIB, entries=1000)
+    places = places_for(8 * MIB, 1000)
+    written = store.write([item(i * places, 1) for i in range(places // 2)])
+    assert written.stored == places // 2
+
+
+def test_a_full_file_system_is_no_error_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A real one, of 4 MiB, that others fill."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mounted)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"mounting needs root, as the lab does: {done.stderr}"
+    try:
+        store = opened(mounted, 64 * MIB)
+        assert store.write([item(i, 10_000) for i in range(20)]).stored == 20
+        fill(mounted / "others")
+        written = store.write([item(i, 10_000) for i in range(20, 40)])
+        assert (written.stored, written.refused + written.lost) == (0, 20)
+        assert [first_value(store, i) for i in (0, 19, 20)] == [0.0, 19.0, None]
+        (mounted / "others").unlink()
+        assert opened(mounted).write([item(100, 10_000)]).stored == 1, "with room again, it takes more"
+        fill(mounted / "others")
+        (mounted / "sub").mkdir()
+        with pytest.raises(OSError, match="No space left"):
+            opened(mounted / "sub")
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+    assert caplog.text.count("full: ") + caplog.text.count("takes no more") == 1
+
+
+def fill(path: Path) -> None:
+    """Until there is no room."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                os.write(descriptor, bytes(4096))
+    finally:
+        os.close(descriptor)
+
+
+def test_others_keep_their_room(tmp_path: Path) -> None:
+    system = os.statvfs(tmp_path)
+    store = opened(tmp_path, kept=system.f_bavail * system.f_frsize + (1 << 40))
+    assert store.write([item(1)]).refused == 1
+
+
+def test_a_write_that_the_system_cuts_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A limit on file sizes makes a write short first, and then fail: nothing half-written is found."""
+    store = opened(tmp_path)
+    store.write([item(0, 1000)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.usage().used_bytes + 6000, limits[1]))
+    try:
+        written = store.write([item(i, 1000) for i in range(1, 4)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (written.stored, written.lost) == (1, 2)
+    assert [first_value(store, i) for i in range(4)] == [0.0, 1.0, None, None]
+    assert store.write([item(2, 1000), item(3, 1000)]).stored == 2
+    assert [first_value(store, i) for i in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert caplog.text.count("takes no more") == 1
+
+
+def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write([item(1)])
+    table = bytearray((tmp_path / "table").read_bytes())
+    (tmp_path / "table").write_bytes(b"something" + table[9:])
+    with pytest.raises(StoreFault, match="another version"):
+        opened(tmp_path)
+    (tmp_path / "table").write_bytes(table[:5000])
+    with pytest.raises(StoreFault, match="another version"):
+        opened(tmp_path)
+    (tmp_path / "table").write_bytes(b"")
+    with pytest.raises(StoreFault, match="no table"):
+        opened(tmp_path)
+    (tmp_path / "table").write_bytes(table)
+    os.truncate(tmp_path / "data", 4096)
+    with pytest.raises(StoreFault, match="lost its size"):
+        opened(tmp_path)
+
+
+def test_damaged_data_is_a_miss(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write([item(i) for i in range(3)])
+    key = digest_of(1)
+    offset, length = EntryTable(tmp_path / "table").find(key) or (0, 0)
+    with open(tmp_path / "data", "r+b") as data:
+        data.seek(offset + length - 10)
+        data.write(b"\x55")
+    keys = [digest_of(i) for i in range(3)]
+    frames = [frame for frame in store.read(keys) if frame is not None]
+    values = decode_many(frames, keys)
+    assert [isinstance(value, Unreadable) for value in values] == [False, True, False]
+
+
+def write_for_ever(path: Path, first: int) -> None:
+    store = opened(path, 256 * MIB)
+    number = first
+    while True:
+        store.write([item(i, 500) for i in range(number, number + 7)])
+        number += 7
+
+
+def test_writers_killed_at_any_moment_harm_nobody(tmp_path: Path) -> None:
+    """Four processes write the same and other keys; each is killed in the middle and another takes its place."""
+    context = multiprocessing.get_context("fork")
+    store = opened(tmp_path, 256 * MIB)
+    writers = []
+    for turn in range(12):
+        writers.append(context.Process(target=write_for_ever, args=(tmp_path, turn % 3)))
+        writers[-1].start()
+        before = store.count()
+        eventually(lambda before=before: store.count() > before + 20, 20, "writers write")  # type: ignore[misc]
+        if len(writers) >= 4:
+            victim = writers.pop(0)
+            victim.kill()
+            victim.join()
+    for writer in writers:
+        writer.kill()
+        writer.join()
+    assert store.write([item(10**9)]).stored == 1, "the lock is free"
+    assert first_value(store, 10**9) == 10**9
+    found = Counter(first_value(store, i) == i for i in range(3000) if first_value(store, i) is not None)
+    assert found[False] == 0 and found[True] > 100
+
+
+def read_while_written(path: Path, count: int) -> None:
+    store = opened(path, 64 * MIB)
+    keys = [digest_of(i) for i in range(count)]
+    missing: list[KeyDigest] = keys
+    while missing:
+        frames = store.read(missing)
+        there = [(frame, key) for frame, key in zip(frames, missing, strict=True) if frame is not None]
+        values = decode_many([frame for frame, _ in there], [key for _, key in there])
+        assert not any(isinstance(value, Unreadable) for value in values)
+        missing = [key for frame, key in zip(frames, missing, strict=True) if frame is None]
+
+
+def test_readers_see_whole_frames_or_none(tmp_path: Path) -> None:
+    count = 3000
+    store = opened(tmp_path, 64 * MIB)
+    readers = [
+        multiprocessing.get_context("fork").Process(target=read_while_written, args=(tmp_path, count))
+        for _ in (0, 1)
+    ]
+    for reader in readers:
+        reader.start()
+    for i in range(0, count, 5):
+        store.write([item(j, 200) for j in range(i, i + 5)])
+    for reader in readers:
+        reader.join(60)
+        assert reader.exitcode == 0
+
+
+def test_clearing_forgets(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write([item(i) for i in range(10)])
+    store.clear()
+    assert store.count() == 0 and first_value(store, 3) is None
+    assert store.write([item(3)]).stored == 1
