@@ -16,6 +16,8 @@ The same script runs under plain `python` (a world of one) and under `bagua-laun
 from __future__ import annotations
 
 from bagua_core import algorithms
+from bagua_core.cache.cache_loader import CacheLoader
+from bagua_core.cache.cached_dataset import CachedDataset
 from bagua_core.collectives import (
     Group,
     allgather,
@@ -44,17 +46,22 @@ from bagua_core.collectives import (
     send,
 )
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic import runtime as _runtime
 from bagua_core.elastic.operations import MismatchedCollective
 from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError, SourceHasNoState
 from bagua_core.elastic.state_registry import Stateful
+from bagua_core.fused_optimizer import fuse_optimizer
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Balance",
+    "CacheLoader",
+    "CachedDataset",
     "DistributedDataParallel",
     "ElasticDataLoader",
     "Group",
@@ -77,6 +84,7 @@ __all__ = [
     "broadcast",
     "broadcast_inplace",
     "broadcast_object",
+    "fuse_optimizer",
     "gather",
     "gather_inplace",
     "generation",

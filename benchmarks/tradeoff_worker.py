@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,7 +116,12 @@ def train_ddp(args: argparse.Namespace) -> None:
     while window.goes_on():
         worker.step(window, model, optimizer)
     worker.write(window, net)
-    dist.destroy_process_group()
+    # torch's Gloo can abort a process that ends while it has threads ("terminate called without an active exception"):
+    # all leave together, and without C++'s destructors.
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def train_bagua(args: argparse.Namespace) -> None:
