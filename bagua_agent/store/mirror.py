@@ -240,8 +240,8 @@ class Mirror:
             if self._wanted is wanted:
                 self._wanted = None
         self._replace(keys, revision)
-        if on_followed is not None and not self._stopping.is_set():
-            on_followed()
+        if on_followed is not None:
+            self._tell_followed(on_followed)
         return revision
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
@@ -313,6 +313,14 @@ class Mirror:
             self._on_changes(changes)
         except Exception:  # the owner's bug must not end the mirror, nor go unseen
             log.exception("bug: on_changes of the mirror of %s raised", self._name)
+
+    def _tell_followed(self, on_followed: Callable[[], None]) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            on_followed()
+        except Exception:  # as above
+            log.exception("bug: on_followed of the mirror of %s raised", self._name)
 
     def _tell_connection(self, connected: bool) -> None:
         if connected == self._connected:

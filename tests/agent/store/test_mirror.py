@@ -354,3 +354,24 @@ def test_what_is_to_be_followed_may_change_while_the_store_is_away(
         assert told(changes.calls) == [("/m/a", b"1"), ("/m/b", b"2")]
     finally:
         mirror.stop()
+
+
+def test_a_raising_end_of_a_change_of_ranges_does_not_end_the_watch(
+    server: Server, make_store: MakeStore
+) -> None:
+    store = make_store(server.endpoint)
+    mirror, changes = of_ranges(store, [KeyRange.of_key("/m/a")])
+    mirror.start()
+    asked = threading.Event()
+
+    def on_followed() -> None:
+        asked.set()
+        raise RuntimeError("as the test wants it")
+
+    try:
+        mirror.follow([KeyRange.of_prefix("/m/")], on_followed)
+        assert asked.wait(10.0)
+        store.put("/m/b", b"2")
+        changes.wait_for(lambda calls: told(calls) == [("/m/b", b"2")])
+    finally:
+        mirror.stop()
