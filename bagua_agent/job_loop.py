@@ -218,7 +218,7 @@ class JobLoop:
             self._policy,
             leadership,
             self._control.address,
-            lambda key: kv.value if (kv := self._sight.state().get(key)) is not None else None,
+            self._sight.whole_value,
             self._lost_keys.settling_for_s,
             has_checkpoints=bool(config.checkpoint_dir),
             limits=limits,

@@ -7,7 +7,9 @@ loop's thread; what it learns comes back through the inbox.
 from __future__ import annotations
 
 import queue
+import threading
 
+from bagua_agent.errors import StoreUnavailable
 from bagua_agent.inbox import ScopeFollowed, StoreChanged, StoreConnected
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
@@ -15,6 +17,8 @@ from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.store.client import KeyValue, Store
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change, Mirror
+
+START_S = 10.0  # to read a large record that stands when this agent joins
 
 
 class JobSight:
@@ -40,6 +44,8 @@ class JobSight:
         self._hosts_store = hosts_store
         self._scope, _ = scope_of(Situation(False, hosts_store, False, nodes, Scope.WHOLE), limits)
         self._wanted = self._scope
+        self._starting_thread: int | None = None
+        self._start_failed: StoreUnavailable | None = None
         self._mirror = Mirror(
             store,
             ranges_of(self._scope, keys, agent_id),
@@ -49,7 +55,11 @@ class JobSight:
 
     def start(self) -> None:
         """Tells what stands as one batch, then what changes. Raises StoreUnavailable, UserError."""
+        self._starting_thread = threading.get_ident()
         self._mirror.start()
+        if self._start_failed is not None:
+            self._mirror.stop()
+            raise self._start_failed
 
     def stop(self) -> None:
         self._records.stop()
@@ -60,9 +70,14 @@ class JobSight:
         """Whether all keys are followed, and told so far."""
         return self._scope is Scope.WHOLE
 
-    def state(self) -> dict[str, KeyValue]:
-        """What stands as far as it is followed, with whole records."""
+    def state(self) -> dict[str, KeyValue] | None:
+        """What stands as far as it is followed, with whole records; None while one is still being read."""
         return self._records.whole_state(self._mirror.state())
+
+    def whole_value(self, key: str) -> bytes | None:
+        """As `state` has it; None also while a record is still being read."""
+        kv = (self.state() or {}).get(key)
+        return None if kv is None else kv.value
 
     def value(self, key: str) -> bytes | None:
         """As it stands in the store, if it is followed; a head where a large record is."""
@@ -87,6 +102,14 @@ class JobSight:
             self._scope = message.scope
 
     def _changed(self, changes: tuple[Change, ...]) -> None:
-        changes = self._records.whole(changes)
+        if threading.get_ident() == self._starting_thread:
+            # What stands at the start is told in the caller's thread, which must not wait for a store that went away.
+            try:
+                changes = self._records.whole(changes, within_s=START_S)
+            except StoreUnavailable as error:
+                self._start_failed = error
+                return
+        else:
+            changes = self._records.whole(changes)
         if changes:
             self._inbox.put(StoreChanged(changes))

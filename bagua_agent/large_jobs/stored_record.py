@@ -7,9 +7,9 @@ from bagua_agent.store.client import Store
 from bagua_agent.store.keys import JobKeys
 
 
-def packed_parts(store: Store, keys: JobKeys, head: Head) -> bytes | None:
+def packed_parts(store: Store, keys: JobKeys, head: Head, timeout_s: float | None = None) -> bytes | None:
     """None if some are gone, since a newer record has replaced them. Raises StoreUnavailable."""
-    found = {kv.key: kv.value for kv in store.get_prefix(keys.record_folder(head.folder))[0]}
+    found = {kv.key: kv.value for kv in store.get_prefix(keys.record_folder(head.folder), timeout_s)[0]}
     return joined([found.get(key) for key in head.keys(keys)])
 
 

@@ -8,6 +8,7 @@ keeper is believed only if it has the digest that the head tells.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import zlib
@@ -28,6 +29,7 @@ from bagua_contract.records import Generation
 
 log = logging.getLogger(__name__)
 
+STORE_S = 1.0  # an attempt at the store, and so the longest that the end of this agent waits for one
 KEEPER_S = 1.0  # the keeper hears of a record when we do, and needs a moment to read it
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -52,6 +54,7 @@ class WholeRecords:
         self._limits = limits
         self._stopping = threading.Event()
         self._newest: tuple[int, bytes] = (0, b"")  # mod revision of the head, and the whole record
+        self._without_parts = 0  # mod revision of a head whose parts were gone
         self._kept = kept
         self.keepers: tuple[str, ...] = ()  # of the newest record
 
@@ -66,42 +69,48 @@ class WholeRecords:
             self._kept.keep(form.packed)
         return form
 
-    def whole(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-        """`changes` with whole records. One that a newer record has replaced is left out: that one follows."""
+    def whole(self, changes: tuple[Change, ...], within_s: float = math.inf) -> tuple[Change, ...]:
+        """`changes` with whole records. One that a newer record has replaced is left out: that one follows.
+
+        Raises StoreUnavailable if a record was not to be had within_s."""
         if not any(change.key == self._keys.generation for change in changes):
             return changes
-        found = (self._with_record(change) for change in changes)
+        give_up_at_s = time.monotonic() + within_s
+        found = (self._with_record(change, give_up_at_s) for change in changes)
         return tuple(change for change in found if change is not None)
 
-    def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue]:
-        """`state` with the whole record. Without any while it is still being read: a head must not be taken for
-        something that nobody can read and that may be written over."""
+    def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue] | None:
+        """`state` with the whole record, or without it if its parts are gone. None while it is still being read: a
+        head must not be taken for something that nobody can read, nor the record for lost, and be written over."""
         known = dict(state)
         stands = known.get(self._keys.generation)
         if stands is not None and record_parts.head_of(stands.value) is not None:
             revision, value = self._newest
-            if revision == stands.mod_revision:
+            if stands.mod_revision == revision:
                 known[stands.key] = replace(stands, value=value)
-            else:
+            elif stands.mod_revision == self._without_parts:
                 del known[stands.key]
+            else:
+                return None
         return known
 
-    def _with_record(self, change: Change) -> Change | None:
+    def _with_record(self, change: Change, give_up_at_s: float) -> Change | None:
         if change.key != self._keys.generation or change.value is None:
             return change
         head = record_parts.head_of(change.value)
         if head is None:
             self.keepers = ()
             return change
-        value = self._read(head)
+        value = self._read(head, give_up_at_s)
         if value is None:
+            self._without_parts = change.mod_revision
             return None
         self.keepers = head.keepers
         self._newest = (change.mod_revision, value)
         return replace(change, value=value)
 
-    def _read(self, head: Head) -> bytes | None:
-        """None if the parts are gone, or this agent ends."""
+    def _read(self, head: Head, give_up_at_s: float) -> bytes | None:
+        """None if the parts are gone, or this agent ends. Raises StoreUnavailable at the time to give up."""
         pause_s = _FIRST_PAUSE_S
         ask_keepers_until_s = time.monotonic() + KEEPER_S
         keepers = [] if self._own_address in head.keepers else list(head.keepers)
@@ -110,6 +119,9 @@ class WholeRecords:
             keepers = keepers[first:] + keepers[:first]
         attempt = 0
         while not self._stopping.is_set():
+            left_s = give_up_at_s - time.monotonic()
+            if left_s <= 0:
+                raise StoreUnavailable(f"the record of generation {head.number} could not be read")
             packed = self._kept.get(head.packed_sha256)
             remaining_s = ask_keepers_until_s - time.monotonic()
             if packed is None and keepers and remaining_s > 0:
@@ -120,7 +132,7 @@ class WholeRecords:
                 attempt += 1
             elif packed is None:
                 try:
-                    packed = packed_parts(self._store, self._keys, head)
+                    packed = packed_parts(self._store, self._keys, head, min(STORE_S, left_s))
                 except StoreUnavailable as error:
                     log.info("reading the record of generation %d: %s", head.number, error)
                 else:

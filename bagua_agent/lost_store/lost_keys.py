@@ -15,6 +15,7 @@ from bagua_agent.lost_store.recreation import (
     SETTLE_S,
     GiveWay,
     Memory,
+    NothingLost,
     PutAgain,
     Verdict,
     after_a_loss,
@@ -26,10 +27,13 @@ LOOK_AGAIN_S = 0.5
 
 
 class LostKeys:
-    """found(): all that stands under the job's prefix, as far as this agent has seen."""
+    """found(): all that stands under the job's prefix, as far as this agent has seen; None while it is reading on."""
 
     def __init__(
-        self, job: JoinedJob, found: Callable[[], Mapping[str, KeyValue]], limits: Limits = USUAL_LIMITS
+        self,
+        job: JoinedJob,
+        found: Callable[[], Mapping[str, KeyValue] | None],
+        limits: Limits = USUAL_LIMITS,
     ) -> None:
         self._limits = limits
         self._job = job
@@ -71,7 +75,9 @@ class LostKeys:
             self._mend(now_s)
 
     def _verdict(self) -> Verdict:
-        seen = self._job.seen
+        seen, found = self._job.seen, self._found()
+        if found is None:
+            return NothingLost()  # that anybody knows of; what is read comes as a change
         memory = Memory(
             nonce=seen.spec.nonce,
             values=dict(seen.remembered),
@@ -79,7 +85,7 @@ class LostKeys:
             # Without a record of ours the commits that are known may be another job's.
             committed=seen.generation is not None and seen.view.committed_generation > 0,
         )
-        return after_a_loss(self._job.keys, memory, self._found(), self._limits)
+        return after_a_loss(self._job.keys, memory, found, self._limits)
 
     def _mend(self, now_s: float) -> None:
         job = self._job

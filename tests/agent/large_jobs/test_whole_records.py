@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bagua_agent.errors import StoreUnavailable
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
@@ -154,8 +155,27 @@ def test_a_head_that_is_still_being_read_is_not_taken_for_rubbish(store: Store) 
     form, change = written(store, "127.0.0.1:1")
     records = reader(store, own_address="127.0.0.1:1")
     stands = KeyValue(KEYS.generation, form.value, 2, 9)
-    assert KEYS.generation not in records.whole_state({KEYS.generation: stands})
+    assert records.whole_state({KEYS.generation: stands}) is None
     records.whole((change,))
-    assert records.whole_state({KEYS.generation: stands})[KEYS.generation].value == RECORD.encode()
+    known = records.whole_state({KEYS.generation: stands})
+    assert known is not None and known[KEYS.generation].value == RECORD.encode()
     newer = KeyValue(KEYS.generation, form.value, 2, 10)
-    assert KEYS.generation not in records.whole_state({KEYS.generation: newer})
+    assert records.whole_state({KEYS.generation: newer}) is None
+
+
+def test_a_record_whose_parts_are_gone_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whoever remembers it puts it again."""
+    monkeypatch.setattr(whole_records, "KEEPER_S", 0.0)
+    form, change = written(store, "127.0.0.1:1", parts=False)
+    records = reader(store)
+    records.whole((change,))
+    assert records.whole_state({KEYS.generation: KeyValue(KEYS.generation, form.value, 2, 9)}) == {}
+
+
+def test_whoever_joins_does_not_wait_for_a_store_that_went_away() -> None:
+    away = Store(StoreConfig((parse_endpoint("127.0.0.1:1"),), request_timeout_s=0.1, attempt_timeout_s=0.1))
+    form = stored(RECORD, KEYS, LIMITS, {})
+    records = WholeRecords(away, KEYS, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)
+    with pytest.raises(StoreUnavailable, match="record of generation 4"):
+        records.whole((Change(KEYS.generation, form.value, 9, 2),), within_s=0.3)
+    away.close()

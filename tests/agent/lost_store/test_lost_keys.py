@@ -36,6 +36,7 @@ class Agent:
     written: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     found: dict[str, KeyValue] = field(default_factory=dict)
+    reading: bool = False
 
     def __post_init__(self) -> None:
         self.seen = JobSeen(SPEC, JobView(), Generation(3, 2, GenerationKind.LOSS, (), "ours"))
@@ -56,7 +57,7 @@ class Agent:
             Narrator(self.said.append, "host"),
             history,
         )
-        self.lost_keys = LostKeys(job, lambda: self.found)
+        self.lost_keys = LostKeys(job, lambda: None if self.reading else self.found)
 
     def until_done(self, what: str, write: Callable[[], object]) -> None:
         self.written.append(what)
@@ -103,6 +104,16 @@ def test_it_looks_again_until_they_stand() -> None:
         due(NOW_S + 2 * LOOK_AGAIN_S)
     assert agent.written == ["lost keys"] * 2
     assert agent.timers.next_in_s(NOW_S) == float("inf")
+
+
+def test_a_record_that_is_still_being_read_is_not_lost() -> None:
+    agent = Agent()
+    agent.reading = True
+    agent.take(removed(KEYS.spec))
+    assert agent.written == []
+    agent.reading = False
+    agent.take(removed(KEYS.spec))
+    assert agent.written == ["lost keys"]
 
 
 def test_one_loss_is_told_once() -> None:
