@@ -155,12 +155,13 @@ class JobLoop:
         config, inbox, store = self._config, self._inbox, self._job_store.store
         kept, limits = KeptRecords(), Limits.from_environment()
         self._limits = limits
+        spec, identity = ensure_job(store, self._keys, config, self._node_name, self._mode)
         self._control = ControlServer(
-            self._address, config.job_id, self._agent_id, lambda: self._workers.worker_ids, kept.get
+            self._address, identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
         )
         self._closers.append(self._control.stop)
-        spec = ensure_job(store, self._keys, config, self._node_name, self._mode)
         self._seen = JobSeen(spec=spec, view=JobView())
+        self._seen.remembered[self._keys.identity] = identity.encode()
         nodes = store.count_prefix(self._keys.agents)
         lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
         leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
@@ -180,13 +181,13 @@ class JobLoop:
             HistoryKeeper(self._keys, self._node_name, writer),
         )
         self._records = records = WholeRecords(
-            store, self._keys, self._agent_id, self._control.address, kept, limits
+            store, self._keys, identity, self._agent_id, self._control.address, kept, limits
         )
         leadership = Leadership(
             store,
             self._keys,
             leased,
-            config.job_id,
+            identity,
             config.probe_window_s,
             lambda report: inbox.put(LeadershipReported(report)),
             records.stored,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 
@@ -11,7 +12,9 @@ from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.history import job_history
 from bagua_agent.job_config import JobConfig
 from bagua_agent.node.script_mode import Mode
+from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
@@ -22,32 +25,31 @@ OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases 
 
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
-) -> pb.JobSpec:
-    """The job's spec, written by whoever comes first. A job of this id that has ended makes room.
+) -> tuple[pb.JobSpec, JobIdentity]:
+    """The job's spec and key pair, written by whoever comes first. A job of this id that has ended makes room.
 
     mode: what a job that is written here begins as.
 
-    Raises UserError (another protocol, an unreadable spec, a job whose agents do not go), InfrastructureLost.
+    Raises UserError (another protocol, what can't be read, a job whose agents do not go), InfrastructureLost.
     """
+    made: JobIdentity | None = None
     for _ in range(20):  # each round either succeeds or somebody else got further
-        ended = store.get(keys.result)
-        if ended is not None:
-            _make_room(store, keys, ended)
-        found = store.get(keys.spec)
-        if found is not None:
-            try:
-                spec: pb.JobSpec = pb.JobSpec.FromString(found.value)
-            except DecodeError as error:
-                raise UserError(
-                    f"{keys.spec} can't be read ({error}); choose another --rdzv-id, or remove what is "
-                    f"left of job {config.job_id!r} with `etcdctl del --prefix {keys.prefix}`"
-                ) from error
-            if spec.protocol != PROTOCOL_VERSION:
-                raise UserError(
-                    f"job {config.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
-                    f"{PROTOCOL_VERSION}; install the job's version"
-                )
-            return spec
+        found = {kv.key: kv for kv in store.get_ranges([KeyRange.of_key(key) for key in _at_once(keys)])[0]}
+        if keys.result in found:
+            _make_room(store, keys, found[keys.result])
+            continue
+        stands = found.get(keys.spec)
+        spec = None if stands is None else _spec(keys, stands.value)
+        if spec is not None and keys.identity in found:
+            return spec, _identity(keys, found[keys.identity].value)
+        made = made or make_identity(keys.job_id)
+        if stands is not None:
+            # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
+            # can't be asked whether they live, nor ask: their leases tell.
+            still = mod_revision_is(keys.spec, stands.mod_revision)
+            with contextlib.suppress(InfrastructureLost):  # the next round reads whether it was done
+                store.transact([still, absent(keys.identity)], [Put(keys.identity, made.encode())])
+            continue
         spec = pb.JobSpec(
             protocol=PROTOCOL_VERSION,
             nonce=secrets.token_hex(8),
@@ -62,6 +64,7 @@ def ensure_job(
                 [absent(keys.spec), absent(keys.result)],
                 [
                     Put(keys.spec, spec.SerializeToString()),
+                    Put(keys.identity, made.encode()),
                     Put(keys.desired, desired.SerializeToString()),
                     Put(keys.event(event.name), event.encode(node_name, time.time())),
                 ],
@@ -69,6 +72,37 @@ def ensure_job(
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def _at_once(keys: JobKeys) -> tuple[str, ...]:
+    return keys.result, keys.spec, keys.identity
+
+
+def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:
+    try:
+        spec: pb.JobSpec = pb.JobSpec.FromString(value)
+    except DecodeError as error:
+        raise _unreadable(keys, keys.spec, error) from error
+    if spec.protocol != PROTOCOL_VERSION:
+        raise UserError(
+            f"job {keys.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
+            f"{PROTOCOL_VERSION}; install the job's version"
+        )
+    return spec
+
+
+def _identity(keys: JobKeys, value: bytes) -> JobIdentity:
+    try:
+        return JobIdentity.decode(keys.job_id, value)
+    except ValueError as error:
+        raise _unreadable(keys, keys.identity, error) from error
+
+
+def _unreadable(keys: JobKeys, key: str, error: Exception) -> UserError:
+    return UserError(
+        f"{key} can't be read ({error}); choose another --rdzv-id, or remove what is left of job {keys.job_id!r} "
+        f"with `etcdctl del --prefix {keys.prefix}` and `etcdctl del {keys.identity}`"
+    )
 
 
 def make_live(store: Store, keys: JobKeys, nonce: str) -> None:

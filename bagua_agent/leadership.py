@@ -18,6 +18,7 @@ from bagua_agent.membership import hang
 from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import Verdict
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.prober import probe, probe_through
 from bagua_agent.store.client import (
     Compare,
@@ -100,7 +101,7 @@ class Leadership:
         store: Store,
         keys: JobKeys,
         leased: LeasedKeys,
-        job_id: str,
+        identity: JobIdentity,
         probe_window_s: float,
         report: Callable[[Report], None],
         stored: Callable[[Generation, Mapping[str, str]], StoredRecord],
@@ -110,7 +111,7 @@ class Leadership:
         self._store = store
         self._keys = keys
         self._leased = leased
-        self._job_id = job_id
+        self._identity = identity
         self._probe_window_s = probe_window_s
         self._report = report
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bagua-leader")
@@ -318,12 +319,12 @@ class Leadership:
         window_s = self._probe_window_s
 
         def direct() -> None:
-            reply = probe(question.control_address, self._job_id, question.agent_id, window_s)
+            reply = probe(self._identity, question.control_address, question.agent_id, window_s)
             self._report(_result(question, sequence, False, reply))
 
         def relayed() -> None:
             reply = probe_through(
-                question.relay_address, question.control_address, self._job_id, question.agent_id, window_s
+                self._identity, question.relay_address, question.control_address, question.agent_id, window_s
             )
             self._report(_result(question, sequence, True, reply))
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.store.client import Store
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
@@ -93,7 +94,7 @@ def measure(size: int, seed: int, directory: Path) -> Run:
     )
     try:
         _await_leader(store, job_id, leader, log)
-        return asyncio.run(_phases(etcd, job_id, size, seed, leader.pid))
+        return asyncio.run(_phases(etcd, _identity(store, job_id), size, seed, leader.pid))
     except NotFormed:
         log.seek(0)
         print(log.read()[-4000:], file=sys.stderr)
@@ -119,9 +120,15 @@ def _await_leader(store: Store, job_id: str, leader: subprocess.Popen[bytes], lo
         time.sleep(0.05)
 
 
-async def _phases(etcd: EmbeddedEtcd, job_id: str, size: int, seed: int, leader_pid: int) -> Run:
+def _identity(store: Store, job_id: str) -> JobIdentity:
+    found = store.get(JobKeys(job_id).identity)
+    assert found is not None, "the leader wrote it"
+    return JobIdentity.decode(job_id, found.value)
+
+
+async def _phases(etcd: EmbeddedEtcd, identity: JobIdentity, size: int, seed: int, leader_pid: int) -> Run:
     processes = [psutil.Process(pid) for pid in (etcd.pid, leader_pid)] + [psutil.Process()]
-    agents = SimulatedAgents(etcd.endpoint.removeprefix("unix:"), job_id, size, seed)
+    agents = SimulatedAgents(etcd.endpoint.removeprefix("unix:"), identity, size, seed)
     try:
 
         async def phase(work: Any, living: int, after: int) -> tuple[Phase, int]:

@@ -24,6 +24,7 @@ from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, head_of, joined, unpacked
 from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
 from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.key_range import KeyRange, encode_key, end_of_prefix
 from bagua_agent.store.keys import JobKeys
@@ -92,16 +93,15 @@ class Agent:
 class SimulatedAgents:
     """Use it in one event loop, in the order of its methods."""
 
-    def __init__(self, socket_path: str, job_id: str, count: int, seed: int) -> None:
+    def __init__(self, socket_path: str, identity: JobIdentity, count: int, seed: int) -> None:
         """socket_path: of etcd's Unix socket."""
         self.counts = Counts()
-        self.keys = JobKeys(job_id)
+        self.keys = JobKeys(identity.job_id)
         self.limits = Limits()
         self.least = max(1, count // 2)
         self._random = random.Random(seed)
-        self._job_id = job_id
         self._relays = [
-            ControlServer("127.0.0.1", job_id, f"n{i:05d}", lambda: [])
+            ControlServer("127.0.0.1", identity, f"n{i:05d}", lambda: [])
             for i in range(min(RELAYS, count // 2))
         ]
         self.agents = [Agent(i, f"n{i:05d}", self._address(i)) for i in range(count)]
@@ -148,8 +148,10 @@ class SimulatedAgents:
         self._raise_what_failed()
 
     async def _join(self, agent: Agent) -> None:
-        spec = _rpc.RangeRequest(key=encode_key(self.keys.spec))
-        await self._ask(agent, "KV/Range", spec, _rpc.RangeResponse)
+        job = _rpc.TxnRequest()
+        for key in (self.keys.result, self.keys.spec, self.keys.identity):
+            job.success.add().request_range.key = encode_key(key)
+        await self._ask(agent, "KV/Txn", job, _rpc.TxnResponse)
         folder = KeyRange.of_prefix(self.keys.agents)
         count = _rpc.RangeRequest(key=folder.start, range_end=folder.end, count_only=True)
         nodes = (await self._ask(agent, "KV/Range", count, _rpc.RangeResponse)).count

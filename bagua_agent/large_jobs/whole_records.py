@@ -21,6 +21,7 @@ from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, StoredRecord
 from bagua_agent.large_jobs.stored_record import packed_parts
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.record_client import read_record
 from bagua_agent.store.client import KeyValue, Store
 from bagua_agent.store.keys import JobKeys
@@ -42,6 +43,7 @@ class WholeRecords:
         self,
         store: Store,
         keys: JobKeys,
+        identity: JobIdentity,
         agent_id: str,
         own_address: str,
         kept: KeptRecords,
@@ -49,6 +51,7 @@ class WholeRecords:
     ) -> None:
         self._store = store
         self._keys = keys
+        self._identity = identity
         self._turn = zlib.crc32(agent_id.encode())
         self._own_address = own_address
         self._limits = limits
@@ -127,7 +130,7 @@ class WholeRecords:
             if packed is None and keepers and remaining_s > 0:
                 # the next one when one does not answer; none is asked by all
                 packed = read_record(
-                    keepers[attempt // 4 % len(keepers)], self._keys.job_id, head.packed_sha256, remaining_s
+                    self._identity, keepers[attempt // 4 % len(keepers)], head.packed_sha256, remaining_s
                 )
                 attempt += 1
             elif packed is None:

@@ -30,7 +30,7 @@ SETTLE_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """nonce: of the job that this agent is in. values: by key, as last seen: spec, desired, closing, result.
+    """nonce: of the job that this agent is in. values: by key, as last seen: spec, identity, desired, closing, result.
     committed: a step of this job was committed, as far as this agent knows."""
 
     nonce: str
@@ -98,6 +98,8 @@ def _missing(
     """over: keys that stand and are not ours, with the revision that was read."""
     work = _Work()
     for key, value in memory.values.items():
+        if key == keys.identity:
+            continue  # nobody follows it: it goes where its spec goes
         standing = found.get(key)
         if key in over:
             work.add(key, value, over[key])
@@ -112,7 +114,10 @@ def _missing(
             work.add(keys.generation, form.value, stands.mod_revision if stands is not None else 0)
     if not work.puts:
         return NothingLost()
-    if keys.spec not in {put.key for put in work.puts}:
+    if keys.spec in {put.key for put in work.puts}:
+        if keys.identity in memory.values:
+            work.puts.append(Put(keys.identity, memory.values[keys.identity]))
+    else:
         # never into another job
         work.compares.append(mod_revision_is(keys.spec, found[keys.spec].mod_revision))
     if keys.result not in memory.values:

@@ -1,4 +1,4 @@
-"""Are you there, and what is the record? The service that other agents ask, on TCP."""
+"""Are you there, and what is the record? The service that other agents of the job ask, on TCP with mutual TLS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from bagua_agent.rpc.job_identity import JobIdentity, listen, server_options
 from bagua_agent.rpc.prober import probe
 from bagua_contract import control_pb2, control_pb2_grpc
 
@@ -23,24 +24,25 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
     def __init__(
         self,
         bind_host: str,
-        job_id: str,
+        identity: JobIdentity,
         agent_id: str,
         workers_alive: Callable[[], list[str]],
         kept_record: Callable[[bytes], bytes | None] = lambda sha256: None,
     ) -> None:
         self._kept_record = kept_record
-        self._job_id = job_id
+        self._identity = identity
+        self._job_id = identity.job_id
         self._agent_id = agent_id
         self._workers_alive = workers_alive
         # Probes for others wait for whoever is silent; they must never keep this agent from saying that it lives.
         self._indirect = threading.BoundedSemaphore(MOST_INDIRECT)
         self._server = grpc.server(
             ThreadPoolExecutor(MOST_INDIRECT + _THREADS_FOR_ITSELF, thread_name_prefix="bagua-control"),
-            options=[("grpc.so_reuseport", 0)],  # a taken port must fail, not share
+            options=server_options(),
         )
         control_pb2_grpc.add_AgentControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = listen(self._server, f"{host}:0", identity)
         self.address = f"{host}:{port}"
         self._server.start()
 
@@ -62,7 +64,7 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
             return unanswered
         try:
             timeout_s = min(request.timeout_s, MOST_INDIRECT_TIMEOUT_S)
-            return probe(request.control_address, request.request.job_id, request.request.agent_id, timeout_s)
+            return probe(self._identity, request.control_address, request.request.agent_id, timeout_s)
         finally:
             self._indirect.release()
 

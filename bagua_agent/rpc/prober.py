@@ -9,6 +9,7 @@ import time
 
 import grpc
 
+from bagua_agent.rpc.job_identity import JobIdentity, open_channel
 from bagua_contract import control_pb2, control_pb2_grpc
 
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET}
@@ -16,9 +17,9 @@ _UNANSWERED = control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
 _VERDICTS = {control_pb2.ProbeReply.ALIVE, control_pb2.ProbeReply.REFUSED, control_pb2.ProbeReply.UNANSWERED}
 
 
-def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
-    """REFUSED only on proof: the host answered that nobody listens, or another agent does. Never raises for
-    anything the network does."""
+def probe(identity: JobIdentity, address: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
+    """identity: of the job. REFUSED only on proof: the host answered that nobody listens, or another agent of the job
+    does. Whoever can't prove to be of the job has not answered. Never raises for anything the network does."""
     deadline_s = time.monotonic() + timeout_s
     endpoint = endpoint_of(address)
     if endpoint is None:
@@ -34,8 +35,8 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
         return _UNANSWERED
     except ValueError:  # a time that no connection can be given
         return _UNANSWERED
-    request = control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id)
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    request = control_pb2.ProbeRequest(job_id=identity.job_id, agent_id=agent_id)
+    with open_channel(address, identity) as channel:
         stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply: control_pb2.ProbeReply = stub.Probe(
@@ -47,15 +48,15 @@ def probe(address: str, job_id: str, agent_id: str, timeout_s: float) -> control
 
 
 def probe_through(
-    helper_address: str, address: str, job_id: str, agent_id: str, timeout_s: float
+    identity: JobIdentity, helper_address: str, address: str, agent_id: str, timeout_s: float
 ) -> control_pb2.ProbeReply:
     """Ask the agent at helper_address to probe the one at address. UNANSWERED if the helper is silent."""
     request = control_pb2.ProbeForRequest(
-        request=control_pb2.ProbeRequest(job_id=job_id, agent_id=agent_id),
+        request=control_pb2.ProbeRequest(job_id=identity.job_id, agent_id=agent_id),
         control_address=address,
         timeout_s=timeout_s,
     )
-    with grpc.insecure_channel(helper_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel(helper_address, identity) as channel:
         stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply: control_pb2.ProbeReply = stub.ProbeFor(request, timeout=timeout_s + 0.2)

@@ -16,6 +16,7 @@ from bagua_agent.store.key_range import decode_key, encode_key, end_of_prefix
 from bagua_contract import etcd_pb2 as pb
 
 PREFIX = "/bagua/v1/"
+SECRETS = "/bagua/secrets/v1/"  # what jobs' agents may know and viewers may not
 ROOT_ROLE = "root"  # etcd's own: everything, without permissions to name
 
 
@@ -43,10 +44,11 @@ def permission_on_prefix(access: Access, prefix: str) -> Permission:
 
 # A node's agents write members, generations and events, and after a wiped etcd whatever they remember: everything.
 # Members of etcd are nobody's clients, so their certificates open no key.
-PERMISSIONS: Mapping[Role, Permission] = {
-    Role.OPERATOR: permission_on_prefix(Access.READ_WRITE, PREFIX),
-    Role.AGENT: permission_on_prefix(Access.READ_WRITE, PREFIX),
-    Role.VIEWER: permission_on_prefix(Access.READ, PREFIX),
+_EVERYTHING = tuple(permission_on_prefix(Access.READ_WRITE, prefix) for prefix in (PREFIX, SECRETS))
+PERMISSIONS: Mapping[Role, tuple[Permission, ...]] = {
+    Role.OPERATOR: _EVERYTHING,
+    Role.AGENT: _EVERYTHING,
+    Role.VIEWER: (permission_on_prefix(Access.READ, PREFIX),),
 }
 
 
@@ -159,19 +161,17 @@ def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] 
 
 def _role_steps(present: EtcdRights) -> list[Step]:
     steps: list[Step] = []
-    for role, permission in PERMISSIONS.items():
+    for role, permissions in PERMISSIONS.items():
         name = etcd_role(role)
         held = present.roles.get(name)
         if held is None:
             steps.append(AddRole(name))
         # What goes, goes first: etcd keeps one permission a range, and granting replaces it.
-        wrong = (held or frozenset()) - {permission}
-        same_range = {
-            other for other in wrong if (other.start, other.end) == (permission.start, permission.end)
-        }
+        wrong = (held or frozenset()) - set(permissions)
+        ranges = {(permission.start, permission.end) for permission in permissions}
+        same_range = {other for other in wrong if (other.start, other.end) in ranges}
         steps.extend(RevokePermission(name, other) for other in sorted(wrong - same_range, key=str))
-        if permission not in (held or ()):
-            steps.append(GrantPermission(name, permission))
+        steps.extend(GrantPermission(name, one) for one in permissions if one not in (held or ()))
     return steps
 
 

@@ -392,8 +392,9 @@ class Store:
                 raise UserError(f"{where} asks for a log-in; give a user and a password") from cause
             case Trouble.DENIED:
                 raise UserError(
-                    f"{operation}: {where} denies it to {self._who()} ({failure.detail}); grant "
-                    f"the user's role the prefix with `etcdctl role grant-permission --prefix=true`"
+                    f"{operation}: {where} denies it to {self._who()} ({failure.detail}); run "
+                    f"`bagua-agent certs etcd-users`, or grant its role the prefix with `etcdctl role "
+                    f"grant-permission --prefix=true`"
                 ) from cause
             case Trouble.FULL:
                 raise StoreUnavailable(

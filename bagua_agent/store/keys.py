@@ -1,4 +1,4 @@
-"""Which key holds what? The layout of one job under /bagua/v1/jobs/<job>/, as in ARCHITECTURE.md; pure.
+"""Which key holds what? The layout of one job under /bagua/v1/jobs/<job>/ and beside it, as in ARCHITECTURE.md; pure.
 
 Ids become parts of keys, so they are checked here: no slash, no control character, never "." or "..".
 """
@@ -12,6 +12,8 @@ from bagua_agent.errors import UserError
 JOBS_PREFIX = "/bagua/v1/jobs/"
 # Beside the jobs: nobody follows these, they are read when a head points to them.
 RECORDS_PREFIX = "/bagua/v1/records/"
+# What agents of a job may know and viewers may not.
+SECRETS_PREFIX = "/bagua/secrets/v1/jobs/"
 LONGEST_ID = 100
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -39,6 +41,11 @@ class JobKeys:
     @property
     def spec(self) -> str:
         return self.prefix + "control/spec"
+
+    @property
+    def identity(self) -> str:
+        """The job's key pair."""
+        return f"{SECRETS_PREFIX}{self.job_id}/identity"
 
     @property
     def control(self) -> str:

@@ -15,6 +15,7 @@ from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.job_room import ensure_job, make_live
 from bagua_agent.node.script_mode import Mode
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, Transaction
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
@@ -35,6 +36,9 @@ class Comer:
     config: JobConfig
 
     def ensure(self, mode: Mode = Mode.LIVE) -> pb.JobSpec:
+        return self.ensure_both(mode)[0]
+
+    def ensure_both(self, mode: Mode = Mode.LIVE) -> tuple[pb.JobSpec, JobIdentity]:
         return ensure_job(self.store, KEYS, self.config, mode=mode)
 
 
@@ -50,6 +54,7 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     store = Store(store_config((etcd.endpoint,), StoreCredentials()))
     store.connect(DEADLINE_S)
     store.delete_prefix(KEYS.prefix)
+    store.delete(KEYS.identity)
     yield store
     store.close()
 
@@ -100,12 +105,42 @@ def test_agents_that_come_together_agree(make_agent: Callable[..., Comer], store
     comers = [make_agent() for _ in range(6)]
     together = threading.Barrier(len(comers))
 
-    def ensure(comer: Comer) -> str:
+    def ensure(comer: Comer) -> tuple[str, bytes]:
         together.wait(DEADLINE_S)
-        return comer.ensure().nonce
+        spec, identity = comer.ensure_both()
+        return spec.nonce, identity.encode()
 
     with ThreadPoolExecutor(len(comers)) as pool:
         assert len(set(pool.map(ensure, comers))) == 1
+
+
+def test_each_job_has_a_key_pair_of_its_own(make_agent: Callable[..., Comer], store: Store) -> None:
+    before, old = make_agent().ensure_both()
+    end_job(store, before.nonce)
+    after, new = make_agent().ensure_both()
+    assert after.nonce != before.nonce and new.key != old.key
+    assert not KEYS.identity.startswith("/bagua/v1/"), "which viewers read"
+
+
+def test_a_key_pair_that_somebody_removed_is_made_anew(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    spec, old = make_agent().ensure_both()
+    store.delete(KEYS.identity)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda comer: comer.ensure_both(), [make_agent() for _ in range(4)]))
+    assert {each.nonce for each, _ in found} == {spec.nonce}
+    assert len({identity for _, identity in found}) == 1 and found[0][1] != old
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"-----BEGIN CERTIFICATE-----\n"])
+def test_a_corrupted_key_pair_is_named_with_the_way_out(
+    make_agent: Callable[..., Comer], store: Store, value: bytes
+) -> None:
+    make_agent().ensure()
+    store.put(KEYS.identity, value)
+    with pytest.raises(UserError, match=rf"{KEYS.identity} can't be read .*etcdctl del {KEYS.identity}"):
+        make_agent().ensure()
 
 
 def end_job(store: Store, nonce: str) -> None:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_agent.rpc.prober import probe, probe_through
-from bagua_contract import control_pb2
+from bagua_contract import control_pb2, control_pb2_grpc
 
 ALIVE = control_pb2.ProbeReply.ALIVE
 REFUSED = control_pb2.ProbeReply.REFUSED
@@ -26,10 +28,14 @@ GENEROUS_S = 10.0  # for answers that must come, however busy the machine
 # The window bounds the question; what a busy machine adds to it is no promise.
 SLACK_S = 3.0
 
+JOB = make_identity("job")
+
 AGENT = """
 import sys, time
 from bagua_agent.rpc.control_server import ControlServer
-server = ControlServer("127.0.0.1", "job", sys.argv[1], lambda: ["w0", "w1"])
+from bagua_agent.rpc.job_identity import JobIdentity
+identity = JobIdentity.decode("job", sys.argv[2].encode())
+server = ControlServer("127.0.0.1", identity, sys.argv[1], lambda: ["w0", "w1"])
 print(server.address, flush=True)
 time.sleep(100)
 """
@@ -38,7 +44,7 @@ time.sleep(100)
 class AgentProcess:
     def __init__(self, agent_id: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", AGENT, agent_id],
+            [sys.executable, "-c", AGENT, agent_id, JOB.encode().decode()],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             text=True,
@@ -70,7 +76,7 @@ def start_agent() -> Iterator[Callable[[str], AgentProcess]]:
 
 @pytest.fixture
 def control() -> Iterator[ControlServer]:
-    server = ControlServer("127.0.0.1", "job", "helper", lambda: ["w7"])
+    server = ControlServer("127.0.0.1", JOB, "helper", lambda: ["w7"])
     yield server
     server.stop()
 
@@ -81,22 +87,57 @@ def timed(ask: Callable[[], control_pb2.ProbeReply]) -> tuple[int, float]:
 
 
 def test_an_agent_that_lives_says_so_and_names_its_workers(control: ControlServer) -> None:
-    reply = probe(control.address, "job", "helper", GENEROUS_S)
+    reply = probe(JOB, control.address, "helper", GENEROUS_S)
     assert (reply.verdict, list(reply.workers)) == (ALIVE, ["w7"])
 
 
-@pytest.mark.parametrize(("job_id", "agent_id"), [("job", "somebody"), ("another", "helper")])
-def test_another_agent_at_its_address_is_proof_that_it_is_gone(
-    control: ControlServer, job_id: str, agent_id: str
-) -> None:
-    assert probe(control.address, job_id, agent_id, GENEROUS_S).verdict == REFUSED
+def test_another_agent_at_its_address_is_proof_that_it_is_gone(control: ControlServer) -> None:
+    assert probe(JOB, control.address, "somebody", GENEROUS_S).verdict == REFUSED
+    other_name = JobIdentity("another", JOB.certificate, JOB.key)
+    assert probe(other_name, control.address, "helper", GENEROUS_S).verdict == REFUSED
+
+
+def test_whoever_is_of_another_job_proves_nothing_and_is_told_nothing(control: ControlServer) -> None:
+    """Not even to one who knows job and agent by name."""
+    stranger = make_identity("job")
+    assert probe(stranger, control.address, "helper", GENEROUS_S).verdict == UNANSWERED
+    assert (
+        probe_through(stranger, control.address, control.address, "helper", GENEROUS_S).verdict == UNANSWERED
+    )
+    impostor = ControlServer("127.0.0.1", stranger, "helper", lambda: [])
+    try:
+        assert probe(stranger, impostor.address, "helper", GENEROUS_S).verdict == ALIVE, (
+            "it does answer its own"
+        )
+        assert probe(JOB, impostor.address, "helper", GENEROUS_S).verdict == UNANSWERED
+    finally:
+        impostor.stop()
+
+
+@pytest.mark.parametrize("how", ["plain", "without a certificate"])
+def test_without_the_jobs_key_there_is_no_connection(control: ControlServer, how: str) -> None:
+    channel = (
+        grpc.insecure_channel(control.address)
+        if how == "plain"
+        else grpc.secure_channel(
+            control.address,
+            grpc.ssl_channel_credentials(JOB.certificate),
+            options=[("grpc.ssl_target_name_override", "agents.bagua.internal")],
+        )
+    )
+    with channel, pytest.raises(grpc.RpcError) as refused:
+        control_pb2_grpc.AgentControlStub(channel).Probe(  # type: ignore[no-untyped-call]
+            control_pb2.ProbeRequest(job_id="job", agent_id="helper"), timeout=GENEROUS_S
+        )
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert probe(JOB, control.address, "helper", GENEROUS_S).verdict == ALIVE
 
 
 def test_a_killed_agent_is_refused_at_once(start_agent: Callable[[str], AgentProcess]) -> None:
     agent = start_agent("a")
-    assert probe(agent.address, "job", "a", GENEROUS_S).verdict == ALIVE
+    assert probe(JOB, agent.address, "a", GENEROUS_S).verdict == ALIVE
     agent.kill()
-    verdict, took_s = timed(lambda: probe(agent.address, "job", "a", GENEROUS_S))
+    verdict, took_s = timed(lambda: probe(JOB, agent.address, "a", GENEROUS_S))
     assert verdict == REFUSED
     assert took_s < SLACK_S, "proof need not wait for the window"
 
@@ -105,7 +146,7 @@ def test_a_frozen_agent_is_unanswered_within_the_window(start_agent: Callable[[s
     """Its kernel still accepts the connection, so only the missing answer tells."""
     agent = start_agent("a")
     agent.freeze()
-    verdict, took_s = timed(lambda: probe(agent.address, "job", "a", WINDOW_S))
+    verdict, took_s = timed(lambda: probe(JOB, agent.address, "a", WINDOW_S))
     assert verdict == UNANSWERED
     assert WINDOW_S * 0.9 <= took_s < WINDOW_S + SLACK_S
 
@@ -121,7 +162,7 @@ def test_a_silent_host_is_unanswered_within_the_window() -> None:
             for each in fill:
                 each.setblocking(False)
                 each.connect_ex(listener.getsockname())
-            verdict, took_s = timed(lambda: probe(address, "job", "a", WINDOW_S))
+            verdict, took_s = timed(lambda: probe(JOB, address, "a", WINDOW_S))
         finally:
             for each in fill:
                 each.close()
@@ -141,7 +182,7 @@ def test_something_that_speaks_no_grpc_is_unanswered() -> None:
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        verdict, took_s = timed(lambda: probe(address, "job", "a", WINDOW_S))
+        verdict, took_s = timed(lambda: probe(JOB, address, "a", WINDOW_S))
         thread.join(5)
     assert verdict == UNANSWERED
     assert took_s < WINDOW_S + SLACK_S
@@ -163,8 +204,8 @@ def test_something_that_speaks_no_grpc_is_unanswered() -> None:
 )
 def test_an_address_that_is_none_is_unanswered(address: str) -> None:
     """It stands in a key that others wrote: a corrupted one must not stop the leader."""
-    assert probe(address, "job", "a", WINDOW_S).verdict == UNANSWERED
-    assert probe_through(address, address, "job", "a", WINDOW_S).verdict == UNANSWERED
+    assert probe(JOB, address, "a", WINDOW_S).verdict == UNANSWERED
+    assert probe_through(JOB, address, address, "a", WINDOW_S).verdict == UNANSWERED
 
 
 # -- through another agent
@@ -176,7 +217,7 @@ def test_another_agent_tells_who_lives_and_who_is_gone(
     agent = start_agent("a")
 
     def ask(agent_id: str) -> control_pb2.ProbeReply:
-        return probe_through(control.address, agent.address, "job", agent_id, GENEROUS_S)
+        return probe_through(JOB, control.address, agent.address, agent_id, GENEROUS_S)
 
     assert ask("a").verdict == ALIVE
     assert list(ask("a").workers) == ["w0", "w1"]
@@ -190,7 +231,7 @@ def test_a_frozen_agent_is_unanswered_through_another_too(
 ) -> None:
     agent = start_agent("a")
     agent.freeze()
-    verdict, took_s = timed(lambda: probe_through(control.address, agent.address, "job", "a", WINDOW_S))
+    verdict, took_s = timed(lambda: probe_through(JOB, control.address, agent.address, "a", WINDOW_S))
     assert verdict == UNANSWERED
     assert took_s < WINDOW_S + SLACK_S
 
@@ -201,7 +242,7 @@ def test_a_helper_that_is_gone_proves_nothing(
 ) -> None:
     helper = start_agent("h")
     helper.freeze() if what == "frozen" else helper.kill()
-    verdict, took_s = timed(lambda: probe_through(helper.address, control.address, "job", "helper", WINDOW_S))
+    verdict, took_s = timed(lambda: probe_through(JOB, helper.address, control.address, "helper", WINDOW_S))
     assert verdict == UNANSWERED
     assert took_s < WINDOW_S + SLACK_S
 
@@ -212,4 +253,4 @@ def test_proxies_of_the_environment_are_not_for_agents(
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    assert probe(control.address, "job", "helper", GENEROUS_S).verdict == ALIVE
+    assert probe(JOB, control.address, "helper", GENEROUS_S).verdict == ALIVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from bagua_agent.store.keys import JobKeys
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Node
 from tests.lab.etcd import EtcdCluster
@@ -29,12 +30,18 @@ def test_the_key_space_is_lost_while_the_job_trains(job: MakeJob, make_lab: Make
     nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1], slots=2)]
     one.await_world(3)
     before = one.step
+    key_pair = JobKeys(one.job_id).identity
+    [made] = cluster.history(key_pair)
     wipe(cluster)
     for node in nodes:
         node.await_line("etcd answers again")
     # once more, or twice: the winner may still hear that its old key went
     eventually(lambda: elections(nodes) >= 2, 20.0, lambda: "a new leader", 0.05)
     after = one.await_world(3, after_step=one.step)
+    put_again = cluster.history(key_pair)
+    assert put_again and {change.value for change in put_again} == {made.value}, (
+        "who joins is known to who is there"
+    )
     nodes.append(one.start(lab.hosts[2]))
     four = one.await_world(4, after_step=after)
     assert {x.world_size for x in one.ledger.lines if before <= x.step < four} == {3}

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 
 from bagua_agent.rpc import control_server
 from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.job_identity import listen, make_identity, open_channel
 from bagua_agent.rpc.prober import probe, probe_through
 from bagua_contract import control_pb2
 
+JOB = make_identity("job")
 REFUSED = control_pb2.ProbeReply.REFUSED
 ALIVE = control_pb2.ProbeReply.ALIVE
 UNANSWERED = control_pb2.ProbeReply.UNANSWERED
@@ -27,7 +30,7 @@ FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 @pytest.fixture
 def server() -> Iterator[ControlServer]:
-    server = ControlServer("127.0.0.1", "job", "a", lambda: ["w0"])
+    server = ControlServer("127.0.0.1", JOB, "a", lambda: ["w0"])
     yield server
     server.stop()
 
@@ -52,7 +55,7 @@ def relay(
         control_address=address,
         timeout_s=timeout_s,
     )
-    with grpc.insecure_channel(server.address) as channel:
+    with open_channel(server.address, JOB) as channel:
         call = channel.unary_unary(
             "/bagua.v1.AgentControl/ProbeFor",
             request_serializer=control_pb2.ProbeForRequest.SerializeToString,
@@ -63,7 +66,7 @@ def relay(
 
 
 def check_alive(server: ControlServer, within_s: float = DEADLINE_S) -> None:
-    reply = probe(server.address, "job", "a", within_s)
+    reply = probe(JOB, server.address, "a", within_s)
     assert (reply.verdict, list(reply.workers)) == (ALIVE, ["w0"])
 
 
@@ -79,7 +82,7 @@ def test_bytes_that_are_no_grpc(server: ControlServer, junk: bytes) -> None:
 @given(junk=st.binary(max_size=40), method=st.sampled_from(["Probe", "ProbeFor", "Else"]))
 @FUZZ
 def test_messages_of_any_bytes(server: ControlServer, junk: bytes, method: str) -> None:
-    with grpc.insecure_channel(server.address) as channel:
+    with open_channel(server.address, JOB) as channel:
         call = channel.unary_unary(f"/bagua.v1.AgentControl/{method}")
         try:
             answer = call(junk, timeout=DEADLINE_S)
@@ -94,7 +97,7 @@ def test_messages_of_any_bytes(server: ControlServer, junk: bytes, method: str) 
 @FUZZ
 def test_it_answers_for_its_own_job_and_agent_only(server: ControlServer, job_id: str, agent_id: str) -> None:
     expected = ALIVE if (job_id, agent_id) == ("job", "a") else REFUSED
-    assert probe(server.address, job_id, agent_id, DEADLINE_S).verdict == expected
+    assert probe(replace(JOB, job_id=job_id), server.address, agent_id, DEADLINE_S).verdict == expected
 
 
 ODD_ADDRESSES = [
@@ -153,7 +156,7 @@ def test_relays_that_wait_do_not_make_their_agent_look_dead(
     """Many silent agents are asked about through one helper at once; it must answer for itself meanwhile."""
     with ThreadPoolExecutor(40) as callers:
         waiting = [
-            callers.submit(probe_through, server.address, address_of(listener), "job", "b", 3.0)
+            callers.submit(probe_through, JOB, server.address, address_of(listener), "b", 3.0)
             for _ in range(40)
         ]
         accepted = listener.accept()[0]  # the first of them is under way
@@ -166,7 +169,7 @@ def test_relays_that_wait_do_not_make_their_agent_look_dead(
 
 @pytest.mark.parametrize("answer", [b"", b"\x08\x00", b"\x08\x63", b"\xff\xff"])
 def test_an_answer_that_no_agent_gives_proves_nothing(answer: bytes) -> None:
-    """Something else listens on the port, or another version of us."""
+    """Another version of us listens on the port."""
 
     class Other(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -174,11 +177,11 @@ def test_an_answer_that_no_agent_gives_proves_nothing(answer: bytes) -> None:
 
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((Other(),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0", JOB)
     server.start()
     try:
-        assert probe(f"127.0.0.1:{port}", "job", "a", DEADLINE_S).verdict == UNANSWERED
-        helped = probe_through(f"127.0.0.1:{port}", "127.0.0.1:1", "job", "a", DEADLINE_S)
+        assert probe(JOB, f"127.0.0.1:{port}", "a", DEADLINE_S).verdict == UNANSWERED
+        helped = probe_through(JOB, f"127.0.0.1:{port}", "127.0.0.1:1", "a", DEADLINE_S)
         assert helped.verdict == UNANSWERED
     finally:
         server.stop(0).wait(DEADLINE_S)

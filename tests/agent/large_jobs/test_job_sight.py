@@ -16,6 +16,7 @@ from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
+from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.store.client import Store
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
@@ -51,7 +52,7 @@ def with_record(etcd: EmbeddedEtcd) -> Store:
 
 
 def sight(store: Store, inbox: queue.SimpleQueue[object]) -> JobSight:
-    records = WholeRecords(store, KEYS, "n3", "127.0.0.1:1", KeptRecords(), LIMITS)
+    records = WholeRecords(store, KEYS, make_identity("job"), "n3", "127.0.0.1:1", KeptRecords(), LIMITS)
     return JobSight(store, KEYS, "n3", records, LIMITS, inbox, hosts_store=False, nodes=2)
 
 

@@ -14,6 +14,7 @@ from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import StoredRecord, stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.store.client import KeyValue, Store
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
@@ -24,6 +25,7 @@ from bagua_contract.records import Generation, GenerationKind, Placement
 from tests.lab.wait import eventually
 
 KEYS = JobKeys("job")
+JOB = make_identity("job")
 LIMITS = Limits(whole_record_members=1, nodes_of_a_keeper=2)
 RECORD = Generation(
     4,
@@ -52,13 +54,13 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
 @pytest.fixture
 def keeper() -> Iterator[tuple[ControlServer, KeptRecords]]:
     kept = KeptRecords()
-    server = ControlServer("127.0.0.1", "job", "n0", lambda: [], kept.get)
+    server = ControlServer("127.0.0.1", JOB, "n0", lambda: [], kept.get)
     yield server, kept
     server.stop()
 
 
 def reader(store: Store, own_address: str = "127.0.0.1:1") -> WholeRecords:
-    return WholeRecords(store, KEYS, "n3", own_address, KeptRecords(), LIMITS)
+    return WholeRecords(store, KEYS, JOB, "n3", own_address, KeptRecords(), LIMITS)
 
 
 def written(store: Store, keeper_address: str, parts: bool = True) -> tuple[StoredRecord, Change]:
@@ -115,12 +117,26 @@ def test_from_the_store_where_the_keeper_is_gone_or_lies(
     assert told.value == RECORD.encode()
 
 
+def test_a_keeper_of_another_job_is_not_heard(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_records, "KEEPER_S", 0.2)
+    asked: list[bytes] = []
+    stranger = ControlServer(
+        "127.0.0.1", make_identity("job"), "n0", lambda: [], lambda sha256: (asked.append(sha256), b"")[1]
+    )
+    try:
+        _, change = written(store, stranger.address)
+        (told,) = reader(store).whole((change,))
+        assert told.value == RECORD.encode() and asked == []
+    finally:
+        stranger.stop()
+
+
 def test_a_keeper_reads_from_the_store_and_hands_on(store: Store) -> None:
     kept = KeptRecords()
-    server = ControlServer("127.0.0.1", "job", "n0", lambda: [], kept.get)
+    server = ControlServer("127.0.0.1", JOB, "n0", lambda: [], kept.get)
     try:
         form, change = written(store, server.address)
-        records = WholeRecords(store, KEYS, "n0", server.address, kept, LIMITS)
+        records = WholeRecords(store, KEYS, JOB, "n0", server.address, kept, LIMITS)
         assert records.whole((change,))[0].value == RECORD.encode()
         for part in form.parts:
             store.delete(part.key)
@@ -139,7 +155,7 @@ def test_one_that_was_replaced_meanwhile_is_left_out(store: Store, monkeypatch: 
 def test_the_wait_ends_with_the_agent(store: Store, etcd: EmbeddedEtcd) -> None:
     away = Store(StoreConfig((parse_endpoint("127.0.0.1:1"),), request_timeout_s=0.1, attempt_timeout_s=0.1))
     form = stored(RECORD, KEYS, LIMITS, {})
-    records = WholeRecords(away, KEYS, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)
+    records = WholeRecords(away, KEYS, JOB, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)
     told: list[tuple[Change, ...]] = []
     change = Change(KEYS.generation, form.value, 9, 2)
     thread = threading.Thread(target=lambda: told.append(records.whole((change,))))
@@ -175,7 +191,7 @@ def test_a_record_whose_parts_are_gone_is_lost(store: Store, monkeypatch: pytest
 def test_whoever_joins_does_not_wait_for_a_store_that_went_away() -> None:
     away = Store(StoreConfig((parse_endpoint("127.0.0.1:1"),), request_timeout_s=0.1, attempt_timeout_s=0.1))
     form = stored(RECORD, KEYS, LIMITS, {})
-    records = WholeRecords(away, KEYS, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)
+    records = WholeRecords(away, KEYS, JOB, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)
     with pytest.raises(StoreUnavailable, match="record of generation 4"):
         records.whole((Change(KEYS.generation, form.value, 9, 2),), within_s=0.3)
     away.close()

@@ -65,6 +65,17 @@ def absent_now(key: str) -> Compare:
     return mod_revision_is(key, 0)
 
 
+def test_the_key_pair_goes_where_its_spec_goes() -> None:
+    """Nobody follows it, so nobody sees whether it stands."""
+    memory = replace(MEMORY, values={**MEMORY.values, KEYS.identity: b"pair"})
+    verdict = after_a_loss(KEYS, memory, {})
+    assert isinstance(verdict, PutAgain) and Put(KEYS.identity, b"pair") in verdict.puts
+    verdict = after_a_loss(KEYS, memory, standing(spec=OTHER_SPEC))
+    assert isinstance(verdict, PutAgain) and Put(KEYS.identity, b"pair") in verdict.puts, "over another job's"
+    verdict = after_a_loss(KEYS, memory, standing(spec=SPEC))
+    assert isinstance(verdict, PutAgain) and KEYS.identity not in {put.key for put in verdict.puts}
+
+
 def test_nothing_is_put_where_nothing_is_missing() -> None:
     found = standing(spec=SPEC, desired=DESIRED, generation=generation(5).encode())
     assert after_a_loss(KEYS, MEMORY, found) == NothingLost()

@@ -33,6 +33,7 @@ from bagua_agent.store.client import Put, Store, absent
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls, find_etcd
 from bagua_agent.store.endpoints import parse_endpoints
+from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_contract import cluster_pb2
 
@@ -82,6 +83,15 @@ def test_an_operator_submits_and_a_viewer_only_looks(as_user: Open) -> None:
             write()
         assert "\n" not in str(caught.value)
     assert operator.get(SUBMISSION) == seen
+
+
+def test_a_jobs_key_pair_is_for_its_agents(as_user: Open) -> None:
+    key = JobKeys("demo").identity
+    as_user("ann").put(key, b"pair")
+    found = as_user("node-1").get(key)
+    assert found is not None and found.value == b"pair"
+    with pytest.raises(UserError, match="denies it"):
+        as_user("vic").get(key)
 
 
 def test_a_viewer_can_watch(as_user: Open) -> None:

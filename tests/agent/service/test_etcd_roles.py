@@ -90,7 +90,10 @@ def test_an_empty_etcd_gets_everything_and_then_nothing_more() -> None:
         "node-1": {"bagua-agent"},
     }
     assert rights.roles["bagua-viewer"] == {permission_on_prefix(Access.READ, "/bagua/v1/")}
-    assert rights.roles["bagua-operator"] == {permission_on_prefix(Access.READ_WRITE, "/bagua/v1/")}
+    assert rights.roles["bagua-operator"] == rights.roles["bagua-agent"]
+    assert rights.roles["bagua-operator"] == {
+        permission_on_prefix(Access.READ_WRITE, prefix) for prefix in ("/bagua/v1/", "/bagua/secrets/v1/")
+    }
     assert plan(rights, EVERYBODY) == ()
 
 

@@ -1,0 +1,109 @@
+"""Who is an agent of this job? Whoever holds the job's key pair: with it agents prove it to each other over TLS.
+
+The first agent makes the pair and writes it with the job's spec in one transaction, under a prefix of etcd that
+viewers have no right to; everybody who joins reads it there. So it is as secret as etcd is: who may write to the job's
+keys is one of its agents anyway. One pair for all, for agents of a job believe each other; the certificate is its own
+authority, names no host and never ends, so that neither addresses nor clocks decide whether an agent is believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import grpc
+
+from bagua_agent.errors import UserError
+
+_NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a host
+_END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"
+_BEGINNING, _NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+_MS_FOR_A_HANDSHAKE = 5000  # of whoever connects
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """Certificate and key in PEM."""
+
+    job_id: str
+    certificate: bytes
+    key: bytes
+
+    def encode(self) -> bytes:
+        return self.certificate + self.key
+
+    @staticmethod
+    def decode(job_id: str, value: bytes) -> JobIdentity:
+        """Raises ValueError for what is no identity."""
+        certificate, end, key = value.partition(_END_OF_CERTIFICATE)
+        if not (
+            certificate.startswith(b"-----BEGIN CERTIFICATE-----") and end and b"PRIVATE KEY-----" in key
+        ):
+            raise ValueError("it is no certificate with its key in PEM")
+        return JobIdentity(job_id, certificate + end, key)
+
+    def __repr__(self) -> str:
+        return f"JobIdentity({self.job_id!r})"  # the key is for no log
+
+
+def make_identity(job_id: str) -> JobIdentity:
+    """A new one, on P-256."""
+    # Here, since it takes 0.1 s to import and only the first agent of a job needs it.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGINNING)
+        .not_valid_after(_NEVER)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return JobIdentity(job_id, certificate.public_bytes(serialization.Encoding.PEM), key_pem)
+
+
+def listen(server: grpc.Server, address: str, identity: JobIdentity) -> int:
+    """The port on which `server` takes agents of the job and nobody else. Raises UserError."""
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)],
+        root_certificates=identity.certificate,
+        require_client_auth=True,
+    )
+    try:
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError as error:
+        # gRPC tells which to its log alone, and that is off
+        raise UserError(
+            f"can't listen at {address} for the other agents of job {identity.job_id!r}: it is no address of this "
+            f"host, or what stands as the job's key pair is none; check --local-addr, or choose another --rdzv-id"
+        ) from error
+
+
+def server_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a taken port must fail, not share
+        ("grpc.server_handshake_timeout_ms", _MS_FOR_A_HANDSHAKE),
+    ]
+
+
+def open_channel(address: str, identity: JobIdentity, most_received_bytes: int | None = None) -> grpc.Channel:
+    """To another agent of the job; calls on it fail as UNAVAILABLE if whoever is there is none."""
+    options: list[tuple[str, str | int]] = [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.ssl_target_name_override", _NAME),
+    ]
+    if most_received_bytes is not None:
+        options.append(("grpc.max_receive_message_length", most_received_bytes))
+    credentials = grpc.ssl_channel_credentials(identity.certificate, identity.key, identity.certificate)
+    return grpc.secure_channel(address, credentials, options=options)
