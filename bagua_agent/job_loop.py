@@ -7,7 +7,6 @@ what this node does with its workers lies behind worker_way.py; node_ending.py s
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -28,8 +27,10 @@ from bagua_agent.inbox import (
     StoreConnected,
     WorkerSaid,
 )
+from bagua_agent.inbox_reader import InboxReader
 from bagua_agent.job_config import JobConfig
 from bagua_agent.job_membership import JobMembership
+from bagua_agent.job_outlook import JobOutlook
 from bagua_agent.job_room import ensure_job, make_live
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.job_sight import JobSight
@@ -39,9 +40,8 @@ from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.last_words import say_last_words, wait_for_followers
-from bagua_agent.leadership import Elected, Leadership, ProbeResult
+from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.lost_store.lost_keys import LostKeys
-from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
@@ -62,9 +62,6 @@ from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
-
-IDLE_LOOK_S = 1.0
-MOST_GATHERED = 10_000
 
 
 class JobLoop:
@@ -99,9 +96,7 @@ class JobLoop:
         self._disconnected_since_s = 0.0
         self._outages = 0
         self._outage_noted = False
-        self._gather_until_s = float("-inf")
-        self._held: object = None  # the message that was taken out of the inbox too early
-        self._elected: Elected | None = None  # and the whole picture is yet to be seen
+        self._reader = InboxReader(inbox, self._timers)
         self._sessions = SessionServer(
             str(session_socket(directory)),
             config.slots,
@@ -125,7 +120,7 @@ class JobLoop:
         self._way.begin()
         self._membership.follow_leader(time.monotonic())
         while (ending := self._ending()) is None:
-            self._take(self._next_message())
+            self._take(self._reader.next())
         return self._end(ending)
 
     def _open_store(self) -> bool:
@@ -203,7 +198,6 @@ class JobLoop:
             hosts_store=self._hosts_for_others,
             nodes=nodes,
         )
-        self._seen.whole = self._sight.whole
         self._lost_keys = LostKeys(self._job, self._sight.state, limits)
         self._policy = _policy(config, self._seen.failures_allowed, lease_ttl_s)
         self._own_key = OwnKey(
@@ -224,6 +218,7 @@ class JobLoop:
             has_checkpoints=bool(config.checkpoint_dir),
             limits=limits,
         )
+        self._outlook = JobOutlook(self._job, self._sight, self._membership, self._lost_keys)
         self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
         hang_orders = HangOrders(self._job, self._workers)
         self._closers.append(hang_orders.stop)
@@ -276,29 +271,6 @@ class JobLoop:
 
     # -- the loop
 
-    def _next_message(self) -> object:
-        if self._held is not None:
-            message, self._held = self._held, None
-            return message
-        try:
-            message = self._inbox.get(timeout=min(IDLE_LOOK_S, self._timers.next_in_s(time.monotonic())))
-        except queue.Empty:
-            return None
-        gathered = Gathered()
-        return self._with_those_behind(gathered) if gathered.takes(message) else message
-
-    def _with_those_behind(self, gathered: Gathered) -> Gathered:
-        """All of its kind that has come by now, to be decided on once: thousands join or are asked at the same time.
-        In a large job the next decision is left longer to gather, as long as large_jobs/limits.py says."""
-        with contextlib.suppress(queue.Empty):
-            while len(gathered) < MOST_GATHERED:
-                wait_s = self._gather_until_s - time.monotonic()
-                behind = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
-                if not gathered.takes(behind):
-                    self._held = behind
-                    break
-        return gathered
-
     def _take(self, message: object) -> None:
         now_s = time.monotonic()
         match message:
@@ -316,9 +288,9 @@ class JobLoop:
                 if isinstance(message.event, LeaseLapsed):
                     self._membership.follow_leader(now_s)
             case LeadershipReported():
-                self._leadership_reported(message, now_s)
+                self._outlook.reported(message, now_s)
             case ScopeFollowed():
-                self._scope_followed(message, now_s)
+                self._outlook.followed(message, now_s)
             case SignalCame():
                 self._signalled(message.number, now_s)
             case _:
@@ -328,60 +300,25 @@ class JobLoop:
 
     def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
         self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)
-        done_s = time.monotonic()
-        self._gather_until_s = done_s + self._limits.gathering_s(done_s - now_s, len(self._seen.view.agents))
+        self._reader.decided(now_s, self._limits, len(self._seen.view.agents))
 
     def _take_changes(
         self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
     ) -> None:
         self._seen.keepers = self._records.keepers
-        strange = not self._sight.whole and self._strange_spec()
-        if not strange:
+        judges = not self._outlook.too_little_to_judge()
+        if judges:
             self._lost_keys.notice(changes, now_s)
         happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
-        if not strange:
+        if judges:
             self._lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
-        self._look_around()
+        self._outlook.look_around()
 
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:
         self._take_changes(message.changes, (), now_s)
-
-    # -- how much of a large job this agent sees
-
-    def _strange_spec(self) -> bool:
-        stands = self._sight.value(self._keys.spec)
-        return stands is not None and nonce_of(stands) != self._seen.spec.nonce
-
-    def _look_around(self) -> None:
-        leader = self._seen.leader
-        if leader is not None and leader.agent_id != self._agent_id:
-            self._elected = None  # and lost again meanwhile
-        self._sight.look(
-            leads=self._membership.leading or self._elected is not None,
-            strange_spec=self._strange_spec(),
-            nodes=len(self._seen.view.agents),
-        )
-        self._seen.whole = self._sight.whole
-
-    def _leadership_reported(self, message: LeadershipReported, now_s: float) -> None:
-        if isinstance(message.report, Elected) and not self._sight.whole:
-            self._elected = message.report
-        else:
-            self._membership.take(message.report, now_s)
-        self._look_around()
-
-    def _scope_followed(self, message: ScopeFollowed, now_s: float) -> None:
-        self._sight.followed(message)
-        self._seen.whole = self._sight.whole
-        if not self._sight.whole:
-            return
-        self._lost_keys.look(now_s)
-        elected, self._elected = self._elected, None
-        if elected is not None:
-            self._membership.take(elected, now_s)
 
     def _store_connected(self, connected: bool, now_s: float) -> None:
         if connected == self._connected:
