@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_core.fused_optimizer.compiled_pass import CompiledPass, require_compiler
 from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
+from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
 from bagua_core.fused_optimizer.options import switches
-from bagua_core.fused_optimizer.trial import Verdict, judge
+from bagua_core.fused_optimizer.trial import Verdict, judge, same_with_foreach
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -70,6 +71,7 @@ def fuse_optimizer(
         moves=do_flatten,
         looks_at_memory=check_flatten,
         compiled=CompiledPass() if compile else None,
+        otherwise=ForeachStep(same_with_foreach),
     )
     _attach(optimizer, step)
     _fused[optimizer] = step, settings

@@ -20,6 +20,7 @@ from bagua_core.fused_optimizer.block import Block, Gradients
 from bagua_core.fused_optimizer.block_sizes import BlockSizes
 from bagua_core.fused_optimizer.compiled_pass import ONE_BY_ONE, CompiledPass, NotRecordable
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
+from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.stand_in import StandIn
@@ -43,7 +44,8 @@ class _UnderWay:
 
 class FusedStep:
     """moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the
-    script has moved them since. sizes: of blocks; the device's if None."""
+    script has moved them since. sizes: of blocks; the device's if None. otherwise: for steps in which blocks are of
+    no use."""
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class FusedStep:
         looks_at_memory: bool = True,
         compiled: CompiledPass | None = None,
         sizes: BlockSizes | None = None,
+        otherwise: ForeachStep | None = None,
     ) -> None:
         self._fusable = fusable
+        self._otherwise = otherwise
         self._moves = moves
         self._looks_at_memory = looks_at_memory
         self._compiled = compiled
@@ -95,6 +99,8 @@ class FusedStep:
             return None
         closure, rest, named = closure_of(args[1:], kwargs)
         if closure is None and self._is_idle():
+            if self._otherwise is not None:
+                self._otherwise.begin(optimizer)
             return None
         if closure is not None:
             with torch.enable_grad():
@@ -220,6 +226,8 @@ class FusedStep:
     # -- after
 
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._otherwise is not None:
+            self._otherwise.end()
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return

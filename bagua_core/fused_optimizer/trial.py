@@ -96,6 +96,27 @@ def judge(optimizer: torch.optim.Optimizer, group: int) -> Verdict:
     )
 
 
+def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
+    """Whether foreach=True gives the same bits, for a group whose judge has found nothing against it."""
+    try:
+        attributes = attributes_of(optimizer)
+        dtype, device = _of_most(optimizer.param_groups[group]["params"])
+        count = len(trial_tensors.SHAPES)
+        parameters = [trial_tensors.parameters(dtype, device, count) for _ in range(2)]
+        both = [like(optimizer, group, own, attributes, constructed=False) for own in parameters]
+        both[1].param_groups[0]["foreach"] = True
+        drawn = trial_tensors.gradients(dtype, device, count)
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(trial_tensors.CONFIRMING_STEPS):
+                gradients = next(drawn)
+                for one, own in zip(both, parameters, strict=True):
+                    _step(one, own, gradients, closes=False)
+    except Exception:  # noqa: BLE001 (an optimizer that knows no foreach, or can't be tried: it stays as it is)
+        return False
+    return all(map(torch.equal, *parameters))
+
+
 def _of_most(parameters: list[Tensor]) -> tuple[torch.dtype, torch.device]:
     real = [p for p in parameters if p.is_floating_point()]
     return (real[0].dtype, real[0].device) if real else (torch.float32, torch.device("cpu"))

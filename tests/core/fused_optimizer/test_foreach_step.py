@@ -1,0 +1,84 @@
+"""Where blocks are of no use (plain SGD, new gradients), a step is one with foreach=True; nobody else notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.core.fused_optimizer.twins import Twins, small_net
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, **options)
+
+
+def operations_of_a_step(twins: Twins) -> list[str]:
+    """Of the fused one."""
+    twins.optimizers[1].zero_grad()
+    twins.backward(twins.models[1])
+    with Counting() as counting:
+        twins.optimizers[1].step()
+    return counting.names
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}])
+def test_same_bits_with_fewer_operations(options: dict[str, Any]) -> None:
+    twins = Twins(lambda params: sgd(params, **options), small_net)
+    twins.train(8)
+    twins.check()
+    names = operations_of_a_step(twins)
+    assert any(name.startswith("aten::_foreach_add") for name in names)
+    assert len(names) < len(list(twins.models[1].parameters()))
+    assert twins.optimizers[1].param_groups[0]["foreach"] is None
+
+
+def test_a_script_that_chose_otherwise_gets_what_it_chose() -> None:
+    twins = Twins(lambda params: sgd(params, foreach=False), small_net)
+    twins.train(4)
+    assert not any(name.startswith("aten::_foreach_") for name in operations_of_a_step(twins))
+
+
+def test_an_optimizer_whose_foreach_gives_other_bits_is_left_as_it_is() -> None:
+    class Unlike(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.add_(parameter.grad, alpha=-2.0 if group["foreach"] else -1.0)
+
+    twins = Twins(lambda params: Unlike(params, lr=1e-2), small_net)
+    twins.train(6)
+    twins.check()
+
+
+def test_a_step_that_raises_leaves_the_option_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(sgd, small_net)
+    twins.train(4)
+    optimizer = twins.optimizers[1]
+    optimizer.zero_grad()
+    twins.backward(twins.models[1])
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(torch, "_foreach_add_", out_of_memory)
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.param_groups[0]["foreach"] is None
+    twins.optimizers[0].zero_grad()
+    twins.backward(twins.models[0])
+    twins.optimizers[0].step()
+    twins.check()
