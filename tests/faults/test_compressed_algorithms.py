@@ -90,7 +90,7 @@ def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     one = job(
         endpoints=endpoints,
         nodes="1:2",
-        epochs=8,
+        epochs=4,
         options=OPTIONS,
         script=script(choice, hierarchical=True),
     )
