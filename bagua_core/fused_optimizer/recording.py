@@ -204,6 +204,15 @@ def _addcdiv_(a: Tensor, b: Tensor, c: Tensor, scale: Any) -> Any:
     return a.add_(b / c * scale)
 
 
+def _lerp(a: Tensor, b: Tensor, weight: Any) -> Any:
+    # torch computes weights from a half on from the other end; the two differ by rounding, and choosing costs as much
+    return a + (b - a) * weight
+
+
+def _lerp_(a: Tensor, b: Tensor, weight: Any) -> Any:
+    return a.add_((b - a) * weight)
+
+
 def _fill_where_(a: Tensor, mask: Tensor, value: Any) -> Tensor:
     return a.copy_(torch.where(mask, value, a))
 
@@ -219,8 +228,8 @@ _SCALED: dict[Any, tuple[Callable[..., Any], str]] = {
     aten.addcdiv_.default: (_addcdiv_, "value"),
 }
 _WITH_TENSORS: dict[Any, Callable[..., Any]] = {
-    aten.lerp.Scalar: aten.lerp.Tensor,
-    aten.lerp_.Scalar: aten.lerp_.Tensor,
+    aten.lerp.Scalar: _lerp,
+    aten.lerp_.Scalar: _lerp_,
     aten.mul.Scalar: aten.mul.Tensor,
     aten.mul_.Scalar: aten.mul_.Tensor,
     aten.div.Scalar: aten.div.Tensor,
@@ -237,7 +246,7 @@ _WITH_TENSORS: dict[Any, Callable[..., Any]] = {
     aten.clamp.default: aten.clamp.Tensor,
     aten.clamp_.default: aten.clamp_.Tensor,
 }
-_OWN = {_fill_where_, *(call for call, _ in _SCALED.values())}
+_OWN = {_lerp, _lerp_, _fill_where_, *(call for call, _ in _SCALED.values())}
 
 
 def _general(
