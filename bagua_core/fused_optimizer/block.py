@@ -93,6 +93,12 @@ class Block:
         self._gradient_views: list[Tensor] = []
         self._kept: _Kept | None = None
         self._seen: weakref.ref[Tensor] | None = None  # the first member's gradient, in the step before
+        self._taken: weakref.ref[Tensor] | None = (
+            None  # likewise, of the last step that this block took part in
+        )
+        self.gradients_stay: bool | None = (
+            None  # they were the same ones in the step before, if there was one
+        )
         self._versions: list[tuple[Tensor, int]] = []
         self._pack()
 
@@ -169,6 +175,8 @@ class Block:
             if presence is not Gradients.ALL:
                 return presence
             kept = self._kept_by_script(gradients)
+        self.gradients_stay = None if self._taken is None else self._taken() is gradients[0]
+        self._taken = weakref.ref(gradients[0])
         whole = self._flat_gradient(gradients) if kept is None else kept.flat
         for flat, piece in zip(self.flats, cut(whole, self.pieces), strict=True):
             flat.grad = piece

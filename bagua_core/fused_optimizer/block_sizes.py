@@ -34,9 +34,11 @@ _NEVER = 1 << 62
 IN_CACHE = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 19, cut_above=1 << 19)
 ON_ACCELERATOR = BlockSizes(pack_below=1 << 20, pack_up_to=1 << 26, cut_above=_NEVER)
 COMPILED = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 22, cut_above=_NEVER, takes_all=True)
+# Where gradients stay where they are from step to step: to bring large ones together costs once, and each block a call.
+COMPILED_GRADIENTS_STAY = BlockSizes(pack_below=1 << 22, pack_up_to=1 << 24, cut_above=_NEVER, takes_all=True)
 
 
-def sizes_for(device: torch.device, compiled: bool) -> BlockSizes:
+def sizes_for(device: torch.device, compiled: bool, gradients_stay: bool = False) -> BlockSizes:
     if compiled:
-        return COMPILED
+        return COMPILED_GRADIENTS_STAY if gradients_stay else COMPILED
     return IN_CACHE if device.type == "cpu" else ON_ACCELERATOR

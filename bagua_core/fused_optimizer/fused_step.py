@@ -68,6 +68,7 @@ class FusedStep:
         self._switches: list[Hashable] = []
         self._cuts = True
         self._idles = False
+        self._gradients_stay: bool | None = False  # None: they did, and no more, so it is left at that
         self._fusable_groups: Sequence[bool] = ()
         self._under_way: _UnderWay | None = None
         self._open: dict[
@@ -187,6 +188,7 @@ class FusedStep:
                 moves=self._moves,
                 cuts=self._cuts,
                 compiled=self._compiled is not None,
+                gradients_stay=bool(self._gradients_stay),
                 sizes=self._sizes,
             )
             self.laid_out += 1
@@ -271,11 +273,20 @@ class FusedStep:
             self._switches = [switches(group) for group in optimizer.param_groups]
         if changed:
             layout.note_states(optimizer)
+        if under_way.compiled is not None:
+            self._judge_gradients(under_way.stepped)
         if self._cuts and any(len(block.pieces) > 1 and block.is_stateless for block in under_way.stepped):
             self._cuts, self._layout = (
                 False,
                 None,
             )  # what passes over memory once gains nothing from the cache
+
+    def _judge_gradients(self, stepped: Sequence[Block]) -> None:
+        """Compiled blocks are larger where large gradients need not be copied to come together."""
+        if self._gradients_stay is False and all(block.gradients_stay for block in stepped):
+            self._gradients_stay, self._layout = True, None
+        elif self._gradients_stay and any(block.gradients_stay is False for block in stepped):
+            self._gradients_stay, self._layout = None, None
 
     def gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
         """A closure was called again within a step. Raises FusedOptimizerError."""

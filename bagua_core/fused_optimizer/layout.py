@@ -6,8 +6,9 @@ moment; what has not moved since is not copied.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -92,14 +93,17 @@ def lay_out(
     moves: bool,
     compiled: bool,
     cuts: bool = True,
+    gradients_stay: bool = False,
     sizes: BlockSizes | None = None,
 ) -> Layout:
     """fusable: for each group, whether its parameters may share blocks. moves: whether parameters may be given other
-    memory. cuts: whether large ones are cut if they have no states. sizes: those of the device if None."""
+    memory. cuts: whether large ones are cut if they have no states. gradients_stay: whether the script keeps them from
+    step to step. sizes: those of the device if None."""
+    usual = functools.partial(sizes_for, compiled=compiled, gradients_stay=gradients_stay)
     groups: list[list[Block | Tensor]] = []
     for group, may in zip(optimizer.param_groups, fusable, strict=True):
         parameters: list[Tensor] = group["params"]
-        blocks = _blocks(optimizer, parameters, moved, moves, compiled, cuts, sizes) if may else []
+        blocks = _blocks(optimizer, parameters, moved, moves, cuts, sizes, usual) if may else []
         taken = {id(m) for block in blocks for m in block.members}
         groups.append([*blocks, *(p for p in parameters if id(p) not in taken)])
     return Layout(optimizer, groups)
@@ -110,9 +114,9 @@ def _blocks(
     parameters: Sequence[Tensor],
     moved: Moved,
     moves: bool,
-    compiled: bool,
     cuts: bool,
     sizes: BlockSizes | None,
+    usual: Callable[[torch.device], BlockSizes],
 ) -> list[Block]:
     candidates = []
     for place, parameter in enumerate(parameters):
@@ -123,7 +127,7 @@ def _blocks(
         except NotBlockwise:
             continue
         gradient = parameter.grad
-        its_sizes = sizes or sizes_for(parameter.device, compiled)
+        its_sizes = sizes or usual(parameter.device)
         if state == () and not cuts:
             its_sizes = replace(its_sizes, cut_above=max(its_sizes.cut_above, parameter.numel()))
         candidates.append(

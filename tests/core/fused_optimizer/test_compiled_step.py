@@ -45,6 +45,29 @@ def test_the_result_is_equal_within_rounding_and_a_schedule_compiles_nothing(kin
     assert sorted(members) == [1, 1, 10], "large ones are blocks of their own, and none is left out"
 
 
+def test_where_gradients_stay_large_parameters_come_together_too() -> None:
+    """Fewer calls; but not where large gradients would have to be copied in each step."""
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-4), shapes_net, compile=True)
+
+    def members() -> list[int]:
+        return sorted(len(block.members) for block in twins.blocks)
+
+    twins.train(1)
+    assert members() == [1, 1, 10]
+    twins.train(6, set_to_none=False)
+    assert members() == [2, 10], "those that lie together already stay so"
+    laid_out = twins.step.laid_out
+    twins.train(3, set_to_none=False)
+    twins.check(close)
+    assert twins.step.laid_out == laid_out
+    twins.train(4)
+    assert members() == [1, 1, 10], "they stay no more"
+    laid_out = twins.step.laid_out
+    twins.train(4, set_to_none=False)
+    assert members() == [1, 1, 10] and twins.step.laid_out == laid_out, "and it is left at that"
+    twins.check(close)
+
+
 def test_gradients_that_are_absent_and_states_that_are_loaded() -> None:
     def remove(model: nn.Module) -> None:
         if 2 <= twins.steps < 5:
