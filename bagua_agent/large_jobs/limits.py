@@ -33,7 +33,7 @@ class Limits:
     next_asking_after_s: float = 0.5
     nodes_of_a_lease: int = 512
     gathered_for_deciding: float = 4.0
-    longest_gathering_s: float = 0.4
+    longest_gathering_s: float = 1.0
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ) -> Limits:
