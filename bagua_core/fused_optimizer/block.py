@@ -91,6 +91,9 @@ class Block:
         self.copied = False  # whether gradients had to be, in any step
         self._own_gradient: Tensor | None = None  # where scattered gradients are gathered
         self._gradient_views: list[Tensor] = []
+        self._copied: tuple[list[Tensor], int] | None = (
+            None  # the members' gradients, and the version of the copy
+        )
         self._kept: _Kept | None = None
         self._seen: weakref.ref[Tensor] | None = None  # the first member's gradient, in the step before
         self._taken: weakref.ref[Tensor] | None = (
@@ -202,6 +205,7 @@ class Block:
             self._own_gradient = torch.empty_like(self.whole)
             self._gradient_views = self._views_of(self._own_gradient)
         torch._foreach_copy_(self._gradient_views, gradients)
+        self._copied = gradients, self._own_gradient._version
         return self._own_gradient
 
     def _kept_by_script(self, gradients: list[Tensor]) -> _Kept | None:
@@ -235,7 +239,12 @@ class Block:
         return [viewed(flat, b, m) for b, m in zip(self._begins, self.members, strict=True)]
 
     def forget_gradients(self) -> None:
-        """The script's gradients must not live longer for having been looked at."""
+        """The script's gradients must not live longer for having been looked at. Some optimizers write to them."""
+        if self._copied is not None and self._own_gradient is not None:
+            gradients, version = self._copied
+            if self._own_gradient._version != version:
+                torch._foreach_copy_(gradients, self._gradient_views)
+        self._copied = None
         for flat in self.flats:
             flat.grad = None
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from bagua_core.fused_optimizer.compiled_pass import CompiledPass, require_compiler
+from bagua_core.fused_optimizer.cut_or_not import CutOrNot
 from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
@@ -72,6 +73,7 @@ def fuse_optimizer(
         looks_at_memory=check_flatten,
         compiled=CompiledPass() if compile else None,
         otherwise=ForeachStep(same_with_foreach),
+        cutting=CutOrNot(),
     )
     _attach(optimizer, step)
     _fused[optimizer] = step, settings

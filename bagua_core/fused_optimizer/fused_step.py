@@ -8,6 +8,7 @@ never count as zero.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor
 from bagua_core.fused_optimizer.block import Block, Gradients
 from bagua_core.fused_optimizer.block_sizes import BlockSizes
 from bagua_core.fused_optimizer.compiled_pass import ONE_BY_ONE, CompiledPass, NotRecordable
+from bagua_core.fused_optimizer.cut_or_not import CutOrNot
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
@@ -45,7 +47,7 @@ class _UnderWay:
 class FusedStep:
     """moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the
     script has moved them since. sizes: of blocks; the device's if None. otherwise: for steps in which blocks are of
-    no use."""
+    no use. cutting: whether large parameters are cut; always if None."""
 
     def __init__(
         self,
@@ -56,9 +58,12 @@ class FusedStep:
         compiled: CompiledPass | None = None,
         sizes: BlockSizes | None = None,
         otherwise: ForeachStep | None = None,
+        cutting: CutOrNot | None = None,
     ) -> None:
         self._fusable = fusable
         self._otherwise = otherwise
+        self._cutting = cutting
+        self._begun_s = 0.0
         self._moves = moves
         self._looks_at_memory = looks_at_memory
         self._compiled = compiled
@@ -107,6 +112,7 @@ class FusedStep:
             with torch.enable_grad():
                 loss = closure()
             rest = (_Again(self, optimizer, closure, loss), *rest)
+        self._begun_s = time.perf_counter()
         with torch.no_grad():
             under_way = self._prepare(optimizer, self._compiled)
             compiled = None if under_way is None else under_way.compiled
@@ -116,7 +122,9 @@ class FusedStep:
         return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        has_blocks = self._under_way is not None
         self._finish(optimizer)
+        self._judge_cutting(has_blocks)
 
     # -- before
 
@@ -187,6 +195,7 @@ class FusedStep:
                 self._moved,
                 moves=self._moves,
                 cuts=self._cuts,
+                cuts_states=self._cutting is None or self._cutting.cuts,
                 compiled=self._compiled is not None,
                 gradients_stay=bool(self._gradients_stay),
                 sizes=self._sizes,
@@ -280,6 +289,15 @@ class FusedStep:
                 False,
                 None,
             )  # what passes over memory once gains nothing from the cache
+
+    def _judge_cutting(self, has_blocks: bool) -> None:
+        """After a step on memory that already lay as it should, with states that were there."""
+        cutting, layout = self._cutting, self._layout
+        if cutting is None or cutting.is_settled or layout is None or self._compiled is not None:
+            return
+        is_cut = has_blocks and any(len(block.pieces) > 1 and block.homes[0] for block in layout.blocks)
+        if (is_cut or not cutting.cuts) and cutting.took(time.perf_counter() - self._begun_s):
+            self._layout = None
 
     def _judge_gradients(self, stepped: Sequence[Block]) -> None:
         """Compiled blocks are larger where large gradients need not be copied to come together."""

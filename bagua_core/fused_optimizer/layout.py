@@ -93,17 +93,20 @@ def lay_out(
     moves: bool,
     compiled: bool,
     cuts: bool = True,
+    cuts_states: bool = True,
     gradients_stay: bool = False,
     sizes: BlockSizes | None = None,
 ) -> Layout:
     """fusable: for each group, whether its parameters may share blocks. moves: whether parameters may be given other
-    memory. cuts: whether large ones are cut if they have no states. gradients_stay: whether the script keeps them from
-    step to step. sizes: those of the device if None."""
+    memory. cuts, cuts_states: whether large ones are cut, without states and with. gradients_stay: whether the script
+    keeps them from step to step. sizes: those of the device if None."""
     usual = functools.partial(sizes_for, compiled=compiled, gradients_stay=gradients_stay)
     groups: list[list[Block | Tensor]] = []
     for group, may in zip(optimizer.param_groups, fusable, strict=True):
         parameters: list[Tensor] = group["params"]
-        blocks = _blocks(optimizer, parameters, moved, moves, cuts, sizes, usual) if may else []
+        blocks = (
+            _blocks(optimizer, parameters, moved, moves, (cuts, cuts_states), sizes, usual) if may else []
+        )
         taken = {id(m) for block in blocks for m in block.members}
         groups.append([*blocks, *(p for p in parameters if id(p) not in taken)])
     return Layout(optimizer, groups)
@@ -114,7 +117,7 @@ def _blocks(
     parameters: Sequence[Tensor],
     moved: Moved,
     moves: bool,
-    cuts: bool,
+    cuts: tuple[bool, bool],
     sizes: BlockSizes | None,
     usual: Callable[[torch.device], BlockSizes],
 ) -> list[Block]:
@@ -128,7 +131,7 @@ def _blocks(
             continue
         gradient = parameter.grad
         its_sizes = sizes or usual(parameter.device)
-        if state == () and not cuts:
+        if not cuts[state != ()]:
             its_sizes = replace(its_sizes, cut_above=max(its_sizes.cut_above, parameter.numel()))
         candidates.append(
             Candidate(

@@ -534,3 +534,29 @@ def test_no_warning_in_ordinary_use() -> None:
         warnings.simplefilter("error")
         twins = Twins(adam, shapes_net)
         twins.train(2)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_what_an_optimizer_writes_to_gradients_is_there_afterwards(set_to_none: bool) -> None:
+    """As Adan of pytorch-optimizer, which turns their sign."""
+
+    class Turns(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    state.setdefault("sum", torch.zeros_like(parameter)).add_(parameter.grad)
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+                    parameter.grad.neg_()
+
+    twins = Twins(Turns)
+    for _ in range(4):
+        twins.train(1, set_to_none=set_to_none)
+        twins.check()
+        for one, other in zip(*(m.parameters() for m in twins.models), strict=True):
+            assert one.grad is not None and other.grad is not None and torch.equal(one.grad, other.grad)
+    assert twins.blocks

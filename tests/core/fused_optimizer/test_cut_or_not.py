@@ -1,0 +1,52 @@
+"""Whether large parameters are cut is found out by timing; it changes nothing but the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_KIND, CutOrNot
+from tests.core.fused_optimizer.twins import Twins, shapes_net
+
+
+def settle(cut_s: float, whole_s: float) -> tuple[CutOrNot, list[bool]]:
+    one = CutOrNot()
+    kinds = []
+    while not one.is_settled:
+        kinds.append(one.cuts)
+        first = kinds.count(one.cuts) == 1
+        one.took(100.0 if first else cut_s if one.cuts else whole_s)
+    return one, kinds
+
+
+@pytest.mark.parametrize(
+    ("cut_s", "whole_s", "cuts"), [(1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.0, False)]
+)
+def test_the_quicker_kind_stays(cut_s: float, whole_s: float, cuts: bool) -> None:
+    one, kinds = settle(cut_s, whole_s)
+    assert kinds == [True] * STEPS_OF_A_KIND + [False] * STEPS_OF_A_KIND
+    assert one.cuts is cuts
+    assert not one.took(0.0) and one.cuts is cuts, "settled is settled"
+
+
+def test_one_slow_step_decides_nothing() -> None:
+    one = CutOrNot()
+    for seconds in (9.0, 1.0, 50.0, 1.0, 9.0, 2.0, 2.0, 2.0):
+        one.took(seconds)
+    assert one.is_settled and one.cuts
+
+
+def test_both_kinds_train_alike() -> None:
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
+    found = []
+    for _ in range(3 * STEPS_OF_A_KIND):
+        twins.train(1)
+        twins.check()
+        found.append(any(len(block.flats) > 1 for block in twins.blocks))
+    assert True in found and False in found, "both were tried"
+    twins.train(2, set_to_none=False)
+    twins.check()
+    for _, optimizer in twins.pairs():
+        optimizer.load_state_dict(optimizer.state_dict())
+    twins.train(2)
+    twins.check()
