@@ -150,14 +150,14 @@ class JobLoop:
         config, inbox, store = self._config, self._inbox, self._job_store.store
         kept, limits = KeptRecords(), Limits.from_environment()
         self._limits = limits
-        spec, identity = ensure_job(store, self._keys, config, self._node_name, self._mode)
+        found = ensure_job(store, self._keys, config, self._node_name, self._mode)
+        identity, nodes = found.identity, found.nodes
         self._control = ControlServer(
             self._address, identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
         )
         self._closers.append(self._control.stop)
-        self._seen = JobSeen(spec=spec, view=JobView())
+        self._seen = JobSeen(spec=found.spec, view=JobView())
         self._seen.remembered[self._keys.identity] = identity.encode()
-        nodes = store.count_prefix(self._keys.agents)
         lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
         leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
         self._closers.append(leased.close)

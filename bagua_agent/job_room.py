@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -14,7 +15,6 @@ from bagua_agent.job_config import JobConfig
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
-from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
@@ -23,10 +23,19 @@ REMOVED_AT_ONCE = 100
 OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
 
 
+@dataclass(frozen=True, slots=True)
+class JobFound:
+    """nodes: agents there were."""
+
+    spec: pb.JobSpec
+    identity: JobIdentity
+    nodes: int
+
+
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
-) -> tuple[pb.JobSpec, JobIdentity]:
-    """The job's spec and key pair, written by whoever comes first. A job of this id that has ended makes room.
+) -> JobFound:
+    """The job, written by whoever comes first. One of this id that has ended makes room.
 
     mode: what a job that is written here begins as.
 
@@ -34,14 +43,14 @@ def ensure_job(
     """
     made: JobIdentity | None = None
     for _ in range(20):  # each round either succeeds or somebody else got further
-        found = {kv.key: kv for kv in store.get_ranges([KeyRange.of_key(key) for key in _at_once(keys)])[0]}
+        found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity], keys.agents)
         if keys.result in found:
             _make_room(store, keys, found[keys.result])
             continue
         stands = found.get(keys.spec)
         spec = None if stands is None else _spec(keys, stands.value)
         if spec is not None and keys.identity in found:
-            return spec, _identity(keys, found[keys.identity].value)
+            return JobFound(spec, _identity(keys, found[keys.identity].value), nodes)
         made = made or make_identity(keys.job_id)
         if stands is not None:
             # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
@@ -72,10 +81,6 @@ def ensure_job(
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
-
-
-def _at_once(keys: JobKeys) -> tuple[str, ...]:
-    return keys.result, keys.spec, keys.identity
 
 
 def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:

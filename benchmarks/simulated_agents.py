@@ -151,10 +151,10 @@ class SimulatedAgents:
         job = _rpc.TxnRequest()
         for key in (self.keys.result, self.keys.spec, self.keys.identity):
             job.success.add().request_range.key = encode_key(key)
-        await self._ask(agent, "KV/Txn", job, _rpc.TxnResponse)
-        folder = KeyRange.of_prefix(self.keys.agents)
-        count = _rpc.RangeRequest(key=folder.start, range_end=folder.end, count_only=True)
-        nodes = (await self._ask(agent, "KV/Range", count, _rpc.RangeResponse)).count
+        folder, count = KeyRange.of_prefix(self.keys.agents), job.success.add().request_range
+        count.key, count.range_end, count.count_only = folder.start, folder.end, True
+        found = await self._ask(agent, "KV/Txn", job, _rpc.TxnResponse)
+        nodes = found.responses[-1].response_range.count
         ttl_s = self.limits.lease_ttl_s(LEASE_TTL_S, max(nodes, self.least))
         lease = _rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         granted = await self._ask(agent, "Lease/LeaseGrant", lease, _rpc.LeaseGrantResponse)

@@ -208,13 +208,19 @@ class Store:
             f"get {', '.join(map(str, ranges))}", lambda c: _read_ranges(c, ranges), timeout_s
         )
 
-    def count_prefix(self, prefix: str, timeout_s: float | None = None) -> int:
-        """How many keys start with `prefix`."""
-        request = etcd3.etcdrpc.RangeRequest(
-            key=encode_key(prefix), range_end=end_of_prefix(prefix), count_only=True
-        )
-        answer = self._repeat(f"count {prefix}*", lambda c: c.raw(c.kvstub.Range, request), timeout_s)
-        return int(answer.count)
+    def get_and_count(
+        self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
+    ) -> tuple[dict[str, KeyValue], int]:
+        """Those of `keys` that are there, and how many keys start with `prefix`; one request, one revision."""
+        request = etcd3.etcdrpc.TxnRequest()
+        for key in keys:
+            request.success.add().request_range.key = encode_key(key)
+        counted = request.success.add().request_range
+        counted.key, counted.range_end, counted.count_only = encode_key(prefix), end_of_prefix(prefix), True
+        what = f"get {', '.join(keys)}, count {prefix}*"
+        *read, count = self._repeat(what, lambda c: c.raw(c.kvstub.Txn, request), timeout_s).responses
+        found = [KeyValue.of(kv) for one in read for kv in one.response_range.kvs]
+        return {kv.key: kv for kv in found}, int(count.response_range.count)
 
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
         """Revision of the write. May be done more than once. Raises LeaseLost."""

@@ -13,9 +13,8 @@ import pytest
 from bagua_agent import job_room as module
 from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_room import ensure_job, make_live
+from bagua_agent.job_room import JobFound, ensure_job, make_live
 from bagua_agent.node.script_mode import Mode
-from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, Transaction
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
@@ -36,9 +35,9 @@ class Comer:
     config: JobConfig
 
     def ensure(self, mode: Mode = Mode.LIVE) -> pb.JobSpec:
-        return self.ensure_both(mode)[0]
+        return self.find(mode).spec
 
-    def ensure_both(self, mode: Mode = Mode.LIVE) -> tuple[pb.JobSpec, JobIdentity]:
+    def find(self, mode: Mode = Mode.LIVE) -> JobFound:
         return ensure_job(self.store, KEYS, self.config, mode=mode)
 
 
@@ -107,30 +106,37 @@ def test_agents_that_come_together_agree(make_agent: Callable[..., Comer], store
 
     def ensure(comer: Comer) -> tuple[str, bytes]:
         together.wait(DEADLINE_S)
-        spec, identity = comer.ensure_both()
-        return spec.nonce, identity.encode()
+        found = comer.find()
+        return found.spec.nonce, found.identity.encode()
 
     with ThreadPoolExecutor(len(comers)) as pool:
         assert len(set(pool.map(ensure, comers))) == 1
 
 
 def test_each_job_has_a_key_pair_of_its_own(make_agent: Callable[..., Comer], store: Store) -> None:
-    before, old = make_agent().ensure_both()
-    end_job(store, before.nonce)
-    after, new = make_agent().ensure_both()
-    assert after.nonce != before.nonce and new.key != old.key
+    before = make_agent().find()
+    end_job(store, before.spec.nonce)
+    after = make_agent().find()
+    assert after.spec.nonce != before.spec.nonce and after.identity.key != before.identity.key
     assert not KEYS.identity.startswith("/bagua/v1/"), "which viewers read"
 
 
 def test_a_key_pair_that_somebody_removed_is_made_anew(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:
-    spec, old = make_agent().ensure_both()
+    old = make_agent().find()
     store.delete(KEYS.identity)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda comer: comer.ensure_both(), [make_agent() for _ in range(4)]))
-    assert {each.nonce for each, _ in found} == {spec.nonce}
-    assert len({identity for _, identity in found}) == 1 and found[0][1] != old
+        found = list(pool.map(lambda comer: comer.find(), [make_agent() for _ in range(4)]))
+    assert {each.spec.nonce for each in found} == {old.spec.nonce}
+    assert len({each.identity for each in found}) == 1 and found[0].identity != old.identity
+
+
+def test_whoever_joins_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
+    assert make_agent().find().nodes == 0
+    for name in ("a", "b"):
+        store.put(KEYS.agent(name), b"")
+    assert make_agent().find().nodes == 2
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"-----BEGIN CERTIFICATE-----\n"])
