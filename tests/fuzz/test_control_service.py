@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagua_agent.rpc import control_server
+from bagua_agent.rpc import control_server, job_identity
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import listen, make_identity, open_channel
 from bagua_agent.rpc.prober import probe, probe_through
@@ -185,6 +185,18 @@ def test_an_answer_that_no_agent_gives_proves_nothing(answer: bytes) -> None:
         assert helped.verdict == UNANSWERED
     finally:
         server.stop(0).wait(DEADLINE_S)
+
+
+def test_whoever_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_identity, "_MS_FOR_A_HANDSHAKE", 300)
+    server = ControlServer("127.0.0.1", JOB, "a", lambda: ["w0"])
+    host, _, port = server.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
+            assert stranger.recv(1) == b""
+        check_alive(server)
+    finally:
+        server.stop()
 
 
 def test_hundreds_of_connections(server: ControlServer) -> None:
