@@ -213,7 +213,7 @@ class JobLoop:
             self._policy,
             leadership,
             self._control.address,
-            self._sight.whole_value,
+            self._sight.value,
             self._lost_keys.settling_for_s,
             has_checkpoints=bool(config.checkpoint_dir),
             limits=limits,

@@ -144,7 +144,7 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
     # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
     once = [mod_revision_is(keys.result, ended.mod_revision)]
     old = [keys.result, keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.leader]
-    old.append(keys.hang)
+    old += [keys.hang, keys.identity]
     folders = (
         keys.failures,
         keys.finished_workers,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.errors import BaguaError
 from bagua_agent.inbox import ScopeFollowed, StoreChanged, StoreConnected
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
@@ -45,7 +45,7 @@ class JobSight:
         self._scope, _ = scope_of(Situation(False, hosts_store, False, nodes, Scope.WHOLE), limits)
         self._wanted = self._scope
         self._starting_thread: int | None = None
-        self._start_failed: StoreUnavailable | None = None
+        self._start_failed: BaguaError | None = None
         self._mirror = Mirror(
             store,
             ranges_of(self._scope, keys, agent_id),
@@ -58,7 +58,7 @@ class JobSight:
         self._starting_thread = threading.get_ident()
         self._mirror.start()
         if self._start_failed is not None:
-            self._mirror.stop()
+            self.stop()
             raise self._start_failed
 
     def stop(self) -> None:
@@ -73,11 +73,6 @@ class JobSight:
     def state(self) -> dict[str, KeyValue] | None:
         """What stands as far as it is followed, with whole records; None while one is still being read."""
         return self._records.whole_state(self._mirror.state())
-
-    def whole_value(self, key: str) -> bytes | None:
-        """As `state` has it; None also while a record is still being read."""
-        kv = (self.state() or {}).get(key)
-        return None if kv is None else kv.value
 
     def value(self, key: str) -> bytes | None:
         """As it stands in the store, if it is followed; a head where a large record is."""
@@ -106,7 +101,7 @@ class JobSight:
             # What stands at the start is told in the caller's thread, which must not wait for a store that went away.
             try:
                 changes = self._records.whole(changes, within_s=START_S)
-            except StoreUnavailable as error:
+            except BaguaError as error:
                 self._start_failed = error
                 return
         else:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.large_jobs import record_parts
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
@@ -136,7 +136,7 @@ class WholeRecords:
             elif packed is None:
                 try:
                     packed = packed_parts(self._store, self._keys, head, min(STORE_S, left_s))
-                except StoreUnavailable as error:
+                except (StoreUnavailable, UserError) as error:  # rights can change while a job runs
                     log.info("reading the record of generation %d: %s", head.number, error)
                 else:
                     if packed is None:

@@ -399,8 +399,8 @@ class Store:
             case Trouble.DENIED:
                 raise UserError(
                     f"{operation}: {where} denies it to {self._who()} ({failure.detail}); run "
-                    f"`bagua-agent certs etcd-users`, or grant its role the prefix with `etcdctl role "
-                    f"grant-permission --prefix=true`"
+                    f"`bagua-agent certs etcd-users`, or grant its role /bagua/v1/ and /bagua/secrets/v1/ with "
+                    f"`etcdctl role grant-permission --prefix=true`"
                 ) from cause
             case Trouble.FULL:
                 raise StoreUnavailable(

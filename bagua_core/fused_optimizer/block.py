@@ -91,17 +91,12 @@ class Block:
         self.copied = False  # whether gradients had to be, in any step
         self._own_gradient: Tensor | None = None  # where scattered gradients are gathered
         self._gradient_views: list[Tensor] = []
-        self._copied: tuple[list[Tensor], int] | None = (
-            None  # the members' gradients, and the version of the copy
-        )
+        self._copied: tuple[list[Tensor], int] | None = None  # the members' gradients, the copy's version
         self._kept: _Kept | None = None
         self._seen: weakref.ref[Tensor] | None = None  # the first member's gradient, in the step before
-        self._taken: weakref.ref[Tensor] | None = (
-            None  # likewise, of the last step that this block took part in
-        )
-        self.gradients_stay: bool | None = (
-            None  # they were the same ones in the step before, if there was one
-        )
+        self._taken: weakref.ref[Tensor] | None = None  # likewise, in the last step that it took part in
+        self.gradients_stay: bool | None = None  # whether they were the same ones then, if there was one
+        self.copies_what_stays = False  # they could not be given memory in order
         self._versions: list[tuple[Tensor, int]] = []
         self._pack()
 
@@ -180,6 +175,7 @@ class Block:
             kept = self._kept_by_script(gradients)
         self.gradients_stay = None if self._taken is None else self._taken() is gradients[0]
         self._taken = weakref.ref(gradients[0])
+        self.copies_what_stays = bool(self.gradients_stay) and kept is None and len(gradients) > 1
         whole = self._flat_gradient(gradients) if kept is None else kept.flat
         for flat, piece in zip(self.flats, cut(whole, self.pieces), strict=True):
             flat.grad = piece
@@ -238,11 +234,12 @@ class Block:
     def _views_of(self, flat: Tensor) -> list[Tensor]:
         return [viewed(flat, b, m) for b, m in zip(self._begins, self.members, strict=True)]
 
-    def forget_gradients(self) -> None:
-        """The script's gradients must not live longer for having been looked at. Some optimizers write to them."""
+    def forget_gradients(self, are_written: bool = False) -> None:
+        """The script's gradients must not live longer for having been looked at. What a step writes to them comes back;
+        are_written: it did so in a way that tensors do not notice."""
         if self._copied is not None and self._own_gradient is not None:
             gradients, version = self._copied
-            if self._own_gradient._version != version:
+            if are_written or self._own_gradient._version != version:
                 torch._foreach_copy_(gradients, self._gradient_views)
         self._copied = None
         for flat in self.flats:

@@ -12,6 +12,7 @@ import torch
 
 from bagua_core.fused_optimizer.options import switches
 
+MOST_ELEMENTS = 1 << 24  # of a group: foreach can take memory for a copy of all its gradients
 _NAME = "foreach"
 
 
@@ -24,9 +25,12 @@ class ForeachStep:
         self._changed: list[dict[str, Any]] = []
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Only groups whose script has left the option open."""
+        """Only groups whose script has left the option open, and not where a scaler has the step unscale gradients."""
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            return
         for number, group in enumerate(optimizer.param_groups):
-            if group.get(_NAME, False) is None and self._is_same(optimizer, number):
+            is_open = group.get(_NAME, False) is None and not group.get("fused")
+            if is_open and self._is_same(optimizer, number):
                 group[_NAME] = True
                 self._changed.append(group)
 
@@ -39,5 +43,6 @@ class ForeachStep:
     def _is_same(self, optimizer: torch.optim.Optimizer, number: int) -> bool:
         key = switches(optimizer.param_groups[number])
         if key not in self._known:
-            self._known[key] = self._same(optimizer, number)
+            elements = sum(parameter.numel() for parameter in optimizer.param_groups[number]["params"])
+            self._known[key] = elements <= MOST_ELEMENTS and self._same(optimizer, number)
         return self._known[key]

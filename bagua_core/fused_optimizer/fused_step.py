@@ -63,7 +63,8 @@ class FusedStep:
         self._fusable = fusable
         self._otherwise = otherwise
         self._cutting = cutting
-        self._begun_s = 0.0
+        self._begun_s: float | None = None
+        self._cut: list[Tensor] = []  # the members of blocks that were, while both kinds are timed
         self._moves = moves
         self._looks_at_memory = looks_at_memory
         self._compiled = compiled
@@ -99,6 +100,7 @@ class FusedStep:
         """args: the optimizer itself first, as torch hands them over. Returns them with the stand-in in its place."""
         if torch.compiler.is_compiling():
             return None  # whoever compiles the step as it is traces the parameters as they are
+        self._begun_s = None
         self._finish(optimizer)  # a step that raised
         self._judge_switches(optimizer)
         if not any(self._fusable_groups):
@@ -112,7 +114,8 @@ class FusedStep:
             with torch.enable_grad():
                 loss = closure()
             rest = (_Again(self, optimizer, closure, loss), *rest)
-        self._begun_s = time.perf_counter()
+        if self._compiled is None:
+            self._begun_s = time.perf_counter()
         with torch.no_grad():
             under_way = self._prepare(optimizer, self._compiled)
             compiled = None if under_way is None else under_way.compiled
@@ -122,9 +125,9 @@ class FusedStep:
         return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        has_blocks = self._under_way is not None
+        stepped = [] if self._under_way is None else self._under_way.stepped
         self._finish(optimizer)
-        self._judge_cutting(has_blocks)
+        self._judge_cutting(stepped)
 
     # -- before
 
@@ -259,9 +262,12 @@ class FusedStep:
     def _bring_home(self, optimizer: torch.optim.Optimizer, layout: Layout, under_way: _UnderWay) -> None:
         state, own = optimizer.state, under_way.stand_in.optimizer.state
         entries: dict[Tensor, Any] = {}
+        scales = (
+            getattr(optimizer, "grad_scale", None) is not None
+        )  # torch's fused kernels write them back unscaled
         changed = under_way.stand_in.give_back_state(optimizer)
         for block in under_way.stepped:
-            block.forget_gradients()
+            block.forget_gradients(scales)
             made = under_way.compiled is None and block.take_states(own)
             if block.bring_home() or made:
                 changed = True
@@ -290,20 +296,29 @@ class FusedStep:
                 None,
             )  # what passes over memory once gains nothing from the cache
 
-    def _judge_cutting(self, has_blocks: bool) -> None:
-        """After a step on memory that already lay as it should, with states that were there."""
-        cutting, layout = self._cutting, self._layout
-        if cutting is None or cutting.is_settled or layout is None or self._compiled is not None:
+    def _judge_cutting(self, stepped: Sequence[Block]) -> None:
+        """After a step; only those count in which all of the parameters that are cut or not had gradients."""
+        cutting, begun_s = self._cutting, self._begun_s
+        if cutting is None or cutting.is_settled or begun_s is None or self._layout is None:
             return
-        is_cut = has_blocks and any(len(block.pieces) > 1 and block.homes[0] for block in layout.blocks)
-        if (is_cut or not cutting.cuts) and cutting.took(time.perf_counter() - self._begun_s):
+        if cutting.cuts:
+            cut = [m for block in stepped if len(block.pieces) > 1 and block.homes[0] for m in block.members]
+            if len(cut) < max(1, len(self._cut)):
+                return
+            self._cut = cut
+        elif any(member.grad is None for member in self._cut):
+            return
+        if cutting.took(time.perf_counter() - begun_s):
             self._layout = None
+        if cutting.is_settled:
+            self._cut = []
 
     def _judge_gradients(self, stepped: Sequence[Block]) -> None:
         """Compiled blocks are larger where large gradients need not be copied to come together."""
-        if self._gradients_stay is False and all(block.gradients_stay for block in stepped):
+        copies = any(block.copies_what_stays for block in stepped)
+        if self._gradients_stay is False and not copies and all(block.gradients_stay for block in stepped):
             self._gradients_stay, self._layout = True, None
-        elif self._gradients_stay and any(block.gradients_stay is False for block in stepped):
+        elif self._gradients_stay and (copies or any(block.gradients_stay is False for block in stepped)):
             self._gradients_stay, self._layout = None, None
 
     def gradients_again(self, optimizer: torch.optim.Optimizer) -> None:

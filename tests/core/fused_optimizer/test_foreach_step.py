@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bagua_core.fused_optimizer import foreach_step
 from tests.core.fused_optimizer.twins import Twins, small_net
 
 
@@ -82,3 +83,33 @@ def test_a_step_that_raises_leaves_the_option_open(monkeypatch: pytest.MonkeyPat
     twins.backward(twins.models[0])
     twins.optimizers[0].step()
     twins.check()
+
+
+def test_an_optimizer_with_torchs_own_kernels_keeps_them() -> None:
+    twins = Twins(lambda params: sgd(params, fused=True), small_net)
+    twins.train(6)
+    twins.check()
+    names = operations_of_a_step(twins)
+    assert any("fused_sgd" in name for name in names) and not any("foreach_add" in name for name in names)
+
+
+def test_a_scaler_that_comes_later() -> None:
+    """It hands its scale to optimizers with torch's own kernels, which foreach does not take."""
+    twins = Twins(lambda params: sgd(params, fused=True), small_net)
+    twins.train(5)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for _ in range(3):
+        for (model, optimizer), scaler in zip(twins.pairs(), scalers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(4, 6)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        twins.check()
+
+
+def test_a_group_of_large_parameters_takes_no_memory_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreach_step, "MOST_ELEMENTS", 10)
+    twins = Twins(lambda params: sgd(params, weight_decay=0.1), small_net)
+    twins.train(6)
+    twins.check()
+    assert not any("foreach" in name for name in operations_of_a_step(twins))

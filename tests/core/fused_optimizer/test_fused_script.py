@@ -560,3 +560,19 @@ def test_what_an_optimizer_writes_to_gradients_is_there_afterwards(set_to_none: 
         for one, other in zip(*(m.parameters() for m in twins.models), strict=True):
             assert one.grad is not None and other.grad is not None and torch.equal(one.grad, other.grad)
     assert twins.blocks
+
+
+def test_what_torchs_own_kernels_unscale_is_there_afterwards() -> None:
+    """They write to gradients without a trace in their version."""
+    twins = Twins(lambda params: torch.optim.Adam(params, lr=1e-3, fused=True))
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for _ in range(4):
+        for (model, optimizer), scaler in zip(twins.pairs(), scalers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(4, 6)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert twins.blocks
+    for one, other in zip(*(m.parameters() for m in twins.models), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
