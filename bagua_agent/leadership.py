@@ -233,6 +233,7 @@ class Leadership:
             "writing the result",
             [unended],
             puts=[Put(self._keys.result, result.SerializeToString())],
+            deletes=[self._keys.identity],  # nobody joins any more
         )
 
     def refuse(self, worker_id: str, difference: str) -> None:

@@ -115,7 +115,7 @@ def _missing(
     if not work.puts:
         return NothingLost()
     if keys.spec in {put.key for put in work.puts}:
-        if keys.identity in memory.values:
+        if keys.identity in memory.values and keys.result not in memory.values:
             work.puts.append(Put(keys.identity, memory.values[keys.identity]))
     else:
         # never into another job
