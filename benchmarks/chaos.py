@@ -29,7 +29,7 @@ from benchmarks import chaos_leaks, result_file
 from benchmarks.chaos_account import Cost, Happened, by_kind, costs, goodput, percentile
 from benchmarks.chaos_injection import Injection
 from benchmarks.chaos_job import JOB_ID, SAMPLES, ChaosError, ChaosJob, Node
-from benchmarks.chaos_schedule import LASTING, Event, Hit, Kind, hit, schedule
+from benchmarks.chaos_schedule import Event, Hit, Kind, hit, schedule
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
 from tests.lab.network import Lab
@@ -40,7 +40,6 @@ START_DEADLINE_S = 60.0
 RECOVERY_DEADLINE_S = 40.0
 END_DEADLINE_S = 120.0
 GONE_DEADLINE_S = 15.0  # sockets and leases of the last hosts killed
-UNCERTAIN_S = 5.0  # after a freeze or a cut, as long as a lease: a node that is back may still be given up
 FRESH_STEPS = 5  # so many after a window show that the job goes on
 
 
@@ -71,9 +70,6 @@ class Chaos:
         self._injection = injection
         self._say = say
         self._touched: set[int] = set()
-        self._uncertain_until_s: dict[
-            int, float
-        ] = {}  # by host: the job may still decide to go on without it
         self._began: list[tuple[Event, Hit, float]] = []
         self.begin_s = self.end_s = 0.0
         self.done: list[str] = []
@@ -108,17 +104,13 @@ class Chaos:
             self.end_s = time.time()
 
     def _act(self, event: Event) -> None:
-        now_s = time.monotonic()
-        uncertain = {host for host, until_s in self._uncertain_until_s.items() if until_s > now_s}
-        what = hit(event, self._job.states(self._touched | uncertain))
+        what = hit(event, self._job.states(self._touched))
         if what is None:
             self.done.append(f"{event}: nothing could be done")
             self._say(self.done[-1])
             return
         if what.host is not None:
             self._touched.add(what.host)
-            if what.kind in LASTING:
-                self._uncertain_until_s[what.host] = now_s + event.length_s + UNCERTAIN_S
         self._began.append((event, what, time.time()))
         where = "" if what.host is None else f" on h{what.host}"
         instead = f" (instead of {what.reason})" if what.reason else ""
