@@ -50,3 +50,22 @@ def test_both_kinds_train_alike() -> None:
         optimizer.load_state_dict(optimizer.state_dict())
     twins.train(2)
     twins.check()
+
+
+def test_steps_without_the_large_ones_are_not_counted() -> None:
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
+    cutting = twins.step._cutting
+    while cutting.cuts:
+        twins.train(1)
+    counted = len(cutting._seconds[False])
+
+    def remove_large(model: torch.nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.numel() > 1 << 19:
+                parameter.grad = None
+
+    twins.train(2 * STEPS_OF_A_KIND, between=remove_large)
+    assert len(cutting._seconds[False]) == counted and not cutting.is_settled
+    twins.train(STEPS_OF_A_KIND)
+    assert cutting.is_settled
+    twins.check()
