@@ -39,7 +39,12 @@ LOST = 0.1
 BOUND_S = 5.0
 _LEADER_S = 60.0
 # To bagua-launch a script that follows membership; it is never ready and ends with its agent.
-_IDLE = "import signal\nimport bagua_core\nsignal.pause()\nbagua_core.init_process_group()\n"
+_IDLE = """import pathlib, signal, sys
+import bagua_core
+pathlib.Path(sys.argv[1]).touch()
+signal.pause()
+bagua_core.init_process_group()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +91,15 @@ def measure(size: int, seed: int, directory: Path) -> Run:
     log = (directory / f"leader-{size}.log").open("w+")
     nodes = f"{max(1, size // 2)}:{size}"
     options = ["--nnodes", nodes, "--rdzv-endpoint", etcd.endpoint, "--rdzv-id", job_id]
+    loaded = directory / f"loaded-{size}-{seed}"
     leader = subprocess.Popen(
-        [sys.executable, "-m", "bagua_launch", *options, str(script)],
+        [sys.executable, "-m", "bagua_launch", *options, str(script), str(loaded)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
     )
     try:
-        _await_leader(store, job_id, leader, log)
+        _await_leader(store, job_id, loaded, leader, log)
         return asyncio.run(_phases(etcd, _identity(store, job_id), size, seed, leader.pid))
     except NotFormed:
         log.seek(0)
@@ -111,9 +117,11 @@ def measure(size: int, seed: int, directory: Path) -> Run:
         etcd.stop()
 
 
-def _await_leader(store: Store, job_id: str, leader: subprocess.Popen[bytes], log: Any) -> None:
+def _await_leader(store: Store, job_id: str, loaded: Path, leader: subprocess.Popen[bytes], log: Any) -> None:
+    """Until it leads and its own worker has loaded its packages: seconds of a processor that no other agent of a real
+    job would take from etcd and the leader."""
     deadline_s = time.monotonic() + _LEADER_S
-    while store.get(JobKeys(job_id).leader) is None:
+    while not loaded.exists() or store.get(JobKeys(job_id).leader) is None:
         if leader.poll() is not None or time.monotonic() > deadline_s:
             log.seek(0)
             raise NotFormed(f"nobody leads:\n{log.read()}")
