@@ -68,6 +68,23 @@ def test_where_gradients_stay_large_parameters_come_together_too() -> None:
     twins.check(close)
 
 
+def test_gradients_that_stay_where_they_cannot_be_moved_make_no_larger_blocks() -> None:
+    """Large ones would have to be copied in each step."""
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-4), shapes_net, compile=True)
+    for model in twins.models:
+        for parameter in model.parameters():
+            room = torch.zeros(parameter.numel() + 8)  # which somebody else may look at
+            parameter.grad = room[: parameter.numel()].view_as(parameter)
+    laid_out = []
+    for _ in range(8):
+        twins.train(1, set_to_none=False)
+        assert sorted(len(block.members) for block in twins.blocks) == [1, 1, 10]
+        laid_out.append(twins.step.laid_out)
+    assert any(block.copies_what_stays for block in twins.blocks)
+    assert laid_out[-1] == laid_out[2], "nor is anything laid out again for it"
+    twins.check(close)
+
+
 def test_gradients_that_are_absent_and_states_that_are_loaded() -> None:
     def remove(model: nn.Module) -> None:
         if 2 <= twins.steps < 5:
