@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from bagua_core.fused_optimizer import fuse_optimizer
-from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_KIND
+from bagua_core.fused_optimizer.cut_or_not import STEPS_TO_SETTLE
 from benchmarks import optimizer_models, result_file
 
 WAYS = ("loop", "foreach", "fused", "blocks", "blocks, fused", "compiled")
@@ -43,7 +43,7 @@ NOT_MEASURED = {
     "Muon": "works on parameters as wholes, so fuse_optimizer leaves it as it is",
 }
 OPTIONS: dict[str, dict[str, Any]] = {"SGD, momentum": {"momentum": 0.9}}
-WARM_UP_STEPS = 3 + 2 * STEPS_OF_A_KIND  # fused ones find out in their first steps how they go on
+WARM_UP_STEPS = 3 + STEPS_TO_SETTLE  # fused ones find out in their first steps how they go on
 
 
 @dataclass(frozen=True, slots=True)

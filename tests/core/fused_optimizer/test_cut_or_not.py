@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_KIND, CutOrNot
+from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_TURN, STEPS_TO_SETTLE, CutOrNot
 from tests.core.fused_optimizer.twins import Twins, shapes_net
 
 
@@ -13,8 +13,8 @@ def settle(cut_s: float, whole_s: float) -> tuple[CutOrNot, list[bool]]:
     one = CutOrNot()
     kinds = []
     while not one.is_settled:
+        first = kinds[-1:] != [one.cuts]
         kinds.append(one.cuts)
-        first = kinds.count(one.cuts) == 1
         one.took(100.0 if first else cut_s if one.cuts else whole_s)
     return one, kinds
 
@@ -24,14 +24,16 @@ def settle(cut_s: float, whole_s: float) -> tuple[CutOrNot, list[bool]]:
 )
 def test_the_quicker_kind_stays(cut_s: float, whole_s: float, cuts: bool) -> None:
     one, kinds = settle(cut_s, whole_s)
-    assert kinds == [True] * STEPS_OF_A_KIND + [False] * STEPS_OF_A_KIND
+    assert kinds == ([True] * STEPS_OF_A_TURN + [False] * STEPS_OF_A_TURN) * 2, "in turns"
     assert one.cuts is cuts
     assert not one.took(0.0) and one.cuts is cuts, "settled is settled"
 
 
-def test_one_slow_step_decides_nothing() -> None:
+def test_a_slow_while_decides_nothing() -> None:
+    """Both counted steps of the first turn of cutting, and one of the other kind."""
     one = CutOrNot()
-    for seconds in (9.0, 1.0, 50.0, 1.0, 9.0, 2.0, 2.0, 2.0):
+    for seconds in (9.0, 50.0, 50.0, 9.0, 2.0, 2.0, 9.0, 1.0, 1.0, 9.0, 2.0, 50.0):
+        assert not one.is_settled
         one.took(seconds)
     assert one.is_settled and one.cuts
 
@@ -39,7 +41,7 @@ def test_one_slow_step_decides_nothing() -> None:
 def test_both_kinds_train_alike() -> None:
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
     found = []
-    for _ in range(3 * STEPS_OF_A_KIND):
+    for _ in range(STEPS_TO_SETTLE + 3):
         twins.train(1)
         twins.check()
         found.append(any(len(block.flats) > 1 for block in twins.blocks))
@@ -64,8 +66,8 @@ def test_steps_without_the_large_ones_are_not_counted() -> None:
             if parameter.numel() > 1 << 19:
                 parameter.grad = None
 
-    twins.train(2 * STEPS_OF_A_KIND, between=remove_large)
+    twins.train(2 * STEPS_OF_A_TURN, between=remove_large)
     assert len(cutting._seconds[False]) == counted and not cutting.is_settled
-    twins.train(STEPS_OF_A_KIND)
+    twins.train(STEPS_TO_SETTLE - STEPS_OF_A_TURN)
     assert cutting.is_settled
     twins.check()
