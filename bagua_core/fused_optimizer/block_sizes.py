@@ -31,9 +31,9 @@ class BlockSizes:
 
 
 _NEVER = 1 << 62
-# A step's temporaries are as large as a block. Those of 1 MiB malloc hands out again; larger ones it may give back to the
-# system in each step (until the process has freed something larger) and pay for every page anew, which doubles a step.
-# Pieces of one large parameter are larger nevertheless: there fewer calls were worth more.
+# A step's temporaries are as large as a block. Those of 1 MiB malloc hands out again; larger ones it may give back to
+# the system in each step (until the process has freed something larger) and pay for every page anew, which doubles a
+# step. Pieces of one large parameter are larger nevertheless: there fewer calls were worth more.
 IN_CACHE = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 18, cut_above=1 << 19)
 ON_ACCELERATOR = BlockSizes(pack_below=1 << 20, pack_up_to=1 << 26, cut_above=_NEVER)
 COMPILED = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 22, cut_above=_NEVER, takes_all=True)
