@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -182,11 +184,13 @@ def test_a_peer_lost_in_a_round_changes_nothing_here() -> None:
 
 def test_a_newcomer_begins_no_round_before_it_has_the_model() -> None:
     members, _ = workers(2)
+    both_looked = threading.Barrier(2)
 
     def act(w: Worker) -> None:
         w.engine.healing = frozenset({1})
         w.exchange.forward_begins()
         assert w.exchange.wait_for_round(0.0) == (w.rank == 1)
+        both_looked.wait(LIMIT_S)  # or the newcomer's round could end the other's before that looks
         w.model.step_committed()
         w.engine.healing = frozenset()
         w.exchange.forward_begins()
