@@ -17,6 +17,7 @@ from bagua_core.fused_optimizer.cut_or_not import CutOrNot
 from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
+from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.trial import Verdict, judge, same_with_foreach
 
@@ -73,7 +74,7 @@ def fuse_optimizer(
         looks_at_memory=check_flatten,
         compiled=CompiledPass() if compile else None,
         otherwise=ForeachStep(same_with_foreach),
-        cutting=CutOrNot(),
+        choice=LayoutChoice(CutOrNot()),
     )
     _attach(optimizer, step)
     _fused[optimizer] = step, settings

@@ -3,7 +3,7 @@
 Hooks that torch calls around every step hand the step to a stand-in with blocks for parameters; what is called how
 often, by a scheduler, a scaler or the runtime, stays as it was. Owns the layout in force, what is under way, and the
 choice of what to do with a block in a step whose gradients are not all there: absent ones must stay as they are,
-never count as zero.
+never count as zero. How to lay out next is layout_choice.py's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from bagua_core.fused_optimizer.block import Block, Gradients
 from bagua_core.fused_optimizer.block_sizes import BlockSizes
 from bagua_core.fused_optimizer.compiled_pass import ONE_BY_ONE, CompiledPass, NotRecordable
-from bagua_core.fused_optimizer.cut_or_not import CutOrNot
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
+from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.stand_in import StandIn
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
@@ -47,7 +47,7 @@ class _UnderWay:
 class FusedStep:
     """moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the
     script has moved them since. sizes: of blocks; the device's if None. otherwise: for steps in which blocks are of
-    no use. cutting: whether large parameters are cut; always if None."""
+    no use."""
 
     def __init__(
         self,
@@ -58,13 +58,12 @@ class FusedStep:
         compiled: CompiledPass | None = None,
         sizes: BlockSizes | None = None,
         otherwise: ForeachStep | None = None,
-        cutting: CutOrNot | None = None,
+        choice: LayoutChoice | None = None,
     ) -> None:
         self._fusable = fusable
         self._otherwise = otherwise
-        self._cutting = cutting
+        self._choice = choice or LayoutChoice()
         self._begun_s: float | None = None
-        self._cut: list[Tensor] = []  # the members of blocks that were, while both kinds are timed
         self._moves = moves
         self._looks_at_memory = looks_at_memory
         self._compiled = compiled
@@ -72,9 +71,7 @@ class FusedStep:
         self._moved = Moved()
         self._layout: Layout | None = None
         self._switches: list[Hashable] = []
-        self._cuts = True
         self._idles = False
-        self._gradients_stay: bool | None = False  # None: they did, and no more, so it is left at that
         self._fusable_groups: Sequence[bool] = ()
         self._under_way: _UnderWay | None = None
         self._open: dict[
@@ -86,6 +83,10 @@ class FusedStep:
     def layout(self) -> Layout | None:
         """As of the last step; for whoever wants to know what is fused."""
         return self._layout
+
+    @property
+    def choice(self) -> LayoutChoice:
+        return self._choice
 
     @property
     def compiled(self) -> CompiledPass | None:
@@ -127,7 +128,13 @@ class FusedStep:
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stepped = [] if self._under_way is None else self._under_way.stepped
         self._finish(optimizer)
-        self._judge_cutting(stepped)
+        begun_s = self._begun_s
+        if (
+            begun_s is not None
+            and self._layout is not None
+            and self._choice.took(time.perf_counter() - begun_s, stepped)
+        ):
+            self._layout = None
 
     # -- before
 
@@ -186,7 +193,7 @@ class FusedStep:
             self._fusable_groups = self._fusable(optimizer)
             self._switches = found
             self._layout = None
-            self._cuts = True
+            self._choice.options_changed()
 
     def _laid_out(self, optimizer: torch.optim.Optimizer) -> Layout:
         layout = self._layout
@@ -197,10 +204,10 @@ class FusedStep:
                 self._fusable_groups,
                 self._moved,
                 moves=self._moves,
-                cuts=self._cuts,
-                cuts_states=self._cutting is None or self._cutting.cuts,
+                cuts=self._choice.cuts_stateless,
+                cuts_states=self._choice.cuts_states,
                 compiled=self._compiled is not None,
-                gradients_stay=bool(self._gradients_stay),
+                gradients_stay=self._choice.gradients_stay,
                 sizes=self._sizes,
             )
             self.laid_out += 1
@@ -288,38 +295,8 @@ class FusedStep:
             self._switches = [switches(group) for group in optimizer.param_groups]
         if changed:
             layout.note_states(optimizer)
-        if under_way.compiled is not None:
-            self._judge_gradients(under_way.stepped)
-        if self._cuts and any(len(block.pieces) > 1 and block.is_stateless for block in under_way.stepped):
-            self._cuts, self._layout = (
-                False,
-                None,
-            )  # what passes over memory once gains nothing from the cache
-
-    def _judge_cutting(self, stepped: Sequence[Block]) -> None:
-        """After a step; only those count in which all of the parameters that are cut or not had gradients."""
-        cutting, begun_s = self._cutting, self._begun_s
-        if cutting is None or cutting.is_settled or begun_s is None or self._layout is None:
-            return
-        if cutting.cuts:
-            cut = [m for block in stepped if len(block.pieces) > 1 and block.homes[0] for m in block.members]
-            if len(cut) < max(1, len(self._cut)):
-                return
-            self._cut = cut
-        elif any(member.grad is None for member in self._cut):
-            return
-        if cutting.took(time.perf_counter() - begun_s):
+        if self._choice.learn(under_way.stepped, under_way.compiled is not None):
             self._layout = None
-        if cutting.is_settled:
-            self._cut = []
-
-    def _judge_gradients(self, stepped: Sequence[Block]) -> None:
-        """Compiled blocks are larger where large gradients need not be copied to come together."""
-        copies = any(block.copies_what_stays for block in stepped)
-        if self._gradients_stay is False and not copies and all(block.gradients_stay for block in stepped):
-            self._gradients_stay, self._layout = True, None
-        elif self._gradients_stay and (copies or any(block.gradients_stay is False for block in stepped)):
-            self._gradients_stay, self._layout = None, None
 
     def gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
         """A closure was called again within a step. Raises FusedOptimizerError."""

@@ -56,7 +56,7 @@ def test_both_kinds_train_alike() -> None:
 
 def test_steps_without_the_large_ones_are_not_counted() -> None:
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
-    cutting = twins.step._cutting
+    cutting = twins.step.choice.cutting
     while cutting.cuts:
         twins.train(1)
     counted = len(cutting._seconds[False])

@@ -70,7 +70,7 @@ def test_odd_sizes_in_bfloat16_differ_by_rounding_at_most(kind: type[Any]) -> No
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
 def test_large_parameters_are_cut_and_those_between_are_left(kind: type[Any]) -> None:
     twins = Twins(lambda params: kind(params, lr=1e-3), shapes_net)
-    twins.train(3)
+    twins.train(2)  # later ones find out whether that pays
     twins.check()
     blocks = twins.blocks
     assert sorted(len(b.members) for b in blocks) == [1, 10]
