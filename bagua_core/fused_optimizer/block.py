@@ -208,8 +208,11 @@ class Block:
         """Where the script keeps its gradients (in buckets, or by zero_grad(set_to_none=False)) they need no copy."""
         if len(gradients) == 1:
             return None
-        alike = [g.data_ptr() - gradients[0].data_ptr() for g in gradients] == self._byte_offsets and all(
-            map(is_like, gradients, self.members)
+        begin, second = gradients[0].data_ptr(), gradients[1].data_ptr()
+        alike = (
+            second - begin == self._byte_offsets[1]  # a look that tells most of those that lie anywhere
+            and [g.data_ptr() - begin for g in gradients] == self._byte_offsets
+            and all(map(is_like, gradients, self.members))
         )
         flat = lying_in_order(gradients) if alike else None
         seen, self._seen = self._seen, weakref.ref(gradients[0])
