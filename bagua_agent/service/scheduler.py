@@ -3,7 +3,8 @@
 One thread: it waits for the key to be free, and once it is ours mirrors the cluster, plans after every change
 (cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as
 read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
-too, so it is an election like any other, and the plan's settling time begins anew.
+too, so it is an election like any other, and the plan's settling time begins anew. Whoever is refused, or meets a bug,
+gives the key up: the next one may do better.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import write_orders, write_outcome
 from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.scheduling import plan
-from bagua_agent.errors import InfrastructureLost, OutcomeUnknown
+from bagua_agent.errors import BaguaError, InfrastructureLost, OutcomeUnknown
 from bagua_agent.failpoints import Failpoints
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 NODES_IN_A_WRITE = 100  # etcd takes 128 operations, and each comparison counts
 STAND_TIMEOUT_S = 2.0
 TRY_AGAIN_S = 1.0
+REFUSED_AGAIN_S = 10.0  # the others stand meanwhile
 
 _Message = tuple[Change, ...] | None
 
@@ -90,6 +92,19 @@ class Scheduler:
             except InfrastructureLost as error:
                 log.info("scheduler: %s", error)
                 self._stopping.wait(TRY_AGAIN_S)
+            except BaguaError as error:  # a right that was withdrawn, a request that etcd does not take
+                self._say(f"this node can't schedule, so another may: {error}")
+                self._give_up()
+                self._stopping.wait(REFUSED_AGAIN_S)
+            except BaseException:
+                self._say("this node schedules no more: a bug; another node may go on")
+                self._give_up()
+                raise
+
+    def _give_up(self) -> None:
+        """Our lease is kept for the node's other keys, so without this the key would stand and nobody would decide."""
+        self._won = None
+        self._leased.remove(cluster_keys.SCHEDULER)
 
     def _stand(self) -> int | None:
         """The create revision of the key that we hold; None once there is reason to look again."""

@@ -1,4 +1,4 @@
-"""A scheduler whose decision could not be written, while its lease and so its key stand, decides again."""
+"""A decision that can't be written, while the lease and so the scheduler's key stand: it decides again, or another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.errors import StoreUnavailable, UserError
+from bagua_agent.service import scheduler as scheduling
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, Transaction
@@ -21,6 +22,21 @@ from bagua_contract import cluster_pb2 as pb
 from tests.lab.wait import eventually
 
 LEASE_S = 60.0  # outlives every outage of this test
+
+
+class DeniedOrders(Store):
+    """etcd, but this node may not write orders."""
+
+    def transact(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Transaction:
+        if any(put.key.startswith(cluster_keys.ORDERS) for put in puts):
+            raise UserError("etcd denies it, as the test wants")
+        return super().transact(compares, puts, deletes, timeout_s)
 
 
 class AwayForOrders(Store):
@@ -42,35 +58,87 @@ class AwayForOrders(Store):
 
 
 @pytest.fixture
-def store() -> Iterator[AwayForOrders]:
-    etcd = EmbeddedEtcd.start()
+def etcd() -> Iterator[EmbeddedEtcd]:
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(etcd: EmbeddedEtcd) -> Iterator[AwayForOrders]:
     made = AwayForOrders(StoreConfig((parse_endpoint(etcd.endpoint),)))
     yield made
     made.close()
-    etcd.stop()
 
 
-def test_it_goes_on_with_the_key_that_it_holds(store: AwayForOrders) -> None:
-    said: list[str] = []
-    leased = LeasedKeys(store, LEASE_S)
-    scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
+def submit(store: Store) -> None:
+    """One node, and a job for it."""
     node = pb.Node(protocol=PROTOCOL, node_name="n0", slots=2)
     store.put(cluster_keys.node("n0"), node.SerializeToString())
     submission = pb.Submission(
         protocol=PROTOCOL, job_id="job", wanted=pb.Submission.RUN, min_nodes=1, max_nodes=1
     )
     cluster_requests.submit(store, submission)
+
+
+def ordered(store: Store) -> list[str]:
+    found = store.get(cluster_keys.orders("n0"))
+    return [] if found is None else [order.job_id for order in read_orders(found.value)]
+
+
+def test_it_goes_on_with_the_key_that_it_holds(store: AwayForOrders) -> None:
+    said: list[str] = []
+    leased = LeasedKeys(store, LEASE_S)
+    scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
+    submit(store)
     try:
         scheduler.start()
-        found = eventually(
-            lambda: store.get(cluster_keys.orders("n0")),
-            20.0,
-            lambda: f"the order stands; said: {said}",
-            0.05,
-        )
-        assert found is not None and [order.job_id for order in read_orders(found.value)] == ["job"]
+        eventually(lambda: ordered(store) == ["job"], 20.0, lambda: f"the order stands; said: {said}", 0.05)
         assert store.outages == 1, "there was an outage"
         assert said.count("this node schedules the cluster's jobs") == 2
+    finally:
+        scheduler.stop()
+        leased.close()
+
+
+def test_one_that_is_refused_lets_another_schedule(etcd: EmbeddedEtcd, store: AwayForOrders) -> None:
+    """Its lease is kept for the node's other keys, so without giving it up it would hold the key for good."""
+    store.outages = 1  # no further ones
+    denied = DeniedOrders(store.config)
+    said: dict[str, list[str]] = {"n0": [], "n1": []}
+    leases = {"n0": LeasedKeys(denied, LEASE_S), "n1": LeasedKeys(store, LEASE_S)}
+    policy = ClusterPolicy(settle_s=0.0)
+    first = Scheduler(denied, leases["n0"], "n0", said["n0"].append, policy)
+    second = Scheduler(store, leases["n1"], "n1", said["n1"].append, policy)
+    submit(store)
+    try:
+        first.start()
+        eventually(lambda: any("can't schedule" in line for line in said["n0"]), 20.0, lambda: f"{said}")
+        second.start()
+        eventually(lambda: ordered(store) == ["job"], 20.0, lambda: f"the other one schedules; said: {said}")
+    finally:
+        for scheduler in (first, second):
+            scheduler.stop()
+        for lease in leases.values():
+            lease.close()
+        denied.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_meets_a_bug_lets_another_schedule(
+    store: AwayForOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: object) -> None:
+        raise ZeroDivisionError("as the test wants")
+
+    monkeypatch.setattr(scheduling, "plan", plan)
+    said: list[str] = []
+    leased = LeasedKeys(store, LEASE_S)
+    scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
+    try:
+        scheduler.start()
+        eventually(lambda: any("a bug" in line for line in said), 20.0, lambda: f"{said}")
+        eventually(lambda: store.get(cluster_keys.SCHEDULER) is None, 20.0, "its key is free")
     finally:
         scheduler.stop()
         leased.close()
