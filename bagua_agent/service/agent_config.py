@@ -59,7 +59,6 @@ class AgentConfig:
     jobs_environment: tuple[str, ...]
     directories_state: str
     directories_log: str
-    directories_runtime: str
     times_node_lease_s: float
     times_kill_grace_s: float
 
@@ -204,7 +203,7 @@ def _complaint(config: AgentConfig) -> str | None:
         or next(
             (
                 f"directories.{name} '' is empty; name a directory, or leave it out"
-                for name in ("state", "log", "runtime")
+                for name in ("state", "log")
                 if not getattr(config, f"directories_{name}")
             ),
             None,

@@ -267,9 +267,6 @@ KEYS: tuple[Key, ...] = (
     Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
     Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),
     Key(
-        "directories.runtime", absolute_path, "/run/bagua", "Sockets; may be empty after a start of the node."
-    ),
-    Key(
         "times.node_lease_s",
         seconds(2, 3600),
         5.0,

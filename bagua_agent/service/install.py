@@ -20,7 +20,7 @@ from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.service.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.agent_config_keys import KEYS, Value, toml
 from bagua_agent.service.certificate_files import utc_now
-from bagua_agent.service.service_unit import UNIT_NAME, UNIT_PATH, unit_text
+from bagua_agent.service.service_unit import UNIT_NAME, UNIT_PATH, made_by_systemd, unit_text
 from bagua_agent.service.systemd_units import PREFIX, SystemdUnits, is_there
 
 COMMAND_TIMEOUT_S = 60.0
@@ -77,7 +77,8 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
     if fresh:
         changes.append(f"wrote {config_path}")
     changes += _make_account(config)
-    unit = unit_text(program, config_path)
+    changes += _make_directories(config)
+    unit = unit_text(program, config_path, (config.directories_state, config.directories_log))
     known = Path(UNIT_PATH)
     if not known.exists() or known.read_text() != unit:
         _write(known, unit)
@@ -121,6 +122,22 @@ def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> D
     for change in changes:
         say(change)
     return Done(tuple(changes))
+
+
+def _make_directories(config: AgentConfig) -> list[str]:
+    """Those that systemd makes for the unit are its own. Raises UserError."""
+    made = []
+    for directory, mode in ((config.directories_state, 0o700), (config.directories_log, 0o755)):
+        path = Path(directory)
+        if made_by_systemd(directory) or path.is_dir():
+            continue
+        try:
+            path.mkdir(parents=True)
+            path.chmod(mode)
+        except OSError as error:
+            raise UserError(f"directory {directory!r} can't be made: {error.strerror or error}") from error
+        made.append(f"made {directory}")
+    return made
 
 
 def _need_root_and_systemd() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 UNIT_NAME = "bagua-agent.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT_NAME}"
+# StateDirectory=, LogsDirectory=
+_MADE_BY_SYSTEMD = ("/var/lib/bagua", "/var/log/bagua")
 
 _TEXT = """\
 # The daemon of a node. It carries no job: each runs in a unit of its own (bagua-job-<job>.service, in bagua.slice),
@@ -29,7 +33,7 @@ LogsDirectoryMode=0755
 RuntimeDirectory=bagua
 SyslogIdentifier=bagua-agent
 UMask=0022
-
+WRITABLE
 # Root, for it asks systemd for units and changes to the accounts of jobs; nothing beyond that. Jobs' own units are not
 # restricted by any of this: they need GPUs, pinned memory and the network.
 NoNewPrivileges=yes
@@ -53,6 +57,20 @@ WantedBy=multi-user.target
 """
 
 
-def unit_text(program: str, config_path: str) -> str:
-    """program: the `bagua-agent` of this installation, an absolute path without blanks."""
-    return _TEXT.replace("PROGRAM", program).replace("CONFIG", config_path)
+def unit_text(program: str, config_path: str, directories: Iterable[str] = ()) -> str:
+    """program: the `bagua-agent` of this installation, an absolute path without blanks. directories: that the
+    configuration names; those that systemd does not make for the unit must be there."""
+    own = sorted(d for d in set(directories) if not made_by_systemd(d))
+    writable = "".join(f"ReadWritePaths={_quoted(directory)}\n" for directory in own)
+    text = _TEXT.replace("PROGRAM", program).replace("CONFIG", config_path)
+    return text.replace("WRITABLE", writable)
+
+
+def made_by_systemd(directory: str) -> bool:
+    return any(directory == made or directory.startswith(f"{made}/") for made in _MADE_BY_SYSTEMD)
+
+
+def _quoted(path: str) -> str:
+    """As systemd reads one path, whatever is in it."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

@@ -104,7 +104,7 @@ def test_everything_can_be_said() -> None:
             "node": {"name": "node-1", "slots": 4, "labels": {"rack": "r1"}},
             "listen": {"address": "10.0.0.5", "port": 7000},
             "jobs": {"default_user": "train", "users": ["ann", "root"], "environment": ["WANDB_*", "A*_B"]},
-            "directories": {"state": "/s", "log": "/l", "runtime": "/r"},
+            "directories": {"state": "/s", "log": "/l"},
             "times": {"node_lease_s": 3, "kill_grace_s": 0},
         }
     )

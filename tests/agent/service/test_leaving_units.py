@@ -57,7 +57,7 @@ class Scene:
             "etcd": {"endpoints": [etcd]},
             "node": {"name": "n0", "slots": 1},
             "jobs": {"users": ["root"]},
-            "directories": {name: str(directory / name) for name in ("state", "log", "runtime")},
+            "directories": {name: str(directory / name) for name in ("state", "log")},
         }
         self.config = agent_config.check(content, "test", "n0")
         self.units = Units(pid)

@@ -1,0 +1,23 @@
+"""What does the daemon's unit let it write to? Whatever directories its configuration names, and no more."""
+
+from __future__ import annotations
+
+from bagua_agent.service.service_unit import made_by_systemd, unit_text
+
+PROGRAM, CONFIG = "/opt/bagua/bin/bagua-agent", "/etc/bagua/agent.toml"
+
+
+def writable(text: str) -> list[str]:
+    return [line.partition("=")[2] for line in text.splitlines() if line.startswith("ReadWritePaths=")]
+
+
+def test_the_usual_directories_are_made_by_systemd() -> None:
+    usual = unit_text(PROGRAM, CONFIG, ("/var/lib/bagua", "/var/log/bagua/jobs"))
+    assert usual == unit_text(PROGRAM, CONFIG) and writable(usual) == []
+    assert f"ExecStart={PROGRAM} serve --config {CONFIG}" in usual
+    assert not made_by_systemd("/var/lib/bagua-2")
+
+
+def test_others_can_be_written_whatever_they_are_called() -> None:
+    text = unit_text(PROGRAM, CONFIG, ("/data/PROGRAM", '/data/50% "full"', "/data/PROGRAM"))
+    assert writable(text) == ['"/data/50%% \\\\"full\\\\""'.replace("\\\\", "\\"), '"/data/PROGRAM"']
