@@ -16,13 +16,13 @@ import click
 
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import StoreCredentials
-from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
+from bagua_launch.cluster_options import CLUSTER_OPTIONS, FILE_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.config_file import read_config_file
 from bagua_launch.errors import RequestError
 from bagua_launch.input_files import check_command, check_credentials
 from bagua_launch.job_request import parse_credentials
-from bagua_launch.options import RUN_OPTIONS, Option
+from bagua_launch.options import Option
 from bagua_launch.precedence import Values, merge
 from bagua_launch.rendezvous_request import parse_endpoints
 from bagua_launch.tables import table
@@ -35,7 +35,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def _values(options: Sequence[Option], typed: dict[str, Any]) -> Values:
-    return merge(options, typed, os.environ, read_config_file(os.environ, (*RUN_OPTIONS, *SUBMIT_OPTIONS)))
+    return merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _store(values: Values) -> Iterator[Store]:
 
 
 def submit(**typed: Any) -> int:
-    program = typed.pop("program")
+    program, as_json = typed.pop("program"), typed.pop("json")
     values = _values(SUBMIT_OPTIONS, typed)
     from bagua_launch.cluster_request import parse_submission
 
@@ -77,32 +77,44 @@ def submit(**typed: Any) -> int:
         from bagua_agent.cluster_client import cluster_requests
 
         cluster_requests.submit(store, submission)
-        click.echo(submission.job_id)
+        _say(as_json, submission.job_id, {"job": submission.job_id})
         if "follow" not in values:
             return 0
-        return _follow(store, submission.job_id)
+        return _follow(store, submission.job_id, as_json)
 
 
-def _follow(store: Store, job_id: str) -> int:
+def _say(as_json: bool, text: str, record: dict[str, Any]) -> None:
+    """One line: the sentence, or the record for programs."""
+    click.echo(json.dumps(record) if as_json else text)
+
+
+def _follow(store: Store, job_id: str, as_json: bool) -> int:
     from bagua_agent.cluster_client.job_story import follow
 
     try:
         ended = follow(
             store,
             job_id,
-            lambda event: click.echo(_event_line(event)),
-            lambda text: click.echo(f"queued: {text}"),
+            lambda event: _say_event(as_json, event),
+            lambda text: _say(as_json, f"queued: {text}", {"queued": text}),
         )
     except KeyboardInterrupt:
         click.echo(f"\njob {job_id} goes on; `bagua-launch stop {job_id}` ends it", err=True)
         return 130
-    click.echo(f"{ended.outcome}: {ended.reason}")
+    end = {"outcome": str(ended.outcome), "reason": ended.reason, "exit_code": ended.exit_code}
+    _say(as_json, f"{ended.outcome}: {ended.reason}", end)
     return ended.exit_code
 
 
-def _event_line(event: JobEvent) -> str:
+def _say_event(as_json: bool, event: JobEvent) -> None:
     at = time.strftime("%H:%M:%S", time.localtime(event.time_unix_s))
-    return f"{at} {event.node_name or '-'}: {event.text}"
+    record = {
+        "time_unix_s": event.time_unix_s,
+        "node": event.node_name,
+        "kind": event.kind.name.lower(),
+        "text": event.text,
+    }
+    _say(as_json, f"{at} {event.node_name or '-'}: {event.text}", record)
 
 
 def status(**typed: Any) -> int:
@@ -158,7 +170,7 @@ def events(**typed: Any) -> int:
     job_id, as_json, goes_on = typed.pop("job"), typed.pop("json"), typed.pop("follow")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         if goes_on:
-            return _follow(store, job_id)
+            return _follow(store, job_id, as_json)
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.history.job_history import events_of
         from bagua_agent.store import cluster_keys
@@ -169,19 +181,13 @@ def events(**typed: Any) -> int:
         if not records and store.get(cluster_keys.submission(job_id)) is None:
             raise unknown_job(store, job_id)
         for event in events_of(records, keys):
-            line = {
-                "time_unix_s": event.time_unix_s,
-                "node": event.node_name,
-                "kind": event.kind.name.lower(),
-                "text": event.text,
-            }
-            click.echo(json.dumps(line) if as_json else _event_line(event))
+            _say_event(as_json, event)
     return 0
 
 
 def logs(**typed: Any) -> int:
-    job_id, rank, goes_on, stream, last = (
-        typed.pop(n) for n in ("job", "rank", "follow", "stream", "last_bytes")
+    job_id, rank, goes_on, stream, last, as_json = (
+        typed.pop(n) for n in ("job", "rank", "follow", "stream", "last_bytes", "json")
     )
     values = _values(CLUSTER_OPTIONS, typed)
     streams = ("out", "err") if stream == "both" else (stream,)
@@ -194,7 +200,8 @@ def logs(**typed: Any) -> int:
             return output.global_rank == rank if rank is not None else output.global_rank is not None
 
         def tell(output: WorkerOutput, line: str) -> None:
-            click.echo(line if rank is not None else f"[{output.label}] {line}")
+            record = {"node": output.node_name, "rank": output.global_rank, "line": line}
+            _say(as_json, line if rank is not None else f"[{output.label}] {line}", record)
 
         def complain(text: str) -> None:
             if text not in told:
@@ -237,38 +244,41 @@ def _daemon_credentials(values: Values) -> Any:
 
 
 def stop(**typed: Any) -> int:
-    job_id = typed.pop("job")
+    job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client import cluster_requests
 
-        click.echo(cluster_requests.stop(store, job_id))
+        done = cluster_requests.stop(store, job_id)
+    _say(as_json, done, {"job": job_id, "done": done})
     return 0
 
 
 def drain(**typed: Any) -> int:
-    node, force, reason = typed.pop("node"), typed.pop("force"), typed.pop("reason")
+    node, force, reason, as_json = (typed.pop(n) for n in ("node", "force", "reason", "json"))
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client import cluster_requests
 
         by = f"{getpass.getuser()}@{socket.gethostname()}"
-        click.echo(
-            cluster_requests.drain(
-                store, node, force=force, reason=reason or "", by=by, now_unix_s=time.time()
-            )
+        done = cluster_requests.drain(
+            store, node, force=force, reason=reason or "", by=by, now_unix_s=time.time()
         )
+    _say(as_json, done, {"node": node, "done": done})
     return 0
 
 
 def undrain(**typed: Any) -> int:
-    node = typed.pop("node")
+    node, as_json = typed.pop("node"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client import cluster_requests
 
-        click.echo(cluster_requests.undrain(store, node))
+        done = cluster_requests.undrain(store, node)
+    _say(as_json, done, {"node": node, "done": done})
     return 0
 
 
-_JSON = click.Option(["--json"], is_flag=True, help="As JSON, for programs.")
+JSON = click.Option(
+    ["--json"], is_flag=True, help="As JSON, for programs; a line for each thing that is told."
+)
 _SPERSED = {**CONTEXT, "allow_interspersed_args": True}
 
 
@@ -297,14 +307,14 @@ COMMANDS = {
             "submit",
             submit,
             "Hand a job to the cluster's daemons; prints its id.\n\nSCRIPT and its directory are those of every node.",
-            program_argument(),
+            program_argument(), JSON,
             options=SUBMIT_OPTIONS,
         ),
-        _command("status", status, "How submitted jobs are, and why.", click.Argument(["job"], required=False), _JSON),
-        _command("nodes", nodes, "What nodes there are, and what they run.", _JSON),
+        _command("status", status, "How submitted jobs are, and why.", click.Argument(["job"], required=False), JSON),
+        _command("nodes", nodes, "What nodes there are, and what they run.", JSON),
         _command(
             "events", events, "What happened to a job.", click.Argument(["job"]),
-            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), _JSON,
+            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), JSON,
         ),
         _command(
             "logs", logs, "What a job's workers print.", click.Argument(["job"]),
@@ -314,13 +324,14 @@ COMMANDS = {
                          help="Standard output, standard error."),
             click.Option(["--last-bytes"], type=click.IntRange(0), default=0, metavar="N",
                          help="No more of each file than its last N bytes."),
+            JSON,
         ),
-        _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"])),
+        _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"]), JSON),
         _command(
             "drain", drain, "Let no job be on a node.", click.Argument(["node"]),
             click.Option(["--force"], is_flag=True, help="Also where a job then has too few nodes, and waits."),
-            click.Option(["--reason"], metavar="TEXT", help="For people who wonder."),
+            click.Option(["--reason"], metavar="TEXT", help="For people who wonder."), JSON,
         ),
-        _command("undrain", undrain, "Let jobs be on a node again.", click.Argument(["node"])),
+        _command("undrain", undrain, "Let jobs be on a node again.", click.Argument(["node"]), JSON),
     )
 }  # fmt: skip

@@ -38,3 +38,6 @@ SUBMIT_OPTIONS = (
     *(option for option in RUN_OPTIONS if option.key in _TAKEN_FROM_RUN),
     *CLUSTER_OPTIONS,
 )  # fmt: skip
+
+# What may stand in launch.toml: whoever asks takes what is its own, so one file serves all commands.
+FILE_OPTIONS = (*RUN_OPTIONS, *SUBMIT_OPTIONS)

@@ -6,16 +6,18 @@ Imports nothing heavy (no torch, gRPC, etcd) before it is known that the request
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from bagua_agent.grpc_words import keep_quiet
 from bagua_launch import cluster_commands
-from bagua_launch.cluster_options import ETCD
+from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
 from bagua_launch.command_line import (
     CONTEXT,
     PROGRAM,
@@ -63,7 +65,7 @@ follows at its next step boundary."""
 
 def run(**typed: Any) -> int:
     program = typed.pop("program")
-    values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, RUN_OPTIONS))
+    values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
     if "hosts" in values:
         return _run_on_hosts(values, program)
     request = parse_request(values, program)
@@ -94,11 +96,9 @@ def _run_on_hosts(values: Values, program: Sequence[str]) -> int:
 
 
 def scale(**typed: Any) -> int:
-    words = typed.pop("words")
+    words, as_json = typed.pop("words"), typed.pop("json")
     options = (*SCALE_OPTIONS, ETCD)
-    # the file is shared with `run`, so its other keys are known too
-    file_values = read_config_file(os.environ, (*RUN_OPTIONS, ETCD))
-    asked = parse_scale(merge(options, typed, os.environ, file_values), words)
+    asked = parse_scale(merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS)), words)
     check_credentials(asked.credentials)
 
     from bagua_agent.scale import request_scale
@@ -106,7 +106,7 @@ def scale(**typed: Any) -> int:
     change = request_scale(
         asked.endpoints, asked.job_id, asked.min_nodes, asked.max_nodes, credentials=asked.credentials
     )
-    click.echo(str(change))
+    click.echo(json.dumps(asdict(change)) if as_json else str(change))
     return 0
 
 
@@ -161,6 +161,7 @@ cli = DefaultRunGroup(
             params=[
                 *parameters((*SCALE_OPTIONS, ETCD)),
                 click.Argument(["words"], nargs=-1, required=True, metavar="[JOB] NODES"),
+                cluster_commands.JSON,
             ],
         ),
         **cluster_commands.COMMANDS,

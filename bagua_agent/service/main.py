@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from bagua_agent.service.agent_config_keys import Value, example_config
 _config = click.option(
     "--config", default=DEFAULT_PATH, show_default=True, metavar="FILE", help="Its TOML file."
 )
+_json = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,31 +45,45 @@ def serve(config: str, plain_units: bool) -> int:
 @click.option("--slots", metavar="N|gpu|cpu", help="Workers it can run.")
 @click.option("--user", metavar="NAME", help="Account of jobs, made if there is none.")
 @click.option("--insecure", is_flag=True, help="Use etcd beyond this host without TLS and authentication.")
-def install(config: str, **typed: Any) -> int:
+@_json
+def install(config: str, as_json: bool, **typed: Any) -> int:
     """Make this node one of a cluster: configuration, account, service. Again does nothing that is done."""
     from bagua_agent.service.install import install as run
 
-    done = run(config, _wanted(typed), click.echo)
-    if not done.changes:
-        click.echo("all is there already")
+    done = run(config, _wanted(typed), _sayer(as_json))
+    _tell_changes(done.changes, as_json, "all is there already")
     return 0
 
 
 @cli.command()
 @_config
 @click.option("--force", is_flag=True, help="Kill the jobs that run here.")
-def uninstall(config: str, force: bool) -> int:
+@_json
+def uninstall(config: str, force: bool, as_json: bool) -> int:
     """Stop and remove the service; configuration, account and jobs' output stay."""
     from bagua_agent.service.install import uninstall as run
 
-    if not run(config, click.echo, force=force).changes:
-        click.echo("nothing was there")
+    done = run(config, _sayer(as_json), force=force)
+    _tell_changes(done.changes, as_json, "nothing was there")
     return 0
+
+
+def _sayer(as_json: bool) -> Callable[[str], None]:
+    """For what is told while it is done; programs are told it at the end."""
+    return (lambda line: None) if as_json else click.echo
+
+
+def _tell_changes(changes: tuple[str, ...], as_json: bool, if_none: str) -> None:
+    if as_json:
+        click.echo(json.dumps({"changes": changes}))
+    elif not changes:
+        click.echo(if_none)
 
 
 @cli.command()
 @_config
-def check(config: str) -> int:
+@_json
+def check(config: str, as_json: bool) -> int:
     """Look at this node: what would keep jobs away, and what to do about it. Exit code 1 if anything would."""
     from bagua_agent.service.agent_config import read_agent_config
     from bagua_agent.service.certificate_files import utc_now
@@ -75,7 +92,11 @@ def check(config: str) -> int:
 
     read = read_agent_config(config, utc_now())
     found = check_node(read, daemon_runs=daemon_is_active())
-    for finding in found:
+    if as_json:
+        click.echo(
+            json.dumps([{"what": f.what, "weight": f.weight.name.lower(), "text": f.text} for f in found])
+        )
+    for finding in () if as_json else found:
         click.echo(str(finding))
     return 1 if troubles(found) else 0
 

@@ -84,6 +84,12 @@ def test_a_job_is_submitted_followed_and_told_of(make_cluster: MakeCluster) -> N
         ("h3", "ready", 0, 1),
     ]
     assert "generation 1" in terminal.said("events", "demo")
+    told_as_json = [json.loads(line) for line in terminal.said("events", "demo", "--json").splitlines()]
+    assert any("generation 1" in event["text"] for event in told_as_json)
+    *_, end = map(json.loads, terminal.said("events", "-f", "demo", "--json").splitlines())
+    assert (end["outcome"], end["exit_code"]) == ("succeeded", 0)
+    (line,) = terminal.said("logs", "demo", "--rank", "0", "--stream", "out", "--json").splitlines()
+    assert json.loads(line).items() >= {"rank": 0, "line": "trained on 400 samples as rank 0"}.items()
     printed = terminal.said("logs", "demo").splitlines()
     ranks = [int(line.rpartition(" ")[2]) for line in printed if "trained on 400 samples as rank" in line]
     assert ranks == list(range(len(ranks))) and ranks, printed
@@ -109,11 +115,13 @@ def test_a_job_is_submitted_followed_and_told_of(make_cluster: MakeCluster) -> N
 def test_a_job_that_must_wait_says_why_and_a_drained_node_gets_none(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(2)
     terminal = Terminal(cluster)
-    told = terminal.said("drain", "h2", "--reason", "new disk")
-    assert told.strip() == "node 'h2' gets no more jobs; its jobs leave it as soon as they can do without it"
-    assert (
-        terminal.said("submit", "--nnodes", "2", "--name", "wide", *JOB, "train.py", "4000").strip() == "wide"
-    )
+    told = json.loads(terminal.said("drain", "h2", "--reason", "new disk", "--json"))
+    assert told == {
+        "node": "h2",
+        "done": "node 'h2' gets no more jobs; its jobs leave it as soon as they can do without it",
+    }
+    wide = ("submit", "--json", "--nnodes", "2", "--name", "wide", *JOB, "train.py", "4000")
+    assert json.loads(terminal.said(*wide)) == {"job": "wide"}
     waits = json.loads(terminal.said("status", "wide", "--json"))[0]
     assert waits["state"] == "queued" and "2 nodes" in waits["reason"], waits
     assert "h2    drained  0/1" in terminal.said("nodes") and "new disk" in terminal.said("nodes")
@@ -125,7 +133,8 @@ def test_a_job_that_must_wait_says_why_and_a_drained_node_gets_none(make_cluster
     )
     assert terminal.said("scale", "wide", "1:2").strip() == "job 'wide': 1:2 nodes, was 2:2"
     assert json.loads(terminal.said("status", "wide", "--json"))[0]["min_nodes"] == 1
-    assert "stops at its next step boundary" in terminal.said("stop", "wide")
+    assert json.loads(terminal.said("scale", "wide", "1:2", "--json"))["now"] == [1, 2]
+    assert "stops at its next step boundary" in json.loads(terminal.said("stop", "wide", "--json"))["done"]
     eventually(
         lambda: cluster.store.get(cluster_keys.outcome("wide")) is not None,
         DEADLINE_S,

@@ -107,6 +107,14 @@ def test_the_file_at_its_usual_place_in_its_usual_forms(launch: Launcher) -> Non
     assert (config.join_timeout_s, config.holder_timeout_s) == (5.0, 2.5)
 
 
+def test_one_file_for_all_commands(launch: Launcher) -> None:
+    """What only the cluster's commands know is nothing to a job in the foreground."""
+    config_file = launch.directory / "launch.toml"
+    config_file.write_text('etcd = "e1:1"\npriority = 3\nlabel = "rack=r1"\nmax-restarts = 1\n')
+    config = launch.config(env={"BAGUA_CONFIG": str(config_file)})
+    assert config.max_restarts == 1 and config.endpoints is None
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
