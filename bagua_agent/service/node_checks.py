@@ -210,7 +210,8 @@ def _nvidia_smi() -> str | None:
 def _nccl() -> list[Finding]:
     if not gpus_of_the_driver():
         return []
-    said = _output([sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"])
+    # isolated: by root, in whatever directory, whose files must not be imported
+    said = _output([sys.executable, "-I", "-c", "from cupy.cuda import nccl; print(nccl.get_version())"])
     if said is None:
         text = "no CuPy with NCCL, so gradients go by way of the CPU; install bagua[cuda12] or bagua[cuda13]"
         return [Finding("NCCL", Weight.NOTE, text)]
