@@ -7,6 +7,7 @@ goes on. Not for use in a forked child, which opens its own from the same plan.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
@@ -24,6 +25,8 @@ from bagua_core.cache.node_directory import NodeDirectory, enter
 from bagua_core.cache.redis_store import RedisServers, Server
 from bagua_core.cache.stores import Item, NoStore, Store, Written
 from bagua_core.cache.write_behind import WriteBehind
+
+log = logging.getLogger("bagua.cache")
 
 _FLUSH_BEFORE_OTHERS = 10  # exit priority: while queues and threads of multiprocessing are still there
 
@@ -119,7 +122,12 @@ class _Parts:
 
 def _close(parts: _Parts) -> None:
     unwritten = parts.writer.close()
-    if not unwritten:
+    if unwritten:
+        parts.counters.add(dropped=unwritten)
+        log.warning(
+            "%d values could not be written in time at the end; they are loaded anew next time", unwritten
+        )
+    else:
         # a writer that hangs may still use them; the process's end lets go of what is left
         parts.store.close()
         parts.counters.close()

@@ -85,7 +85,9 @@ class _Connection:
         self.server = server
         self.health = ServerHealth()
         self._notices = notices
-        self._failures = (package.exceptions.ConnectionError, package.exceptions.TimeoutError, OSError)
+        errors = package.exceptions
+        # InvalidResponse: whoever answers there is no Redis
+        self._failures = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
         place: dict[str, Any] = (
             {"unix_socket_path": server.socket_path}
             if server.socket_path

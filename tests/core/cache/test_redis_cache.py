@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,36 @@ def cached(plain: Any, redis: list[RedisProcess], room: Path, **options: Any) ->
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_health, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(server_health, "LONGEST_PAUSE_S", 0.02)
+
+
+def test_a_port_where_no_redis_answers_slows_and_stops_nothing(
+    room: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another service, which says something that no Redis would."""
+    plain = Counted(8, tmp_path / "log")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        dataset = bagua.CachedDataset(
+            plain, "redis", hosts=[host], directory=str(room), dataset_name="strange"
+        )
+        assert all(str(dataset[i]) == str(plain[i]) for i in range(8))
+        dataset.close()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5.0)
+    assert not thread.is_alive() and caplog.text.count("no answer from Redis") == 1
 
 
 def test_samples_are_shared_by_nodes(redis: StartRedis, room: Path, tmp_path: Path) -> None:
