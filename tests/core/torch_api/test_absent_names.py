@@ -36,3 +36,10 @@ def test_batch_normalization_has_both_names() -> None:
     converted = SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
     assert isinstance(converted, nn.Sequential)
     assert isinstance(converted[0], sync_batchnorm.SyncBatchNorm)
+
+
+def test_fuse_optimizer_where_the_original_had_it() -> None:
+    from bagua_core.torch_api.contrib.fuse.optimizer import fuse_optimizer as later
+    from bagua_core.torch_api.contrib.fused_optimizer import fuse_optimizer as earlier
+
+    assert earlier is later is bagua.contrib.fuse_optimizer

@@ -1,0 +1,1 @@
+"""As in the original's later versions."""
