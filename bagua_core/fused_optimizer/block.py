@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua_core.fused_optimizer.flat_memory import cut, flat_of, is_like, lying_in_order, may_move, viewed
+from bagua_core.fused_optimizer.flat_memory import (
+    cut,
+    flat_of,
+    is_like,
+    lying_in_order,
+    may_move,
+    viewed,
+)
 from bagua_core.fused_optimizer.state_layout import NotBlockwise, is_elementwise, is_plain, is_scalar_tensor
 
 State = dict[Any, Any]
@@ -189,6 +196,8 @@ class Block:
         first, second = self.members[0].grad, self.members[1].grad
         if first is None or second is None or (self._seen is not None and self._seen() is first):
             return False
+        if first.layout is not torch.strided or second.layout is not torch.strided:
+            return False  # these lie nowhere
         self._seen = weakref.ref(first)
         return second.data_ptr() - first.data_ptr() != self._byte_offsets[1]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bagua_core.fused_optimizer.block import Block, State
 from bagua_core.fused_optimizer.errors import NoCompilerError
+from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.recording import NotRecordable, Recorder, Recording, as_graph
 from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
 
@@ -53,7 +54,11 @@ class _Representative:
 
 
 class CompiledPass:
-    def __init__(self) -> None:
+    """same_one_by_one(optimizer, group): whether a group's step is the same, but for rounding, with ONE_BY_ONE."""
+
+    def __init__(self, same_one_by_one: Callable[[torch.optim.Optimizer, int], bool]) -> None:
+        self._same_one_by_one = same_one_by_one
+        self._known_same: set[Hashable] = set()
         self._representatives: dict[Hashable, _Representative] = {}
         self._programs: dict[Hashable, Callable[..., list[Tensor]]] = {}
 
@@ -81,6 +86,12 @@ class CompiledPass:
 
         Returns False if it makes states, as the first step does: that is not worth compiling. Raises NotRecordable.
         """
+        for number in {one.group for one in self._representatives.values()}:
+            key = switches(optimizer.param_groups[number])
+            if key not in self._known_same:
+                if not self._same_one_by_one(optimizer, number):
+                    raise NotRecordable("it takes other steps for lists of parameters than for single ones")
+                self._known_same.add(key)
         stand_in = StandIn(optimizer, **ONE_BY_ONE)
         _detach_from_script(stand_in)
         recorder = Recorder()

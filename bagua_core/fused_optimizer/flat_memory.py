@@ -58,6 +58,14 @@ def lying_in_order(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((sum(t.numel() for t in tensors),), (1,))
 
 
+def own_memory(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy if it begins anywhere but where its memory begins.
+
+    For tensors to which sparse ones are added: torch (2.13) counts the offset twice then, and writes beyond the memory.
+    """
+    return tensor.clone() if tensor.storage_offset() else tensor
+
+
 def may_move(parameter: Tensor) -> bool:
     """Whether nothing else is known to look at its memory, so that it can be given another.
 

@@ -41,7 +41,7 @@ class ForeachStep:
         self._changed.clear()
 
     def _is_same(self, optimizer: torch.optim.Optimizer, number: int) -> bool:
-        key = switches(optimizer.param_groups[number])
+        key = number, switches(optimizer.param_groups[number])
         if key not in self._known:
             elements = sum(parameter.numel() for parameter in optimizer.param_groups[number]["params"])
             self._known[key] = elements <= MOST_ELEMENTS and self._same(optimizer, number)

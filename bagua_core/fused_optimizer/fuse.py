@@ -19,7 +19,7 @@ from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import switches
-from bagua_core.fused_optimizer.trial import Verdict, judge, same_with_foreach
+from bagua_core.fused_optimizer.trial import Verdict, judge, kinds_of, same_one_by_one, same_with_foreach
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -72,7 +72,7 @@ def fuse_optimizer(
         judgement,
         moves=do_flatten,
         looks_at_memory=check_flatten,
-        compiled=CompiledPass() if compile else None,
+        compiled=CompiledPass(same_one_by_one) if compile else None,
         otherwise=ForeachStep(same_with_foreach),
         choice=LayoutChoice(CutOrNot()),
     )
@@ -124,7 +124,7 @@ def _attach(optimizer: torch.optim.Optimizer, step: FusedStep) -> None:
 
 class _Judgement:
     """For each group, whether its parameters may share blocks; tried once for each way in which options are
-    switched."""
+    switched, and each precision."""
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
@@ -137,7 +137,7 @@ class _Judgement:
 
     def _of(self, optimizer: torch.optim.Optimizer, group: int) -> bool:
         options = optimizer.param_groups[group]
-        key = switches(options)
+        key = switches(options), frozenset(kinds_of(options["params"]))
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._verdicts[key] = judge(optimizer, group)

@@ -72,6 +72,7 @@ class FusedStep:
         self._layout: Layout | None = None
         self._switches: list[Hashable] = []
         self._idles = False
+        self._is_left = False  # its parameters lie by themselves again
         self._fusable_groups: Sequence[bool] = ()
         self._under_way: _UnderWay | None = None
         self._open: dict[
@@ -99,9 +100,9 @@ class FusedStep:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """args: the optimizer itself first, as torch hands them over. Returns them with the stand-in in its place."""
+        self._begun_s = None
         if torch.compiler.is_compiling():
             return None  # whoever compiles the step as it is traces the parameters as they are
-        self._begun_s = None
         self._finish(optimizer)  # a step that raised
         self._judge_switches(optimizer)
         if not any(self._fusable_groups):
@@ -111,16 +112,18 @@ class FusedStep:
             if self._otherwise is not None:
                 self._otherwise.begin(optimizer)
             return None
+        recorded = rest
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            recorded = (_Once(loss), *rest)
             rest = (_Again(self, optimizer, closure, loss), *rest)
         if self._compiled is None:
             self._begun_s = time.perf_counter()
         with torch.no_grad():
             under_way = self._prepare(optimizer, self._compiled)
             compiled = None if under_way is None else under_way.compiled
-            if compiled is not None and not self._record(optimizer, compiled, rest, named):
+            if compiled is not None and not self._record(optimizer, compiled, recorded, named):
                 under_way = self._prepare(optimizer, None)
         self._under_way = under_way
         return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
@@ -141,8 +144,10 @@ class FusedStep:
     def _prepare(self, optimizer: torch.optim.Optimizer, compiled: CompiledPass | None) -> _UnderWay | None:
         """None if there is nothing that blocks could be used for in this step."""
         layout = self._laid_out(optimizer)
-        found = {block: self._gradients_of(block) for block in layout.blocks}
+        found = {block: self._gradients_of(optimizer, block) for block in layout.blocks}
         self._idles = bool(found) and set(found.values()) == {Gradients.NOT_WORTH_COPYING}
+        if self._idles:
+            self._leave(optimizer, layout)
         if Gradients.ALL not in found.values():
             return None
         under_way = _UnderWay(StandIn(optimizer, **({} if compiled is None else ONE_BY_ONE)), compiled)
@@ -173,10 +178,19 @@ class FusedStep:
         )
         return self._idles
 
-    def _gradients_of(self, block: Block) -> Gradients:
+    def _leave(self, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+        """Blocks are of no use, and in steps that are not looked into a gradient may become sparse."""
+        for member in (m for block in layout.blocks for m in block.members):
+            self._moved.undo(member, optimizer.state.get(member, {}))
+        self._is_left = True
+
+    def _gradients_of(self, optimizer: torch.optim.Optimizer, block: Block) -> Gradients:
         found = Gradients.SOME if block in self._open else block.take_gradients()
         if found is Gradients.SOME:
             self._open[block] = tuple(m.grad is None for m in block.members)
+            for member in block.members:
+                if member.grad is not None and member.grad.layout is not torch.strided:
+                    self._moved.undo(member, optimizer.state.get(member, {}))
         if found in (Gradients.SOME, Gradients.NONE):
             block.kind = object()  # its count of steps is another than that of the others from now on
         return found
@@ -197,8 +211,10 @@ class FusedStep:
 
     def _laid_out(self, optimizer: torch.optim.Optimizer) -> Layout:
         layout = self._layout
-        if layout is None or self._is_stale(optimizer, layout):
+        if layout is None or self._is_left or self._is_stale(optimizer, layout):
+            self._is_left = False
             self._open.clear()
+            self._fusable_groups = self._fusable(optimizer)  # parameters may be of another precision by now
             layout = self._layout = lay_out(
                 optimizer,
                 self._fusable_groups,
@@ -335,6 +351,18 @@ class _Again:
         loss = self._closure()
         self._step.gradients_again(self._optimizer)
         return loss
+
+
+class _Once:
+    """The closure's loss for a step that is run on representatives to be recorded: the closure has been called."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = [loss]
+
+    def __call__(self) -> Any:
+        if not self._loss:
+            raise NotRecordable("it calls its closure several times a step")
+        return self._loss.pop()
 
 
 def closure_of(

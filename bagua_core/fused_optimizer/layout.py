@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from bagua_core.fused_optimizer.block import Block, flatten
 from bagua_core.fused_optimizer.block_plan import Candidate, plan_blocks
 from bagua_core.fused_optimizer.block_sizes import BlockSizes, sizes_for
-from bagua_core.fused_optimizer.flat_memory import lying_in_order, may_move
+from bagua_core.fused_optimizer.flat_memory import lying_in_order, may_move, own_memory
 from bagua_core.fused_optimizer.state_layout import NotBlockwise, kind_of_state, why_not_in_a_block
 
 
@@ -37,6 +37,15 @@ class Moved:
     def may_move(self, parameter: Tensor) -> bool:
         known: Any = self._memory.get(parameter)  # type: ignore[no-untyped-call]
         return bool(known == self._name(parameter)) or may_move(parameter)
+
+    def undo(self, parameter: Tensor, state: dict[Any, Any]) -> None:
+        """Give it and its state memories of their own, if they lie in a block's: see own_memory."""
+        if self._memory.get(parameter) != self._name(parameter):  # type: ignore[no-untyped-call]
+            return
+        parameter.data = own_memory(parameter.data)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = own_memory(value)
 
     @staticmethod
     def _name(parameter: Tensor) -> tuple[int, int]:
@@ -130,6 +139,9 @@ def _blocks(
         except NotBlockwise:
             continue
         gradient = parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            moved.undo(parameter, optimizer.state.get(parameter, {}))
+            continue
         its_sizes = sizes or usual(parameter.device)
         if not cuts[state != ()]:
             its_sizes = replace(its_sizes, cut_above=max(its_sizes.cut_above, parameter.numel()))

@@ -1,26 +1,30 @@
 """How should blocks be laid out from now on? Learned from the steps so far: what they kept, copied, and took.
 
-Owns what is asked of the next layout. Every answer is right for the result; only the time differs.
+Owns what is asked of the next layout. Every answer is right for the result; only the time differs. Replicas learn
+nothing that each would find out at another step (see replicas.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from bagua_core.fused_optimizer.block import Block
 from bagua_core.fused_optimizer.cut_or_not import CutOrNot
+from bagua_core.fused_optimizer.replicas import is_alone
 
 
 class LayoutChoice:
     """cuts_stateless, cuts_states: whether large parameters are cut, without states and with. gradients_stay: whether
     the script keeps them from step to step, as far as compiled blocks go by it.
 
-    cutting: whether those with states are; always if None."""
+    cutting: whether those with states are; always if None. alone: whether no other process steps copies of these
+    parameters."""
 
-    def __init__(self, cutting: CutOrNot | None = None) -> None:
+    def __init__(self, cutting: CutOrNot | None = None, alone: Callable[[], bool] = is_alone) -> None:
         self.cutting = cutting
+        self._alone = alone
         self.cuts_stateless = True
         self._stay: bool | None = False  # None: they did, and no more, so it is left at that
         self._cut: list[Tensor] = []  # the members of blocks that were, while both kinds are timed
@@ -39,7 +43,7 @@ class LayoutChoice:
 
     def learn(self, stepped: Sequence[Block], compiled: bool) -> bool:
         """After a step on these blocks. Returns whether they are better laid out anew."""
-        anew = compiled and self._learn_gradients(stepped)
+        anew = compiled and self._alone() and self._learn_gradients(stepped)
         if self.cuts_stateless and any(len(block.pieces) > 1 and block.is_stateless for block in stepped):
             self.cuts_stateless = False  # what passes over memory once gains nothing from the cache
             return True
@@ -60,7 +64,7 @@ class LayoutChoice:
         """The whole of a step that was not compiled. Returns whether it is better laid out anew. Only those count in
         which all of the parameters that are cut or not had gradients."""
         cutting = self.cutting
-        if cutting is None or cutting.is_settled:
+        if cutting is None or cutting.is_settled or not self._alone():
             return False
         if cutting.cuts:
             cut = [m for block in stepped if len(block.pieces) > 1 and block.homes[0] for m in block.members]

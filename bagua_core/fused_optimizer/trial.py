@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +80,23 @@ def judge(optimizer: torch.optim.Optimizer, group: int) -> Verdict:
         attributes = attributes_of(optimizer)
     except HoldsParameters as error:
         return Verdict(False, str(error))
-    dtype, device = _of_most(own["params"])
+    kinds = kinds_of(own["params"])
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were made, or will be, where the script calls the optimizer
-        precise = _try_all_ways(_Trial(optimizer, group, attributes, torch.float64, device), _PHASES)
+        precise = _try_all_ways(_Trial(optimizer, group, attributes, torch.float64, kinds[0][1]), _PHASES)
         if isinstance(precise, Verdict) and not precise.is_elementwise:
             return precise
         # some do otherwise in the parameters' own precision, and a few know no other
         phases = _PHASES if isinstance(precise, str) else _CONFIRMING_PHASES
-        coarse = _try_all_ways(_Trial(optimizer, group, attributes, dtype, device), phases)
-    if isinstance(coarse, Verdict):
-        return coarse
+        verdicts = []
+        for dtype, device in kinds:
+            coarse = _try_all_ways(_Trial(optimizer, group, attributes, dtype, device), phases)
+            if isinstance(coarse, Verdict):
+                if not coarse.is_elementwise:
+                    return coarse
+                verdicts.append(coarse)
+    if verdicts:
+        return verdicts[0]
     return (
         precise if isinstance(precise, Verdict) else Verdict(False, f"its step could not be tried: {precise}")
     )
@@ -98,13 +104,42 @@ def judge(optimizer: torch.optim.Optimizer, group: int) -> Verdict:
 
 def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
     """Whether foreach=True gives the same bits, for a group whose judge has found nothing against it."""
+    given = optimizer.param_groups[group].get("foreach")
+    return all(
+        _same(optimizer, group, (given, True), dtype, device, torch.equal)
+        for dtype, device in kinds_of(optimizer.param_groups[group]["params"])
+    )
+
+
+def same_one_by_one(optimizer: torch.optim.Optimizer, group: int) -> bool:
+    """Whether foreach=False gives the same but for rounding; some take other steps for lists than for single ones."""
+    options = optimizer.param_groups[group]
+    if options.get("foreach", False) is False:
+        return True
+    device = kinds_of(options["params"])[0][1]
+
+    def close(one: Tensor, other: Tensor) -> bool:
+        return torch.allclose(one, other, rtol=1e-6, atol=1e-9)
+
+    return _same(optimizer, group, (options["foreach"], False), torch.float64, device, close)
+
+
+def _same(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    foreach: tuple[bool | None, bool],
+    dtype: torch.dtype,
+    device: torch.device,
+    equal: Callable[[Tensor, Tensor], bool],
+) -> bool:
+    """Whether steps with either value of the option `foreach` come out as `equal` says."""
     try:
         attributes = attributes_of(optimizer)
-        dtype, device = _of_most(optimizer.param_groups[group]["params"])
         count = len(trial_tensors.SHAPES)
         parameters = [trial_tensors.parameters(dtype, device, count) for _ in range(2)]
         both = [like(optimizer, group, own, attributes, constructed=False) for own in parameters]
-        both[1].param_groups[0]["foreach"] = True
+        for one, value in zip(both, foreach, strict=True):
+            one.param_groups[0]["foreach"] = value
         drawn = trial_tensors.gradients(dtype, device, count)
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -114,12 +149,13 @@ def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
                     _step(one, own, gradients, closes=False)
     except Exception:  # noqa: BLE001 (an optimizer that knows no foreach, or can't be tried: it stays as it is)
         return False
-    return all(map(torch.equal, *parameters))
+    return all(map(equal, *parameters))
 
 
-def _of_most(parameters: list[Tensor]) -> tuple[torch.dtype, torch.device]:
-    real = [p for p in parameters if p.is_floating_point()]
-    return (real[0].dtype, real[0].device) if real else (torch.float32, torch.device("cpu"))
+def kinds_of(parameters: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.device]]:
+    """In which precisions, and where, a group's parameters are; at least one."""
+    found = dict.fromkeys((p.dtype, p.device) for p in parameters if p.is_floating_point())
+    return list(found) or [(torch.float32, torch.device("cpu"))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,3 +152,49 @@ def test_a_compiled_model_trains_with_a_fused_optimizer() -> None:
         twins.steps += 1
     twins.check(close)
     assert twins.blocks
+
+
+def test_with_a_closure() -> None:
+    """As Lightning always has one: called once a step, also in the one that makes states."""
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-4), shapes_net, compile=True)
+    called = 0
+    for _ in range(5):
+        losses = []
+        for model, optimizer in twins.pairs():
+
+            def closure(model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
+                nonlocal called
+                called += 1
+                optimizer.zero_grad()
+                return twins.backward(model)
+
+            losses.append(optimizer.step(closure))
+        assert torch.allclose(*losses, rtol=1e-4)
+        twins.steps += 1
+    twins.check(close)
+    assert called == 10 and twins.step.compiled.programs == 1
+
+
+class OtherwiseForLists(torch.optim.SGD):
+    """Takes twice the step for parameters in a list, as an optimizer whose two ways differ."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            times = 1.0 if group["foreach"] is False else 2.0
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * (times * group["lr"]))
+
+
+def test_one_whose_steps_for_lists_are_others_is_not_compiled() -> None:
+    """Compiled, it would be stepped one by one."""
+    twins, warned = quietly(lambda: Twins(lambda params: OtherwiseForLists(params, lr=1e-2), compile=True))
+    with pytest.warns(UserWarning, match="takes other steps for lists"):
+        twins.train(3)
+    twins.check()
+    assert twins.step.compiled is None and not warned
+    alone = Twins(lambda params: OtherwiseForLists(params, lr=1e-2, foreach=False), compile=True)
+    alone.train(3)
+    alone.check(close)
+    assert alone.step.compiled is not None

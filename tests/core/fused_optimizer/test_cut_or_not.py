@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_TURN, STEPS_TO_SETTLE, CutOrNot
+from bagua_core.fused_optimizer.replicas import is_alone
 from tests.core.fused_optimizer.twins import Twins, shapes_net
 
 
@@ -71,3 +72,20 @@ def test_steps_without_the_large_ones_are_not_counted() -> None:
     twins.train(STEPS_TO_SETTLE - STEPS_OF_A_TURN)
     assert cutting.is_settled
     twins.check()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("BAGUA_WORKER_ID", "n0.0.a"), ("WORLD_SIZE", "2")])
+def test_replicas_decide_nothing_by_the_clock(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would decide for itself, and where a layout shows in the last bits they would drift apart."""
+    monkeypatch.setenv(variable, value)
+    assert not is_alone()
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
+    twins.train(3)
+    laid_out = twins.step.laid_out
+    twins.train(STEPS_TO_SETTLE)
+    assert twins.step.laid_out == laid_out and twins.step.choice.cuts_states
+    assert not twins.step.choice.cutting.is_settled
+    monkeypatch.delenv(variable)
+    assert is_alone()

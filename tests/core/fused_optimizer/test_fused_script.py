@@ -340,6 +340,50 @@ def test_closures() -> None:
     twins.check()
 
 
+def test_gradients_that_become_sparse() -> None:
+    """After dense ones that were stepped without states."""
+    twins = Twins(lambda params: torch.optim.SGD(params, lr=1e-2), small_net)
+    twins.train(3)
+
+    def sparse(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse()
+
+    twins.train(2, between=sparse)
+    twins.check()
+
+
+class WithEmbedding(nn.Module):
+    """Its embedding's gradient is dense, absent, or sparse, as `way` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.embedding = nn.Embedding(7, 3)
+        self.way = "dense"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "absent":
+            return self.linear(x)  # type: ignore[no-any-return]
+        self.embedding.sparse = self.way == "sparse"
+        return self.linear(x) + self.embedding(torch.arange(8) % 7)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", ["dense", "absent"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_an_embedding_whose_gradients_become_sparse(kind: Any, way: str) -> None:
+    """torch writes beyond a parameter's memory where it adds sparse gradients to one that lies within another's."""
+    twins = Twins(lambda params: kind(params, lr=1e-2), WithEmbedding)
+    for now in (way, "sparse", way, "sparse", "sparse"):
+        for model in twins.models:
+            model.way = now  # type: ignore[assignment]
+        twins.train(3)
+        twins.check()
+    embedding = twins.models[1].embedding
+    assert all(p.storage_offset() == 0 for p in embedding.parameters())  # type: ignore[union-attr]
+
+
 class TwiceAStep(torch.optim.SGD):
     """Asks for gradients twice, as extragradient methods do."""
 

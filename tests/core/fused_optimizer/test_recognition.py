@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bagua_core.fused_optimizer import PerParameterError, fuse_optimizer, trial_tensors
+from bagua_core.fused_optimizer.fuse import step_of
 from bagua_core.fused_optimizer.trial import judge
 from tests.core.fused_optimizer import third_party
 from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net
@@ -64,6 +65,29 @@ def test_what_is_done_in_one_precision_only_is_seen(dtype: torch.dtype) -> None:
     verdict = judge(third_party.RoundsAtRandom(nn.Linear(3, 2).to(dtype).parameters()), 0)
     assert verdict.is_elementwise == (dtype is torch.float32)
     assert ("draws random numbers" in verdict.reason) == (dtype is torch.bfloat16)
+
+
+def test_each_precision_is_tried_wherever_it_comes_from() -> None:
+    """In a group beside another, in one group with it, and after the model has become another."""
+    single, half = nn.Linear(3, 2), nn.Linear(3, 2).to(torch.bfloat16)
+    mixed = third_party.RoundsAtRandom([*single.parameters(), *half.parameters()])
+    assert "draws random numbers" in judge(mixed, 0).reason
+    groups = [{"params": list(model.parameters())} for model in (single, half)]
+    with pytest.warns(UserWarning, match=r"parameter group 1\) does not work"):
+        fuse_optimizer(third_party.RoundsAtRandom(groups))
+    model = nn.Linear(3, 2)
+    optimizer = fuse_optimizer(third_party.RoundsAtRandom(model.parameters()))
+
+    def train() -> int:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return len(step_of(optimizer).layout.blocks)  # type: ignore[union-attr]
+
+    assert train() == 1
+    model.to(torch.bfloat16)
+    with pytest.warns(UserWarning, match="does not work on each element"):
+        assert train() == 0
 
 
 def test_beyond_the_trials_steps_it_is_not_seen() -> None:
