@@ -99,7 +99,7 @@ def ways_of(name: str, kind: type[Any], device: torch.device) -> dict[str, Calla
         ways["foreach"] = lambda p: kind(p, **options, foreach=True)
     else:
         ways["loop"] = lambda p: kind(p, **options)
-    if takes(fused=True):
+    if "fused" in inspect.signature(kind).parameters and takes(fused=True):  # some swallow any word
         ways["fused"] = lambda p: kind(p, **options, fused=True)
         ways["blocks, fused"] = lambda p: fuse_optimizer(kind(p, **options, fused=True))
     ways["blocks"] = lambda p: fuse_optimizer(kind(p, **options))
