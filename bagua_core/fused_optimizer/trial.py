@@ -179,6 +179,11 @@ def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> Verdict | str:
                 found = _try(trial, constructed, closes, phase)
                 if found is not _YES:
                     break
+            if found is _YES and not closes:
+                with_closure = _try(trial, constructed, True, phases[0])
+                return (
+                    with_closure if isinstance(with_closure, Verdict) else found
+                )  # one that takes none is fine
             if isinstance(found, Verdict):
                 return found
             reason = reason or found
@@ -231,8 +236,9 @@ def _step(
     closes: bool,
 ) -> None:
     def fill() -> Any:
+        """From a closure, gradients go by where the parameters are by then: some move them before they call it."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.clone()
+            parameter.grad = gradient * (1 + 0.1 * parameter.detach().tanh()) if closes else gradient.clone()
         return torch.zeros(())
 
     fill()

@@ -90,6 +90,32 @@ def test_each_precision_is_tried_wherever_it_comes_from() -> None:
         assert train() == 0
 
 
+class Ascends(torch.optim.SGD):
+    """As sharpness-aware minimization does it: the closure is called where the parameters were moved to."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            return super().step()
+        moved = [
+            (p, p.grad.sign()) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
+        for p, direction in moved:
+            p.add_(direction, alpha=0.1)
+        loss = torch.enable_grad()(closure)()
+        for p, direction in moved:
+            p.sub_(direction, alpha=0.1)
+        super().step()
+        return loss
+
+
+def test_one_that_moves_parameters_before_its_closure_is_not_fused() -> None:
+    """A fused step calls the closure first."""
+    verdict = judge(Ascends(nn.Linear(3, 2).parameters(), lr=0.01), 0)
+    assert not verdict.is_elementwise and "differs on a block" in verdict.reason
+    assert judge(torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.01), 0).is_elementwise
+
+
 def test_beyond_the_trials_steps_it_is_not_seen() -> None:
     """The limit that the documents state."""
     after = max(trial_tensors.JUMPS) * 10
