@@ -41,7 +41,6 @@ environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
 [directories]
 state = "{directory}/state"
 log = "{directory}/log"
-runtime = "{directory}/run"
 """
 
 

@@ -39,7 +39,6 @@ environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
 [directories]
 state = "{directory}/state"
 log = "{directory}/log"
-runtime = "{directory}/run"
 [times]
 node_lease_s = 2.0
 """
