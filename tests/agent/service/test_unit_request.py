@@ -1,0 +1,61 @@
+"""What of a submission does a node take? What its configuration allows, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_agent.errors import UserError
+from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.job_file import encode
+from bagua_agent.service import agent_config
+from bagua_agent.service.unit_request import SUBMITTED, unit_request
+from bagua_contract import cluster_pb2 as pb
+
+CONFIG = agent_config.check(
+    {
+        "insecure": True,
+        "etcd": {"endpoints": ["127.0.0.1:2379"]},
+        "node": {"name": "n0", "slots": 4},
+        "jobs": {"default_user": "train", "users": ["ann"], "environment": ["LR", "NCCL_*"]},
+    },
+    "test",
+    "n0",
+)
+
+
+def submission(
+    environment: dict[str, str] | None = None, user: str = "", directory: str = "/data"
+) -> pb.Submission:
+    job = JobConfig(command=WorkerCommand(CommandKind.SCRIPT, "train.py"), job_id="job")
+    return pb.Submission(
+        job_id="job",
+        min_nodes=1,
+        max_nodes=2,
+        user=user,
+        directory=directory,
+        environment=environment or {},
+        launch=encode(job, SUBMITTED),
+    )
+
+
+def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
+    asked = {"LR": "0.1", "NCCL_DEBUG": "INFO"}
+    made = unit_request(submission(asked), (1, 3), CONFIG, have_gpus=True)
+    assert made.environment.items() >= {**asked, "CUDA_VISIBLE_DEVICES": "1,3"}.items()
+    assert (made.config.slots, made.config.run_as) == (2, "train")
+    without = unit_request(submission(), (1, 3), CONFIG, have_gpus=False)
+    assert set(without.environment) == {"PATH", "LANG"}, "nothing of the daemon's own"
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (submission({"LD_PRELOAD": "/tmp/x.so", "LR": "1"}), "n0 lets no job set LD_PRELOAD"),
+        (submission({"PATH": "/tmp"}), "n0 lets no job set PATH"),
+        (submission(user="root"), "jobs don't run as 'root' on n0; use train, ann"),
+        (submission(directory="../data"), "directory '../data' is not absolute"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(asked: pb.Submission, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        unit_request(asked, (0,), CONFIG, have_gpus=False)
