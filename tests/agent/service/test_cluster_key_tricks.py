@@ -11,5 +11,5 @@ from bagua_agent.store import cluster_keys
 @pytest.mark.parametrize("name", ["", ".", "..", "../h2", "h2/../h3", "h2\n", "h2\0", "h 2", "ü", "n" * 101])
 def test_a_node_of_such_a_name_has_no_keys(name: str) -> None:
     for key in (cluster_keys.node, cluster_keys.drain, cluster_keys.orders):
-        with pytest.raises(UserError, match="node id .* is not allowed"):
+        with pytest.raises(UserError, match=r"node id .* is not allowed"):
             key(name)
