@@ -10,8 +10,10 @@ import os
 
 import torch
 
+from bagua_contract.environment import variable
+
 # Of torch's launchers, and of a worker of a job: that may be alone now, and not from the next step on.
-_WORLD, _OF_A_JOB = "WORLD_SIZE", "BAGUA_WORKER_ID"
+_WORLD, _OF_A_JOB = "WORLD_SIZE", variable("worker_id")
 
 
 def is_alone() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import pytest
 
@@ -24,8 +25,11 @@ from tests.lab.wait import eventually
 LEASE_S = 60.0  # outlives every outage of this test
 
 
-class DeniedOrders(Store):
-    """etcd, but this node may not write orders."""
+class TroubleWithOrders(Store):
+    """etcd, but each write of orders meets the next trouble, until there are none."""
+
+    troubles: Iterator[Exception] = iter(())
+    met = 0
 
     def transact(
         self,
@@ -35,25 +39,10 @@ class DeniedOrders(Store):
         timeout_s: float | None = None,
     ) -> Transaction:
         if any(put.key.startswith(cluster_keys.ORDERS) for put in puts):
-            raise UserError("etcd denies it, as the test wants")
-        return super().transact(compares, puts, deletes, timeout_s)
-
-
-class AwayForOrders(Store):
-    """etcd, but away for the first write of orders."""
-
-    outages = 0
-
-    def transact(
-        self,
-        compares: Sequence[Compare] = (),
-        puts: Sequence[Put] = (),
-        deletes: Sequence[str] = (),
-        timeout_s: float | None = None,
-    ) -> Transaction:
-        if not self.outages and any(put.key.startswith(cluster_keys.ORDERS) for put in puts):
-            self.outages += 1
-            raise StoreUnavailable("away, as the test wants")
+            trouble = next(self.troubles, None)
+            if trouble is not None:
+                self.met += 1
+                raise trouble
         return super().transact(compares, puts, deletes, timeout_s)
 
 
@@ -65,8 +54,8 @@ def etcd() -> Iterator[EmbeddedEtcd]:
 
 
 @pytest.fixture
-def store(etcd: EmbeddedEtcd) -> Iterator[AwayForOrders]:
-    made = AwayForOrders(StoreConfig((parse_endpoint(etcd.endpoint),)))
+def store(etcd: EmbeddedEtcd) -> Iterator[TroubleWithOrders]:
+    made = TroubleWithOrders(StoreConfig((parse_endpoint(etcd.endpoint),)))
     yield made
     made.close()
 
@@ -86,25 +75,26 @@ def ordered(store: Store) -> list[str]:
     return [] if found is None else [order.job_id for order in read_orders(found.value)]
 
 
-def test_it_goes_on_with_the_key_that_it_holds(store: AwayForOrders) -> None:
+def test_it_goes_on_with_the_key_that_it_holds(store: TroubleWithOrders) -> None:
     said: list[str] = []
     leased = LeasedKeys(store, LEASE_S)
     scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
     submit(store)
+    store.troubles = iter([StoreUnavailable("away, as the test wants")])
     try:
         scheduler.start()
         eventually(lambda: ordered(store) == ["job"], 20.0, lambda: f"the order stands; said: {said}", 0.05)
-        assert store.outages == 1, "there was an outage"
+        assert store.met == 1, "there was an outage"
         assert said.count("this node schedules the cluster's jobs") == 2
     finally:
         scheduler.stop()
         leased.close()
 
 
-def test_one_that_is_refused_lets_another_schedule(etcd: EmbeddedEtcd, store: AwayForOrders) -> None:
+def test_one_that_is_refused_lets_another_schedule(etcd: EmbeddedEtcd, store: TroubleWithOrders) -> None:
     """Its lease is kept for the node's other keys, so without giving it up it would hold the key for good."""
-    store.outages = 1  # no further ones
-    denied = DeniedOrders(store.config)
+    denied = TroubleWithOrders(store.config)
+    denied.troubles = repeat(UserError("etcd denies it, as the test wants"))
     said: dict[str, list[str]] = {"n0": [], "n1": []}
     leases = {"n0": LeasedKeys(denied, LEASE_S), "n1": LeasedKeys(store, LEASE_S)}
     policy = ClusterPolicy(settle_s=0.0)
@@ -126,7 +116,7 @@ def test_one_that_is_refused_lets_another_schedule(etcd: EmbeddedEtcd, store: Aw
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_one_that_meets_a_bug_lets_another_schedule(
-    store: AwayForOrders, monkeypatch: pytest.MonkeyPatch
+    store: TroubleWithOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(*_: object) -> None:
         raise ZeroDivisionError("as the test wants")
