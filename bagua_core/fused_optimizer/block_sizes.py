@@ -7,8 +7,17 @@ between them; a GPU and compiled code make few passes, and large blocks mean few
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
+
+
+class Way(Enum):
+    """Who passes over a block's elements?"""
+
+    BY_OPERATION = auto()  # the optimizer's own step, one operation after the other
+    COMPILED = auto()  # what torch.compile has made of it
+    BY_LIBRARY = auto()  # the CPU's library, tile by tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,12 @@ COMPILED = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 22, cut_above=_NEVER, 
 COMPILED_GRADIENTS_STAY = BlockSizes(pack_below=1 << 22, pack_up_to=1 << 24, cut_above=_NEVER, takes_all=True)
 
 
-def sizes_for(device: torch.device, compiled: bool, gradients_stay: bool = False) -> BlockSizes:
-    if compiled:
+BY_LIBRARY = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 18, cut_above=_NEVER, takes_all=True)
+
+
+def sizes_for(device: torch.device, way: Way, gradients_stay: bool = False) -> BlockSizes:
+    if way is Way.COMPILED:
         return COMPILED_GRADIENTS_STAY if gradients_stay else COMPILED
+    if way is Way.BY_LIBRARY:
+        return BY_LIBRARY
     return IN_CACHE if device.type == "cpu" else ON_ACCELERATOR

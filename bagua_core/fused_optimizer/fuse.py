@@ -12,19 +12,41 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from bagua_core.fused_optimizer.compiled_pass import CompiledPass, require_compiler
+from bagua_core.fused_optimizer.block_sizes import Way
+from bagua_core.fused_optimizer.compiled_program import CompiledProgram, require_compiler
 from bagua_core.fused_optimizer.cut_or_not import CutOrNot
 from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
+from bagua_core.fused_optimizer.library_program import LibraryProgram
 from bagua_core.fused_optimizer.options import switches
-from bagua_core.fused_optimizer.trial import Verdict, judge, kinds_of, same_one_by_one, same_with_foreach
+from bagua_core.fused_optimizer.recorded_pass import Kind, RecordedPass
+from bagua_core.fused_optimizer.trial import (
+    Verdict,
+    judge,
+    kinds_of,
+    same_bits_one_by_one,
+    same_one_by_one,
+    same_with_foreach,
+)
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 _fused: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[FusedStep, tuple[bool, ...]]] = (
     weakref.WeakKeyDictionary()
+)
+
+# Recording a step takes about a millisecond, as a step on so many elements does at most.
+_LEAST_ELEMENTS = 1 << 21
+_COMPILED = Kind(Way.COMPILED, CompiledProgram, same_one_by_one)
+_BY_LIBRARY = Kind(
+    Way.BY_LIBRARY,
+    LibraryProgram,
+    same_bits_one_by_one,
+    is_exact=True,
+    is_asked_for=False,
+    least_elements=_LEAST_ELEMENTS,
 )
 
 
@@ -72,7 +94,7 @@ def fuse_optimizer(
         judgement,
         moves=do_flatten,
         looks_at_memory=check_flatten,
-        compiled=CompiledPass(same_one_by_one) if compile else None,
+        recorded=RecordedPass(_COMPILED if compile else _BY_LIBRARY),
         otherwise=ForeachStep(same_with_foreach),
         choice=LayoutChoice(CutOrNot()),
     )

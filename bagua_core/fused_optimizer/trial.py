@@ -111,6 +111,19 @@ def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
     )
 
 
+def same_bits_one_by_one(optimizer: torch.optim.Optimizer, group: int) -> bool:
+    """Whether foreach=False, fused=False gives the same bits, for a group whose judge has found nothing against it."""
+    options = optimizer.param_groups[group]
+    if options.get("fused") or options.get("capturable"):
+        return False
+    if options.get("foreach", False) is False:
+        return True
+    return all(
+        _same(optimizer, group, (options["foreach"], False), dtype, device, torch.equal)
+        for dtype, device in kinds_of(options["params"])
+    )
+
+
 def same_one_by_one(optimizer: torch.optim.Optimizer, group: int) -> bool:
     """Whether foreach=False gives the same but for rounding; some take other steps for lists than for single ones."""
     options = optimizer.param_groups[group]

@@ -36,7 +36,7 @@ def test_the_result_is_equal_within_rounding_and_a_schedule_compiles_nothing(kin
         twins.train(1)
         for scheduler in schedulers:
             scheduler.step()
-        compiled.append(twins.step.compiled.programs)
+        compiled.append(twins.step.recorded.programs)
     twins.check(close)
     makes_states = not has_states and bool(twins.optimizers[0].state)
     assert compiled[0] == (0 if makes_states else 1), "a step that makes states is not compiled"
@@ -97,7 +97,7 @@ def test_gradients_that_are_absent_and_states_that_are_loaded() -> None:
         optimizer.load_state_dict(optimizer.state_dict())
     twins.train(2)
     twins.check(close)
-    assert twins.step.compiled.programs == 1
+    assert twins.step.recorded.programs == 1
 
 
 def test_what_cannot_be_compiled_goes_on_in_blocks_and_says_so_once() -> None:
@@ -174,7 +174,7 @@ def test_with_a_closure() -> None:
         assert torch.allclose(*losses, rtol=1e-4)
         twins.steps += 1
     twins.check(close)
-    assert called == 10 and twins.step.compiled.programs == 1
+    assert called == 10 and twins.step.recorded.programs == 1
 
 
 class OtherwiseForLists(torch.optim.SGD):
@@ -195,8 +195,8 @@ def test_one_whose_steps_for_lists_are_others_is_not_compiled() -> None:
     with pytest.warns(UserWarning, match="takes other steps for lists"):
         twins.train(3)
     twins.check()
-    assert twins.step.compiled is None and not warned
+    assert twins.step.recorded is None and not warned
     alone = Twins(lambda params: OtherwiseForLists(params, lr=1e-2, foreach=False), compile=True)
     alone.train(3)
     alone.check(close)
-    assert alone.step.compiled is not None
+    assert alone.step.recorded is not None

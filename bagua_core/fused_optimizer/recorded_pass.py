@@ -1,0 +1,315 @@
+"""How is a step run over whole blocks in one pass, whatever the optimizer?
+
+Blocks that are alike have one representative of a few elements, on which the optimizer's own step runs; what it did
+there is made into a program once, and run on each block with the numbers of this step. So a learning rate that changes
+makes no new program. Owns the representatives and the programs; what a program is made by is for others to say
+(compiled_program.py, library_program.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bagua_core.fused_optimizer.block import Block, State
+from bagua_core.fused_optimizer.block_sizes import Way
+from bagua_core.fused_optimizer.options import switches
+from bagua_core.fused_optimizer.recording import NotRecordable, Recorder, Recording
+from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
+
+ELEMENTS = 5  # of a representative; no dimension that something else is likely to have
+ELEMENTS_OF_A_PROOF = 4099  # a few tiles, and a rest that fills no vector
+# Options, where an optimizer has them, under which its step works on one tensor after the other.
+ONE_BY_ONE = {"foreach": False, "fused": False}
+MOST_PROGRAMS = 16  # an optimizer has a handful: the first step, the later ones, each dtype
+_PARAMETER, _GRADIENT = "parameter", "gradient"
+
+
+class Program(Protocol):
+    def run(self, recording: Recording, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """The recorded step on each part's inputs, which are in the recording's order; returns each part's results.
+
+        Raises NotRecordable before it has changed anything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What makes programs of recordings, and when. same: (optimizer, group) -> whether that group's step is the same
+    with ONE_BY_ONE. is_exact: programs must give the very bits of the step, so each is proved before it is used.
+    is_asked_for: by the script, so that it is told where there is none. least_elements: of all parameters, from which
+    on it is worth what recording a step costs."""
+
+    way: Way
+    make: Callable[[Recording], Program]
+    same: Callable[[torch.optim.Optimizer, int], bool]
+    is_exact: bool = False
+    is_asked_for: bool = True
+    least_elements: int = 0
+
+
+Arguments = Callable[[], tuple[Any, ...]]  # of step(), fresh for each call: a closure is called once
+
+
+@dataclass(eq=False)
+class _Representative:
+    group: int
+    parameter: torch.nn.Parameter
+    state: State
+    blocks: list[Block] = field(default_factory=list)
+    recording: Recording | None = None
+    program: Program | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A further representative, on which the step has run and was recorded. stood: its state afterwards."""
+
+    recording: Recording
+    parameter: torch.nn.Parameter
+    inputs: dict[Any, Tensor]
+    stood: State
+
+
+class RecordedPass:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._known_same: set[Hashable] = set()
+        self._representatives: dict[Hashable, _Representative] = {}
+        self._programs: dict[Hashable, Program] = {}
+
+    @property
+    def programs(self) -> int:
+        """How many have been made."""
+        return len(self._programs)
+
+    def pays(self, parameters: Sequence[Tensor]) -> bool:
+        return sum(p.numel() for p in parameters) >= self.kind.least_elements
+
+    def begin(self) -> None:
+        """A step is being prepared."""
+        self._representatives = {}
+
+    def expect(self, stand_in: StandIn, group: int, block: Block) -> None:
+        """`block`, whose gradients are gathered, takes part in this step."""
+        key = (group, block.kind)
+        one = self._representatives.get(key)
+        if one is None:
+            parameter, state = _small(block.flats[0], block.states[0])
+            one = self._representatives[key] = _Representative(group, parameter, state)
+            stand_in.add(group, parameter, state)
+        one.blocks.append(block)
+
+    def record(self, optimizer: torch.optim.Optimizer, arguments: Arguments, kwargs: dict[str, Any]) -> bool:
+        """Run the step on further representatives and write down what it does; nothing else notices.
+
+        Returns False if it makes states, as the first step does: that is not worth a program. Raises NotRecordable.
+        """
+        for number in {one.group for one in self._representatives.values()}:
+            key = switches(optimizer.param_groups[number])
+            if key not in self._known_same:
+                if not self.kind.same(optimizer, number):
+                    raise NotRecordable("it takes other steps for lists of parameters than for single ones")
+                self._known_same.add(key)
+        representatives = list(self._representatives.values())
+        all_followed = self._follow(optimizer, representatives, _small, arguments(), kwargs)
+        if all_followed is None:
+            return False
+        unproved = []
+        for one, followed in zip(representatives, all_followed, strict=True):
+            one.recording = followed.recording
+            one.program, is_new = self._program(followed.recording, one.blocks[0])
+            if is_new and self.kind.is_exact:
+                unproved.append(one)
+        if unproved:
+            self._prove(optimizer, representatives, unproved, arguments(), kwargs)
+        return True
+
+    def _follow(
+        self,
+        optimizer: torch.optim.Optimizer,
+        representatives: Sequence[_Representative],
+        like: Callable[[Tensor, State], tuple[torch.nn.Parameter, State]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Callable[[list[dict[Any, Tensor]]], None] = lambda inputs: None,
+    ) -> list[_Followed] | None:
+        """The optimizer's step on representatives made by `like`. None if it makes states. before: told of what it
+        begins with. Raises NotRecordable."""
+        stand_in = StandIn(optimizer, **ONE_BY_ONE)
+        _detach_from_script(stand_in)
+        recorder = Recorder()
+        begun = []
+        for one in representatives:
+            parameter, state = like(one.blocks[0].flats[0], one.blocks[0].states[0])
+            stand_in.add(one.group, parameter, state)
+            inputs: dict[Any, Tensor] = {_PARAMETER: parameter}
+            if parameter.grad is not None:
+                inputs[_GRADIENT] = parameter.grad
+            inputs.update({("state", n): v for n, v in state.items() if _is_elementwise(v)})
+            begun.append((recorder.follow(inputs), parameter, parameter.data_ptr(), inputs))
+        before([inputs for _, _, _, inputs in begun])
+        try:
+            with recorder:
+                plain_step(type(optimizer))(stand_in.optimizer, *args, **kwargs)
+        except NotRecordable:
+            raise
+        except Exception as error:  # what the step raises, it is about to raise again
+            raise NotRecordable(f"{type(error).__name__} while it was recorded: {error}") from error
+        found = []
+        for recording, parameter, pointer, inputs in begun:
+            if parameter.data_ptr() != pointer:
+                raise NotRecordable("it gives parameters new memory")
+            stood = stand_in.optimizer.state[parameter]
+            for name, value in stood.items():
+                if _is_elementwise(value) and inputs.get(("state", name)) is not value:
+                    if ("state", name) not in inputs:
+                        return None
+                    recording.results[name] = recorder.value_of(recording, value)
+            found.append(_Followed(recording, parameter, inputs, stood))
+        return found
+
+    def _program(self, recording: Recording, like: Block) -> tuple[Program, bool]:
+        """And whether it is a new one."""
+        key = _key(recording, like)
+        try:
+            known = self._programs.get(key)
+        except TypeError as error:  # an argument that has no hash
+            raise NotRecordable(f"an operation has an argument that is no plain value: {error}") from error
+        if known is not None:
+            return known, False
+        if len(self._programs) == MOST_PROGRAMS:
+            raise NotRecordable(f"it has been {MOST_PROGRAMS} different programs by now")
+        made = self._programs[key] = self.kind.make(recording)
+        return made, True
+
+    def _prove(
+        self,
+        optimizer: torch.optim.Optimizer,
+        representatives: Sequence[_Representative],
+        unproved: Sequence[_Representative],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """The step on many random elements, and the program on a copy of them, must come out equal, bit by bit. Raises
+        NotRecordable."""
+        copies: list[list[Tensor]] = []
+
+        def copy_all(all_inputs: list[dict[Any, Tensor]]) -> None:
+            copies.extend([value.detach().clone() for value in inputs.values()] for inputs in all_inputs)
+
+        all_followed = self._follow(optimizer, representatives, _random, args, kwargs, copy_all)
+        if all_followed is None:
+            raise NotRecordable("it makes states by the values of elements")
+        for one, own, followed in zip(representatives, copies, all_followed, strict=True):
+            if one not in unproved:
+                continue
+            assert one.program is not None and one.recording is not None
+            if followed.recording.structure != one.recording.structure:
+                raise NotRecordable("it goes by the values of elements")
+            (results,) = one.program.run(followed.recording, [own])
+            pairs = [
+                (expected, got)
+                for (name, expected), got in zip(followed.inputs.items(), own, strict=True)
+                if name not in {("state", replaced) for replaced in followed.recording.results}
+            ]
+            pairs += [
+                (followed.stood[n], got) for n, got in zip(followed.recording.results, results, strict=True)
+            ]
+            if not all(_same_bits(expected, got) for expected, got in pairs):
+                raise NotRecordable("its program gives other bits than the step")
+
+    def run(self, stepped: Sequence[Block]) -> None:
+        """The step, on the blocks' elements; and on what they share, as their representative has it now."""
+        going = set(stepped)
+        for one in self._representatives.values():
+            recording, program = one.recording, one.program
+            assert recording is not None and program is not None
+            blocks = [block for block in one.blocks if block in going]
+            if not blocks:
+                continue
+            parts = [[_input(name, block) for name in recording.inputs] for block in blocks]
+            for block, results in zip(blocks, program.run(recording, parts), strict=True):
+                block.take_shared(one.state)
+                for name, result in zip(recording.results, results, strict=True):
+                    block.states[0][name] = result
+        self._representatives = {}
+
+
+def _key(recording: Recording, like: Block) -> Hashable:
+    return recording.structure, like.whole.dtype, like.whole.device
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """NaN is NaN."""
+    bits = [t.detach().nan_to_num(0.0, float("inf"), float("-inf")).view(torch.int32) for t in (one, other)]
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(*bits)
+
+
+def _is_elementwise(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _small(flat: Tensor, state: State) -> tuple[torch.nn.Parameter, State]:
+    """A parameter of a few elements with a gradient, in a state that shares what `state` does."""
+    parameter = torch.nn.Parameter(torch.full((ELEMENTS,), 0.5, dtype=flat.dtype, device=flat.device))
+    parameter.grad = torch.full_like(parameter, 0.25)
+    own: State = {}
+    for name, value in state.items():
+        if _is_elementwise(value):
+            own[name] = torch.full((ELEMENTS,), 1, dtype=value.dtype, device=value.device)
+        else:
+            own[name] = value.detach().clone() if isinstance(value, Tensor) else value
+    return parameter, own
+
+
+def _random(flat: Tensor, state: State) -> tuple[torch.nn.Parameter, State]:
+    """As _small, of many elements, of all magnitudes; states are not negative, as some must be."""
+    generator = torch.Generator().manual_seed(len(state))
+
+    def drawn(dtype: torch.dtype) -> Tensor:
+        values = torch.randn(ELEMENTS_OF_A_PROOF, generator=generator)
+        return (values * 10.0 ** torch.empty_like(values).uniform_(-6, 2, generator=generator)).to(dtype)
+
+    parameter, own = _small(flat, state)
+    parameter = torch.nn.Parameter(drawn(flat.dtype).to(flat.device))
+    parameter.grad = drawn(flat.dtype).to(flat.device)
+    parameter.grad[::17] = 0.0
+    for name, value in state.items():
+        if _is_elementwise(value):
+            own[name] = drawn(value.dtype).abs().to(flat.device)
+    return parameter, own
+
+
+def _input(name: Any, block: Block) -> Tensor:
+    if name == _PARAMETER:
+        return block.whole
+    if name == _GRADIENT:
+        gradient = block.flats[0].grad
+        assert gradient is not None
+        return gradient
+    found: Tensor = block.states[0][name[1]]
+    return found
+
+
+def _detach_from_script(stand_in: StandIn) -> None:
+    """What a trial run changes in place must not be the script's."""
+    attributes = vars(stand_in.optimizer)
+    for name, value in attributes.items():
+        if name not in OF_THE_SCRIPT:
+            attributes[name] = _copied(value)
+    for name, value in stand_in.optimizer.state.items():
+        stand_in.optimizer.state[name] = _copied(value)
+    for group in stand_in.optimizer.param_groups:
+        group.update({name: _copied(value) for name, value in group.items() if name != "params"})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value
