@@ -10,7 +10,8 @@ All ways of one optimizer take turns in one process, on models of equal values; 
 `--round-s`. Gradients are kept from step to step, as after zero_grad(set_to_none=False) or in a runtime's buckets, or
 new in each step, as after zero_grad(): those are copied into blocks, within the time. The last column says whether
 parameters are equal, bit by bit, to those of the loop after the same number of steps; for compiled steps how far they
-are apart.
+are apart. "Memory alone" is what a step would take that did nothing but read and write once what it must, as fast as a
+sum of two large tensors does in the same minutes: where a loop takes little more, nothing is to be gained.
 """
 
 from __future__ import annotations
@@ -43,18 +44,30 @@ NOT_MEASURED = {
     "Muon": "works on parameters as wholes, so fuse_optimizer leaves it as it is",
 }
 OPTIONS: dict[str, dict[str, Any]] = {"SGD, momentum": {"momentum": 0.9}}
+# Their foreach, which is their default, takes other steps than their loop: fused, they are given the loop's.
+OTHER_STEPS_WITH_FOREACH = {"Adan"}
+BANDWIDTH_ELEMENTS = 1 << 24
 WARM_UP_STEPS = 3 + STEPS_TO_SETTLE  # fused ones find out in their first steps how they go on
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """seconds: of one step, by way, one value for each round. off: largest difference to the loop, relative."""
+    """seconds: of one step, by way, one value for each round. off: largest difference to the loop, relative.
+    moved_bytes: parameters, gradients and states read once, parameters and states written once; bytes_s: how many a
+    sum of two tensors moves in a second, one value for each round."""
 
     model: str
     optimizer: str
     gradients: str
     seconds: dict[str, list[float]]
     off: dict[str, float]
+    moved_bytes: int
+    bytes_s: list[float]
+
+    @property
+    def memory_s(self) -> float:
+        """What a step takes at least if nothing of it lies in a cache."""
+        return self.moved_bytes / statistics.median(self.bytes_s)
 
     def median_s(self, way: str) -> float | None:
         return statistics.median(self.seconds[way]) if way in self.seconds else None
@@ -102,8 +115,9 @@ def ways_of(name: str, kind: type[Any], device: torch.device) -> dict[str, Calla
     if "fused" in inspect.signature(kind).parameters and takes(fused=True):  # some swallow any word
         ways["fused"] = lambda p: kind(p, **options, fused=True)
         ways["blocks, fused"] = lambda p: fuse_optimizer(kind(p, **options, fused=True))
-    ways["blocks"] = lambda p: fuse_optimizer(kind(p, **options))
-    ways["compiled"] = lambda p: fuse_optimizer(kind(p, **options), compile=True)
+    fused = {**options, "foreach": False} if kind.__name__ in OTHER_STEPS_WITH_FOREACH else options
+    ways["blocks"] = lambda p: fuse_optimizer(kind(p, **fused))
+    ways["compiled"] = lambda p: fuse_optimizer(kind(p, **fused), compile=True)
     return {way: ways[way] for way in WAYS if way in ways}
 
 
@@ -134,6 +148,16 @@ class Contestant:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def moved_bytes(self) -> int:
+        """See Row."""
+        states = [
+            v
+            for state in self.optimizer.state.values()
+            for v in state.values()
+            if isinstance(v, torch.Tensor)
+        ]
+        return sum(3 * p.nbytes for p in self.parameters) + sum(2 * v.nbytes for v in states if v.dim())
+
     def values(self) -> torch.Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])
 
@@ -155,7 +179,9 @@ def measure(
         taken = [one.step_s() for _ in range(WARM_UP_STEPS + 1)]
         steps = max(steps, min(50, int(round_s / taken[-1])))
     seconds: dict[str, list[float]] = {way: [] for way in ways}
+    bytes_s = []
     for number in range(rounds):
+        bytes_s.append(bandwidth_bytes_s(device))
         order = list(contestants)
         for way in order[number % len(order) :] + order[: number % len(order)]:
             one = contestants[way]
@@ -167,7 +193,21 @@ def measure(
         for way, one in contestants.items()
         if way != "loop"
     }
-    return Row(model, name, "kept" if keeps else "new", seconds, off)
+    moved_bytes = contestants["loop"].moved_bytes()
+    return Row(model, name, "kept" if keeps else "new", seconds, off, moved_bytes, bytes_s)
+
+
+def bandwidth_bytes_s(device: torch.device) -> float:
+    """The best of some sums of two tensors that fit no cache."""
+    one, other, out = (torch.ones(BANDWIDTH_ELEMENTS, device=device) for _ in range(3))
+    seconds = []
+    for _ in range(5):
+        begun_s = time.perf_counter()
+        torch.add(one, other, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begun_s)
+    return (one.nbytes + other.nbytes + out.nbytes) / min(seconds)
 
 
 def cells(row: Row, fused_adamw_s: float | None) -> list[str]:
@@ -184,6 +224,7 @@ def cells(row: Row, fused_adamw_s: float | None) -> list[str]:
         row.optimizer,
         row.gradients,
         *(ms(way) for way in WAYS),
+        "-" if row.model in optimizer_models.SMALL else f"{1000 * row.memory_s:.3g}",  # a cache holds those
         times(row.times_faster("blocks", ["loop"])),
         times(row.times_faster("blocks", ["loop", "foreach"])),
         times(None if compiled_s is None or fused_adamw_s is None else compiled_s / fused_adamw_s),
@@ -197,6 +238,7 @@ HEAD = [
     "optimizer",
     "gradients",
     *(f"{way}, ms" for way in WAYS),
+    "memory alone, ms",
     "blocks: times faster than the loop",
     "than the better of loop and foreach",
     "compiled over torch's fused AdamW",

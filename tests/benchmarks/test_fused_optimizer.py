@@ -35,10 +35,22 @@ def test_the_models_are_those_that_their_names_say() -> None:
 
 
 def test_ratios() -> None:
-    row = Row("m", "o", "kept", {"loop": [3.0, 4.0, 5.0], "foreach": [2.0], "blocks": [1.0]}, {"blocks": 0.0})
+    seconds = {"loop": [3.0, 4.0, 5.0], "foreach": [2.0], "blocks": [1.0]}
+    row = Row("m", "o", "kept", seconds, {"blocks": 0.0}, 600, [100.0, 200.0, 300.0])
     assert row.times_faster("blocks", ["loop"]) == 4.0
     assert row.times_faster("blocks", ["loop", "foreach"]) == 2.0
     assert row.times_faster("compiled", ["loop"]) is None
+    assert row.memory_s == 3.0
+
+
+def test_what_a_step_has_to_move() -> None:
+    """AdamW reads parameters, gradients and two states, and writes all but gradients."""
+    device = torch.device("cpu")
+    make = fused_optimizer.ways_of("AdamW", torch.optim.AdamW, device)["loop"]
+    one = fused_optimizer.Contestant(make, "100 layers of 32", device, keeps=True)
+    one.step_s()
+    assert one.moved_bytes() == 7 * sum(p.nbytes for p in one.parameters)
+    assert fused_optimizer.bandwidth_bytes_s(device) > 1e8
 
 
 def test_every_torch_optimizer_is_measured_or_left_out_with_a_reason() -> None:
