@@ -11,6 +11,7 @@ from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, CachePlan, plan
 from bagua_core.cache.decoding import Unreadable, decode_many
 from bagua_core.cache.encoding import encode
 from bagua_core.cache.errors import NotCacheableError
+from bagua_core.cache.hit_metrics import HitMetrics
 from bagua_core.cache.keys import Key, KeyDigest, digest_of
 from bagua_core.cache.open_cache import OpenCache
 from bagua_core.cache.random_draws import RandomDraws
@@ -78,11 +79,12 @@ class CacheLoader:
         Options of "embedded": capacity_bytes (default: half of what is free), directory (an absolute path; default
         /dev/shm, or the temporary directory where that has no room), max_entries. Of "redis": hosts (dictionaries with
         host and port; None starts a server on this node), cluster_mode (True shards over all hosts, False gives each
-        node one of them), capacity_per_node (bytes, of a server started here).
+        node one of them), capacity_per_node (bytes, of a server started here; default: half of the free memory).
 
         Raises CacheOptionError, naming the value, and MissingPartError for a package or program that is needed.
         """
         self._set_up(plan(backend, dataset_name, fingerprint, writer_buffer_size, pickle, None, options))
+        self._metrics = HitMetrics(self, dataset_name)
 
     @classmethod
     def _of_plan(cls, made: CachePlan) -> CacheLoader:
@@ -94,6 +96,7 @@ class CacheLoader:
         self._plan = made
         self._draws = RandomDraws()
         self._opened: OpenCache | None = OpenCache(made)
+        self._metrics: HitMetrics | None = None
 
     def __getstate__(self) -> CachePlan:
         return self._plan
@@ -171,6 +174,8 @@ class CacheLoader:
     def close(self) -> None:
         """Write what is left and let go of the cache; the last process to do so removes it from the node. A later
         `get` opens it again. The end of a process, and of this object, does the same."""
+        if self._metrics is not None:
+            self._metrics.close()
         opened, self._opened = self._opened, None
         if opened is not None and opened.pid == os.getpid():
             opened.close()

@@ -21,7 +21,6 @@ from bagua_core.elastic.heal_memory import available_bytes
 
 BACKENDS = ("embedded", "redis")
 DEFAULT_BUFFER_SIZE = 20  # frames; a batch of samples, so that a loader's process ends within milliseconds
-DEFAULT_REDIS_BYTES = 100 << 30
 _OF_BACKEND = {
     "embedded": ("capacity_bytes", "directory", "max_entries"),
     "redis": ("hosts", "cluster_mode", "capacity_per_node", "directory"),
@@ -101,7 +100,8 @@ def plan(
     client_package()
     hosts = options.get("hosts")
     capacity = options.get("capacity_per_node")
-    _require_positive("capacity_per_node", DEFAULT_REDIS_BYTES if capacity is None else capacity)
+    if capacity is not None:
+        _require_positive("capacity_per_node", capacity)
     room = _placed(options.get("directory"), _NODE_FILES_BYTES).path
     return CachePlan(
         *common,
@@ -111,7 +111,7 @@ def plan(
         f"bagua:{directory_name(backend, dataset_name, fingerprint, '')}:".encode(),
         buffer_size,
         allow_pickle,
-        DEFAULT_REDIS_BYTES if capacity is None else capacity,
+        placement.redis_bytes(available_bytes(), capacity),
         entries,
         servers=() if hosts is None else servers_of(hosts),
         sharded=bool(options.get("cluster_mode", True)),

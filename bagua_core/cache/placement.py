@@ -15,6 +15,9 @@ KEPT_FREE_BYTES = 64 << 20  # of a file system, for others: DataLoader dies of a
 DEFAULT_SHARE = 0.5  # of what is free
 
 
+UNKNOWN_MEMORY_BYTES = 4 << 30  # taken to be there where nothing says how much there is
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """A directory that could hold the cache, and what is free there (None: it cannot be used)."""
@@ -56,3 +59,11 @@ def place(rooms: list[Room], memory_bytes: int | None, asked_bytes: int | None) 
             best = Placement(room.path, usable, f"{room.path} has room for {usable} bytes and no more")
     looked_at = " or ".join(str(room.path) for room in rooms)
     return best or Placement(None, 0, f"there is no room in {looked_at}, or it cannot be used")
+
+
+def redis_bytes(memory_bytes: int | None, asked_bytes: int | None) -> int:
+    """How much a Redis that is started here may hold. memory_bytes: see place."""
+    if asked_bytes is not None:
+        return asked_bytes
+    free = UNKNOWN_MEMORY_BYTES if memory_bytes is None else memory_bytes
+    return max(LEAST_BYTES, int(free * DEFAULT_SHARE))

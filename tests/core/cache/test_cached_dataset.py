@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
+import threading
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,10 +17,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.cache import cached_dataset, write_behind
+from bagua_core.cache import CacheLoader, cached_dataset, hit_metrics, write_behind
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import metric_name, recent_rate
-from bagua_core.cache.placement import KEPT_FREE_BYTES, Room, place
+from bagua_core.cache.placement import KEPT_FREE_BYTES, Room, place, redis_bytes
 from bagua_core.cache.sharing_scope import directory_name, scope_of
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from tests.core.cache.scripts_with_caches import Counted, right
@@ -245,6 +249,13 @@ def test_where_it_goes(
     assert placed.reason
 
 
+def test_a_redis_started_here_never_plans_with_all_memory() -> None:
+    assert redis_bytes(16 * GIB, None) == 8 * GIB
+    assert redis_bytes(16 * GIB, 3 * GIB) == 3 * GIB
+    assert redis_bytes(None, None) == 2 * GIB
+    assert redis_bytes(0, None) == MIB
+
+
 # -- mistakes are said when the cache is made
 
 
@@ -317,3 +328,30 @@ def test_the_rate_of_the_last_while() -> None:
     assert recent_rate((10, 10), (40, 20)) == 0.75
     assert recent_rate((10, 10), (10, 10)) is None
     assert (metric_name(""), metric_name("faces")) == ("cache_hit_rate", "faces_hit_rate")
+
+
+def test_a_loader_alone_says_its_rate_too(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of an engine, what takes its numbers."""
+
+    def threads() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == "bagua-cache-metrics"]
+
+    before = threads()
+    said: queue.Queue[tuple[str, float]] = queue.Queue()
+
+    class Metrics(dict[str, float]):
+        def __setitem__(self, name: str, value: float) -> None:
+            said.put((name, value))
+
+    monkeypatch.setattr(hit_metrics, "EVERY_S", 0.01)
+    monkeypatch.setattr(hit_metrics.WorkerEnvironment, "is_present", lambda environ: True)
+    monkeypatch.setattr(hit_metrics.runtime, "_engine", SimpleNamespace(metrics=Metrics()))
+    with closing(CacheLoader(dataset_name="faces", directory=str(room))) as loader:
+        loader.get("a", lambda key: 1)
+        assert said.get(timeout=10) == ("faces_hit_rate", 0.0)
+        loader.flush()
+        loader.get("a", lambda key: 2)
+        assert said.get(timeout=10) == ("faces_hit_rate", 1.0)
+        (reporter,) = set(threads()) - set(before)
+    reporter.join(10)
+    assert not reporter.is_alive()
