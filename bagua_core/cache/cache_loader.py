@@ -61,6 +61,8 @@ class CacheLoader:
     Works in forked and spawned children. Not for several threads at once.
     """
 
+    _metrics: HitMetrics | None  # of the process that made it; a child's reads are counted there
+
     def __init__(
         self,
         backend: str = "embedded",
@@ -96,7 +98,7 @@ class CacheLoader:
         self._plan = made
         self._draws = RandomDraws()
         self._opened: OpenCache | None = OpenCache(made)
-        self._metrics: HitMetrics | None = None
+        self._metrics = None
 
     def __getstate__(self) -> CachePlan:
         return self._plan

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.cache import CacheLoader, cached_dataset, hit_metrics, write_behind
+from bagua_core.cache import cached_dataset, hit_metrics, write_behind
+from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import metric_name, recent_rate
 from bagua_core.cache.placement import KEPT_FREE_BYTES, Room, place, redis_bytes
