@@ -16,6 +16,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bagua_core.closures import Evaluated, closure_of
 from bagua_core.elastic.step_interface import MicroBatch
 
 
@@ -53,7 +54,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None
         self._opt_called = True  # what schedulers look at before they warn about the order of calls
         if engine.step_failed:
             return None
-        closure, args, kwargs = _closure_of(args, kwargs)
+        closure, args, kwargs = closure_of(args, kwargs)
         loss = None if closure is None else closure()
         if engine.step_failed or not engine.micro_batch.last:
             return loss
@@ -61,33 +62,11 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None
             return loss
         if closure is None:
             return original(*args, **kwargs)
-        return original(_Evaluated(closure, loss), *args, **kwargs)
+        return original(Evaluated(closure, loss), *args, **kwargs)
 
     setattr(step, _GATED, True)
     # a bound method, because a scheduler made later takes it apart by __func__
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-
-
-def _closure_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    if "closure" in kwargs:
-        rest = dict(kwargs)
-        return rest.pop("closure"), args, rest
-    if args and (args[0] is None or callable(args[0])):
-        return args[0], args[1:], kwargs
-    return None, args, kwargs
-
-
-class _Evaluated:
-    """A closure whose first result is known already."""
-
-    def __init__(self, closure: Callable[[], Any], loss: Any) -> None:
-        self._closure = closure
-        self._first = [loss]
-
-    def __call__(self) -> Any:
-        return self._first.pop() if self._first else self._closure()
 
 
 # A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.

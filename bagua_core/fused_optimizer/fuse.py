@@ -46,6 +46,7 @@ _BY_LIBRARY = Kind(
     same_bits_one_by_one,
     is_exact=True,
     is_asked_for=False,
+    takes=LibraryProgram.takes,
     least_elements=_LEAST_ELEMENTS,
 )
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua_core.closures import Evaluated, closure_of
 from bagua_core.fused_optimizer.block import Block, Gradients
 from bagua_core.fused_optimizer.block_sizes import BlockSizes, Way
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
@@ -27,6 +28,7 @@ from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.recorded_pass import ONE_BY_ONE, Arguments, RecordedPass
 from bagua_core.fused_optimizer.recording import NotRecordable
+from bagua_core.fused_optimizer.representatives import Once
 from bagua_core.fused_optimizer.stand_in import StandIn
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
 
@@ -125,12 +127,12 @@ class FusedStep:
         positional = rest
 
         def arguments() -> tuple[Any, ...]:
-            return positional if closure is None else (_Once(loss), *positional)
+            return positional if closure is None else (Once(loss), *positional)
 
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            rest = (_Again(self, optimizer, closure, loss), *rest)
+            rest = (Evaluated(closure, loss, lambda: self._gradients_again(optimizer)), *rest)
         begun_s = time.perf_counter()
         with torch.no_grad():
             under_way = self._prepare(optimizer, self._recorded)
@@ -347,7 +349,7 @@ class FusedStep:
         ):
             self._layout = None
 
-    def gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
+    def _gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
         """A closure was called again within a step. Raises FusedOptimizerError."""
         under_way = self._under_way
         if under_way is None:
@@ -364,47 +366,3 @@ class FusedStep:
                         "the closure's second call left other parameters without a gradient than its first; "
                         "such a step cannot be fused"
                     )
-
-
-class _Again:
-    """The script's closure as the stand-in sees it: called once already, and each further call brings new
-    gradients."""
-
-    def __init__(
-        self, step: FusedStep, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], loss: Any
-    ) -> None:
-        self._step = step
-        self._optimizer = optimizer
-        self._closure = closure
-        self._first = [loss]
-
-    def __call__(self) -> Any:
-        if self._first:
-            return self._first.pop()
-        loss = self._closure()
-        self._step.gradients_again(self._optimizer)
-        return loss
-
-
-class _Once:
-    """The closure's loss for a step that is run on representatives to be recorded: the closure has been called."""
-
-    def __init__(self, loss: Any) -> None:
-        self._loss = [loss]
-
-    def __call__(self) -> Any:
-        if not self._loss:
-            raise NotRecordable("it calls its closure several times a step")
-        return self._loss.pop()
-
-
-def closure_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    """step()'s closure, and its other arguments."""
-    if kwargs.get("closure") is not None:
-        rest = dict(kwargs)
-        return rest.pop("closure"), args, rest
-    if args and callable(args[0]):
-        return args[0], args[1:], kwargs
-    return None, args, kwargs

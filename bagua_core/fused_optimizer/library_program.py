@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bagua_core.fused_optimizer.lowering import lower
 from bagua_core.fused_optimizer.recording import NotRecordable, Recording
+from bagua_core.fused_optimizer.representatives import ELEMENTS_OF_A_PROOF
 from bagua_core.kernels.elementwise import Program, Step, use_torchs_sqrt
 from bagua_core.kernels.errors import KernelUnavailableError
 
-_ELEMENTS = 4099  # of a trial: vectors and a rest
 _NUMBER = 0.3
 
 
@@ -33,9 +33,13 @@ class LibraryProgram:
             raise NotRecordable(str(error)) from error
         self._inputs = len(recording.inputs)
 
+    @staticmethod
+    def takes(tensor: Tensor) -> bool:
+        return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
     def run(self, recording: Recording, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """See recorded_pass.Program."""
-        if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in parts[0]):
+        if not all(map(self.takes, parts[0])):
             raise NotRecordable("it works on something else than fp32 on the CPU")
         made = [
             [torch.empty_like(inputs[0]) for _ in range(self._lowered.memories - self._inputs)]
@@ -53,7 +57,7 @@ class LibraryProgram:
 def torchs_variants() -> Mapping[str, str]:
     """Which operation of the library gives torch's bits, where it has several. Raises KernelUnavailableError."""
     generator = torch.Generator().manual_seed(0)
-    x, y, z = (torch.randn(_ELEMENTS, generator=generator) for _ in range(3))
+    x, y, z = (torch.randn(ELEMENTS_OF_A_PROOF, generator=generator) for _ in range(3))
     roots = ("sqrt", "given_sqrt") if use_torchs_sqrt() else ("sqrt",)
     tries: dict[tuple[str, ...], Callable[[], Tensor]] = {
         roots: lambda: torch.sqrt(x.abs()),

@@ -8,7 +8,6 @@ makes no new program. Owns the representatives and the programs; what a program 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,10 +19,14 @@ from bagua_core.fused_optimizer.block import Block, State
 from bagua_core.fused_optimizer.block_sizes import Way
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.recording import NotRecordable, Recorder, Recording
-from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
+from bagua_core.fused_optimizer.representatives import (
+    detach_from_script,
+    is_elementwise,
+    random_one,
+    small_one,
+)
+from bagua_core.fused_optimizer.stand_in import StandIn, plain_step
 
-ELEMENTS = 5  # of a representative; no dimension that something else is likely to have
-ELEMENTS_OF_A_PROOF = 4099  # a few tiles, and a rest that fills no vector
 # Options, where an optimizer has them, under which its step works on one tensor after the other.
 ONE_BY_ONE = {"foreach": False, "fused": False}
 MOST_PROGRAMS = 16  # an optimizer has a handful: the first step, the later ones, each dtype
@@ -42,14 +45,15 @@ class Program(Protocol):
 class Kind:
     """What makes programs of recordings, and when. same: (optimizer, group) -> whether that group's step is the same
     with ONE_BY_ONE. is_exact: programs must give the very bits of the step, so each is proved before it is used.
-    is_asked_for: by the script, so that it is told where there is none. least_elements: of all parameters, from which
-    on it is worth what recording a step costs."""
+    is_asked_for: by the script, so that it is told where there is none. takes: whether programs can work on a
+    parameter. least_elements: of all parameters, from which on it is worth what recording a step costs."""
 
     way: Way
     make: Callable[[Recording], Program]
     same: Callable[[torch.optim.Optimizer, int], bool]
     is_exact: bool = False
     is_asked_for: bool = True
+    takes: Callable[[Tensor], bool] = lambda parameter: True
     least_elements: int = 0
 
 
@@ -89,7 +93,9 @@ class RecordedPass:
         return len(self._programs)
 
     def pays(self, parameters: Sequence[Tensor]) -> bool:
-        return sum(p.numel() for p in parameters) >= self.kind.least_elements
+        """Whether a step on these is worth recording."""
+        kind = self.kind
+        return sum(p.numel() for p in parameters) >= kind.least_elements and all(map(kind.takes, parameters))
 
     def begin(self) -> None:
         """A step is being prepared."""
@@ -100,7 +106,7 @@ class RecordedPass:
         key = (group, block.kind)
         one = self._representatives.get(key)
         if one is None:
-            parameter, state = _small(block.flats[0], block.states[0])
+            parameter, state = small_one(block.flats[0], block.states[0])
             one = self._representatives[key] = _Representative(group, parameter, state)
             stand_in.add(group, parameter, state)
         one.blocks.append(block)
@@ -117,7 +123,7 @@ class RecordedPass:
                     raise NotRecordable("it takes other steps for lists of parameters than for single ones")
                 self._known_same.add(key)
         representatives = list(self._representatives.values())
-        all_followed = self._follow(optimizer, representatives, _small, arguments(), kwargs)
+        all_followed = self._follow(optimizer, representatives, small_one, arguments(), kwargs)
         if all_followed is None:
             return False
         unproved = []
@@ -142,7 +148,7 @@ class RecordedPass:
         """The optimizer's step on representatives made by `like`. None if it makes states. before: told of what it
         begins with. Raises NotRecordable."""
         stand_in = StandIn(optimizer, **ONE_BY_ONE)
-        _detach_from_script(stand_in)
+        detach_from_script(stand_in)
         recorder = Recorder()
         begun = []
         for one in representatives:
@@ -151,7 +157,7 @@ class RecordedPass:
             inputs: dict[Any, Tensor] = {_PARAMETER: parameter}
             if parameter.grad is not None:
                 inputs[_GRADIENT] = parameter.grad
-            inputs.update({("state", n): v for n, v in state.items() if _is_elementwise(v)})
+            inputs.update({("state", n): v for n, v in state.items() if is_elementwise(v)})
             begun.append((recorder.follow(inputs), parameter, parameter.data_ptr(), inputs))
         before([inputs for _, _, _, inputs in begun])
         try:
@@ -167,7 +173,7 @@ class RecordedPass:
                 raise NotRecordable("it gives parameters new memory")
             stood = stand_in.optimizer.state[parameter]
             for name, value in stood.items():
-                if _is_elementwise(value) and inputs.get(("state", name)) is not value:
+                if is_elementwise(value) and inputs.get(("state", name)) is not value:
                     if ("state", name) not in inputs:
                         return None
                     recording.results[name] = recorder.value_of(recording, value)
@@ -203,7 +209,7 @@ class RecordedPass:
         def copy_all(all_inputs: list[dict[Any, Tensor]]) -> None:
             copies.extend([value.detach().clone() for value in inputs.values()] for inputs in all_inputs)
 
-        all_followed = self._follow(optimizer, representatives, _random, args, kwargs, copy_all)
+        all_followed = self._follow(optimizer, representatives, random_one, args, kwargs, copy_all)
         if all_followed is None:
             raise NotRecordable("it makes states by the values of elements")
         for one, own, followed in zip(representatives, copies, all_followed, strict=True):
@@ -251,41 +257,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(*bits)
 
 
-def _is_elementwise(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _small(flat: Tensor, state: State) -> tuple[torch.nn.Parameter, State]:
-    """A parameter of a few elements with a gradient, in a state that shares what `state` does."""
-    parameter = torch.nn.Parameter(torch.full((ELEMENTS,), 0.5, dtype=flat.dtype, device=flat.device))
-    parameter.grad = torch.full_like(parameter, 0.25)
-    own: State = {}
-    for name, value in state.items():
-        if _is_elementwise(value):
-            own[name] = torch.full((ELEMENTS,), 1, dtype=value.dtype, device=value.device)
-        else:
-            own[name] = value.detach().clone() if isinstance(value, Tensor) else value
-    return parameter, own
-
-
-def _random(flat: Tensor, state: State) -> tuple[torch.nn.Parameter, State]:
-    """As _small, of many elements, of all magnitudes; states are not negative, as some must be."""
-    generator = torch.Generator().manual_seed(len(state))
-
-    def drawn(dtype: torch.dtype) -> Tensor:
-        values = torch.randn(ELEMENTS_OF_A_PROOF, generator=generator)
-        return (values * 10.0 ** torch.empty_like(values).uniform_(-6, 2, generator=generator)).to(dtype)
-
-    parameter, own = _small(flat, state)
-    parameter = torch.nn.Parameter(drawn(flat.dtype).to(flat.device))
-    parameter.grad = drawn(flat.dtype).to(flat.device)
-    parameter.grad[::17] = 0.0
-    for name, value in state.items():
-        if _is_elementwise(value):
-            own[name] = drawn(value.dtype).abs().to(flat.device)
-    return parameter, own
-
-
 def _input(name: Any, block: Block) -> Tensor:
     if name == _PARAMETER:
         return block.whole
@@ -295,21 +266,3 @@ def _input(name: Any, block: Block) -> Tensor:
         return gradient
     found: Tensor = block.states[0][name[1]]
     return found
-
-
-def _detach_from_script(stand_in: StandIn) -> None:
-    """What a trial run changes in place must not be the script's."""
-    attributes = vars(stand_in.optimizer)
-    for name, value in attributes.items():
-        if name not in OF_THE_SCRIPT:
-            attributes[name] = _copied(value)
-    for name, value in stand_in.optimizer.state.items():
-        stand_in.optimizer.state[name] = _copied(value)
-    for group in stand_in.optimizer.param_groups:
-        group.update({name: _copied(value) for name, value in group.items() if name != "params"})
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return copy.copy(value) if isinstance(value, (dict, list, set)) else value

@@ -19,11 +19,13 @@ os.write(1, b"%d\\n" % os.getpid())  # at once: both write here
 while True:
     signal.pause()
 """
+# Waits for a blocked signal: one that came just before a pause() would be lost.
 OBEDIENT = """
 import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 print("up", flush=True)
-signal.pause()
+signal.sigwait({signal.SIGTERM})
+sys.exit(5)
 """
 
 

@@ -79,6 +79,31 @@ def test_other_precisions_keep_their_step() -> None:
     twins.train(4)
     twins.check()
     assert twins.step.way is Way.BY_OPERATION
+    assert twins.step.recorded.programs == 0, "it was known before, and nothing was tried"
+
+
+class KeepsInDouble(torch.optim.Optimizer):
+    """A state of another precision than its parameter."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    total = self.state[p].setdefault("total", torch.zeros_like(p, dtype=torch.float64))
+                    total.add_(p.grad)
+                    p.sub_(total.float(), alpha=group["lr"])
+
+
+def test_states_in_other_precisions_keep_their_step(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "bagua.fused_optimizer")
+    twins = Twins(lambda params: KeepsInDouble(params, lr=1e-3), shapes_net)
+    twins.train(4)
+    twins.check()
+    assert twins.step.recorded is None and reasons(caplog)
 
 
 def test_groups_with_options_of_their_own_and_absent_gradients() -> None:
