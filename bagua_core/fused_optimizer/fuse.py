@@ -37,7 +37,7 @@ _fused: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[FusedStep, tuple[
     weakref.WeakKeyDictionary()
 )
 
-# Recording a step takes about a millisecond, as a step on so many elements does at most.
+# Recording a step takes about a millisecond for each group; one operation after the other on so many elements, more.
 _LEAST_ELEMENTS = 1 << 21
 _COMPILED = Kind(Way.COMPILED, CompiledProgram, same_one_by_one)
 _BY_LIBRARY = Kind(

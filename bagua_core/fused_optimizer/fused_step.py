@@ -250,13 +250,12 @@ class FusedStep:
 
     def _way_for(self, optimizer: torch.optim.Optimizer) -> Way:
         recorded = self._recorded
-        parameters = [
-            parameter
+        groups = [
+            group["params"]
             for group, may in zip(optimizer.param_groups, self._fusable_groups, strict=True)
-            for parameter in group["params"]
             if may
         ]
-        return Way.BY_OPERATION if recorded is None or not recorded.pays(parameters) else recorded.kind.way
+        return Way.BY_OPERATION if recorded is None or not recorded.pays(groups) else recorded.kind.way
 
     def _is_stale(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
         if self._open:

@@ -46,7 +46,7 @@ class Kind:
     """What makes programs of recordings, and when. same: (optimizer, group) -> whether that group's step is the same
     with ONE_BY_ONE. is_exact: programs must give the very bits of the step, so each is proved before it is used.
     is_asked_for: by the script, so that it is told where there is none. takes: whether programs can work on a
-    parameter. least_elements: of all parameters, from which on it is worth what recording a step costs."""
+    parameter. least_elements: for each group, from which on it is worth what recording a step costs."""
 
     way: Way
     make: Callable[[Recording], Program]
@@ -92,10 +92,13 @@ class RecordedPass:
         """How many have been made."""
         return len(self._programs)
 
-    def pays(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether a step on these is worth recording."""
+    def pays(self, groups: Sequence[Sequence[Tensor]]) -> bool:
+        """Whether a step on these groups' parameters is worth recording: that costs as much for each group."""
         kind = self.kind
-        return sum(p.numel() for p in parameters) >= kind.least_elements and all(map(kind.takes, parameters))
+        elements = sum(p.numel() for group in groups for p in group)
+        return elements >= kind.least_elements * len(groups) and all(
+            kind.takes(p) for group in groups for p in group
+        )
 
     def begin(self) -> None:
         """A step is being prepared."""

@@ -287,6 +287,23 @@ def test_below_a_size_recording_a_step_would_cost_more_than_it_gains(monkeypatch
     assert twins.step.way is Way.BY_OPERATION and twins.step.recorded.programs == 0
 
 
+def test_each_group_costs_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a learning rate for each layer."""
+    elements = sum(p.numel() for p in shapes_net().parameters())
+    kind = dataclasses.replace(fuse._BY_LIBRARY, least_elements=elements // 3)
+    monkeypatch.setattr(fuse, "_BY_LIBRARY", kind)
+    for count, way in ((3, Way.BY_LIBRARY), (4, Way.BY_OPERATION)):
+
+        def groups(model: nn.Module, count: int = count) -> Any:
+            parameters = list(model.parameters())
+            return [{"params": parameters[i::count], "lr": 1e-2 / (i + 1)} for i in range(count)]
+
+        twins = Twins(lambda g: torch.optim.AdamW(g), shapes_net, groups=groups)
+        twins.train(4)
+        twins.check()
+        assert twins.step.way is way, count
+
+
 def test_a_state_dict_goes_both_ways_between_a_step_in_one_pass_and_one_that_is_not_fused() -> None:
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-2), shapes_net)
     twins.train(3)
