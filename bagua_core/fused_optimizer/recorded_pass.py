@@ -156,7 +156,7 @@ class RecordedPass:
         begun = []
         for one in representatives:
             parameter, state = like(one.blocks[0].flats[0], one.blocks[0].states[0])
-            stand_in.add(one.group, parameter, state)
+            stand_in.add(one.group, parameter, state or None)
             inputs: dict[Any, Tensor] = {_PARAMETER: parameter}
             if parameter.grad is not None:
                 inputs[_GRADIENT] = parameter.grad
@@ -171,15 +171,17 @@ class RecordedPass:
         except Exception as error:  # what the step raises, it is about to raise again
             raise NotRecordable(f"{type(error).__name__} while it was recorded: {error}") from error
         found = []
-        for recording, parameter, pointer, inputs in begun:
+        for one, (recording, parameter, pointer, inputs) in zip(representatives, begun, strict=True):
             if parameter.data_ptr() != pointer:
                 raise NotRecordable("it gives parameters new memory")
-            stood = stand_in.optimizer.state[parameter]
+            stood = stand_in.optimizer.state.get(parameter, {})
             for name, value in stood.items():
                 if is_elementwise(value) and inputs.get(("state", name)) is not value:
                     if ("state", name) not in inputs:
                         return None
                     recording.results[name] = recorder.value_of(recording, value)
+            if parameter in stand_in.optimizer.state and one.blocks[0].members[0] not in optimizer.state:
+                return None  # even an empty one is seen in a state_dict
             found.append(_Followed(recording, parameter, inputs, stood))
         return found
 

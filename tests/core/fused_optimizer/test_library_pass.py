@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bagua_core.fused_optimizer import fuse, fuse_optimizer, library_program
 from bagua_core.fused_optimizer.block_sizes import Way
 from bagua_core.fused_optimizer.fuse import step_of
 from bagua_core.kernels import elementwise, targets
 from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE, VARIANTS
-from tests.core.fused_optimizer.third_party import DataWriter, Lion
+from tests.core.fused_optimizer.third_party import DataWriter, Lion, Written
 from tests.core.fused_optimizer.twins import Twins, shapes_net
 
 CASES = [
@@ -82,20 +82,13 @@ def test_other_precisions_keep_their_step() -> None:
     assert twins.step.recorded.programs == 0, "it was known before, and nothing was tried"
 
 
-class KeepsInDouble(torch.optim.Optimizer):
+class KeepsInDouble(Written):
     """A state of another precision than its parameter."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    total = self.state[p].setdefault("total", torch.zeros_like(p, dtype=torch.float64))
-                    total.add_(p.grad)
-                    p.sub_(total.float(), alpha=group["lr"])
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        total = state.setdefault("total", torch.zeros_like(p, dtype=torch.float64))
+        total.add_(g)
+        p.sub_(total.float(), alpha=group["lr"])
 
 
 def test_states_in_other_precisions_keep_their_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,19 +118,12 @@ def test_groups_with_options_of_their_own_and_absent_gradients() -> None:
     assert twins.step.way is Way.BY_LIBRARY and twins.step.recorded.programs >= 2
 
 
-class ClipsInPlace(torch.optim.Optimizer):
+class ClipsInPlace(Written):
     """Writes to the gradients themselves."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.clamp_(-1e-3, 1e-3)
-                    p.add_(p.grad, alpha=-group["lr"])
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        g.clamp_(-1e-3, 1e-3)
+        p.add_(g, alpha=-group["lr"])
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -151,20 +137,12 @@ def test_what_a_step_writes_to_gradients_comes_back(keeps: bool) -> None:
     assert twins.step.way is Way.BY_LIBRARY
 
 
-class NewStates(torch.optim.Optimizer):
+class NewStates(Written):
     """Puts another tensor in its state's place in each step."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    state = self.state[p]
-                    state["mean"] = state.get("mean", torch.zeros_like(p)) * 0.9 + p.grad
-                    p.sub_(state["mean"], alpha=group["lr"])
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state["mean"] = state.get("mean", torch.zeros_like(p)) * 0.9 + g
+        p.sub_(state["mean"], alpha=group["lr"])
 
 
 def test_states_that_are_exchanged_in_each_step() -> None:
@@ -182,15 +160,11 @@ def test_a_step_that_gives_parameters_new_memory_goes_on_as_it_was(caplog: pytes
     assert twins.step.recorded is None and "new memory" in reasons(caplog)[0]
 
 
-class Exponential(NewStates):
+class Exponential(Written):
     """Works on each element, with an operation that the library has not."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad * torch.exp(-p.grad.abs()), alpha=group["lr"])
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        p.sub_(g * torch.exp(-g.abs()), alpha=group["lr"])
 
 
 def test_what_the_library_cannot_do_goes_on_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,17 +176,13 @@ def test_what_the_library_cannot_do_goes_on_as_it_was(caplog: pytest.LogCaptureF
     assert "the library has no exp" in reasons(caplog)[0]
 
 
-class GoesByAnElement(NewStates):
+class GoesByAnElement(Written):
     """Looks at a first element, of whatever it is given: of a representative, or of a block."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.mul_(1 - group["lr"])
-                    if p.flatten()[0].item() < 1e30:
-                        p.sub_(p.grad, alpha=group["lr"])
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        p.mul_(1 - group["lr"])
+        if p.flatten()[0].item() < 1e30:
+            p.sub_(g, alpha=group["lr"])
 
 
 def test_a_step_that_looks_at_single_elements_is_not_made_a_program(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class _Written(torch.optim.Optimizer):
+class Written(torch.optim.Optimizer):
     """A step per parameter: `move` changes it in place."""
 
     def __init__(self, params: Any, lr: float = 1e-2, **options: Any) -> None:
@@ -31,7 +31,7 @@ class _Written(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-class Lion(_Written):
+class Lion(Written):
     """By signs; replaces its state by a new tensor, and counts steps in a Python number."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Lion(_Written):
         state["taken"] = state.get("taken", 0) + 1
 
 
-class DataWriter(_Written):
+class DataWriter(Written):
     """As many do, gives p.data new memory, and keeps a number of its own in the group and on itself."""
 
     def __init__(self, params: Any) -> None:
@@ -58,7 +58,7 @@ class DataWriter(_Written):
         return super().step(closure)
 
 
-class KeepsForAll(_Written):
+class KeepsForAll(Written):
     """A count and a tensor for all parameters together, in the state under names of their own."""
 
     def step(self, closure: Any = None) -> Any:
@@ -71,7 +71,7 @@ class KeepsForAll(_Written):
         p.addcmul_(g, self.state["rate"], value=-group["lr"] / self.state["together"]["seen"])
 
 
-class Lamb(_Written):
+class Lamb(Written):
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         state.setdefault("m", torch.zeros_like(p)).lerp_(g, 0.1)
         state.setdefault("v", torch.zeros_like(p)).lerp_(g * g, 0.01)
@@ -81,20 +81,20 @@ class Lamb(_Written):
         p.sub_(update * trust * group["lr"])
 
 
-class Lars(_Written):
+class Lars(Written):
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         local = 0.001 * p.norm() / (g.norm() + 1e-9) if p.norm() > 0 else 1.0
         p.sub_(g * local * group["lr"])
 
 
-class ClipsEach(_Written):
+class ClipsEach(Written):
     """Plain descent, until a gradient is large."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         p.sub_(g * min(1.0, 10.0 / (float(g.norm()) + 1e-12)) * group["lr"])
 
 
-class FactorsLarge(_Written):
+class FactorsLarge(Written):
     """A second moment by rows and columns, for matrices of 128 and more only."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class FactorsLarge(_Written):
         p.sub_(g / state["v"].sqrt() * group["lr"])
 
 
-class Quantizes(_Written):
+class Quantizes(Written):
     """Momentum in 8 bits with a scale for every 256 elements, for parameters of 4096 and more only."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class Quantizes(_Written):
         p.sub_(momentum * group["lr"])
 
 
-class StartsLate(_Written):
+class StartsLate(Written):
     """Shampoo-like: plain descent at first, then each matrix is preconditioned. after: steps."""
 
     def __init__(self, params: Any, lr: float = 1e-2, after: int = 20) -> None:
@@ -132,7 +132,7 @@ class StartsLate(_Written):
         p.sub_(g * group["lr"])
 
 
-class KeepsList(_Written):
+class KeepsList(Written):
     """Steps on a list of its own, whatever the groups say."""
 
     def __init__(self, params: Any) -> None:
@@ -146,12 +146,12 @@ class KeepsList(_Written):
                 p.sub_(p.grad / (math.sqrt(p.numel()) + 1))
 
 
-class Noisy(_Written):
+class Noisy(Written):
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         p.sub_(g * group["lr"] + 1e-3 * torch.randn_like(p))
 
 
-class KeepsSeveral(_Written):
+class KeepsSeveral(Written):
     """Several momenta in one container of each parameter's state."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ class KeepsSeveral(_Written):
             p.sub_(momentum * group["lr"])
 
 
-class RoundsAtRandom(_Written):
+class RoundsAtRandom(Written):
     """Parameters of 16 bits by stochastic rounding, others plainly."""
 
     def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class RoundsAtRandom(_Written):
         p.sub_(update)
 
 
-class MatricesOtherwise(_Written):
+class MatricesOtherwise(Written):
     """Groups with use_matrices step matrices by their spectral norm, as Muon's users mix it with Adam."""
 
     def __init__(self, params: Any, lr: float = 1e-2) -> None:
