@@ -87,6 +87,12 @@ class Node:
         """Whether `times` lines so far hold all of `words`."""
         return sum(all(w in line for w in words) for line in self.log.splitlines()) >= times
 
+    @property
+    def missed_a_peer(self) -> bool:
+        """Whether workers here met a loss while they trained: in a step, which then did not happen, or between two
+        steps, where digests are compared."""
+        return self.says("did not happen") or self.says("a worker can't go on")
+
     def await_line(self, *words: str, times: int = 1, deadline_s: float = DEADLINE_S) -> None:
         def said_or_ended() -> bool:
             if self.says(*words, times=times):
