@@ -88,16 +88,10 @@ def _change_submission(
         if not change(after):
             return False, before
         conditions, writes = beside()
-        try:
-            done = store.transact(
-                [mod_revision_is(key, found.mod_revision), absent(over), *conditions],
-                [Put(key, after.SerializeToString()), *writes],
-            )
-        except OutcomeUnknown:
-            continue  # the next look finds it changed, or changes it
-        if done.succeeded:
+        conditions += [mod_revision_is(key, found.mod_revision), absent(over)]
+        if _is_done(store, conditions, [Put(key, after.SerializeToString()), *writes]):
             return True, before
-    raise InfrastructureLost(f"job {job_id!r} changed {_MOST_ATTEMPTS} times meanwhile; try again")
+    raise _changes_all_the_time(f"job {job_id!r}")
 
 
 def _parsed(found: KeyValue) -> pb.Submission:
@@ -124,8 +118,19 @@ def unknown_job(store: Store, job_id: str) -> UserError:
 def drain(store: Store, node_name: str, *, force: bool, reason: str, by: str, now_unix_s: float) -> str:
     """A line for whoever asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
-    record = pb.Drain(force=force, reason=reason, by=by, since_unix_s=now_unix_s)
-    store.put(cluster_keys.drain(node_name), record.SerializeToString())
+    record = pb.Drain(force=force, reason=reason, by=by, since_unix_s=now_unix_s).SerializeToString()
+    key = cluster_keys.drain(node_name)
+    for _ in range(_MOST_ATTEMPTS):
+        found = store.get(key)
+        if found is not None and found.value == record:
+            break
+        # not a plain put: one that etcd does late, after it was sent again, would undo an undrain in between
+        if _is_done(
+            store, [mod_revision_is(key, 0 if found is None else found.mod_revision)], [Put(key, record)]
+        ):
+            break
+    else:
+        raise _changes_all_the_time(f"node {node_name!r}")
     how = "its jobs leave it now" if force else "its jobs leave it as soon as they can do without it"
     return f"node {node_name!r} gets no more jobs; {how}"
 
@@ -133,12 +138,28 @@ def drain(store: Store, node_name: str, *, force: bool, reason: str, by: str, no
 def undrain(store: Store, node_name: str) -> str:
     """Raises UserError if it was not drained."""
     key = cluster_keys.drain(node_name)
-    found = store.get(key)
-    if found is None:
-        _known_node(store, node_name)
-        raise UserError(f"node {node_name!r} is not drained; `bagua-launch nodes` shows which are")
-    store.transact([mod_revision_is(key, found.mod_revision)], deletes=[key])
-    return f"node {node_name!r} takes jobs again"
+    for attempt in range(_MOST_ATTEMPTS):
+        found = store.get(key)
+        if found is None and attempt == 0:
+            _known_node(store, node_name)
+            raise UserError(f"node {node_name!r} is not drained; `bagua-launch nodes` shows which are")
+        if found is None or _is_done(store, [mod_revision_is(key, found.mod_revision)], deletes=[key]):
+            return f"node {node_name!r} takes jobs again"
+    raise _changes_all_the_time(f"node {node_name!r}")
+
+
+def _is_done(
+    store: Store, conditions: list[Compare], writes: list[Put] | None = None, deletes: list[str] | None = None
+) -> bool:
+    """False where it certainly was not, or nobody knows: the next look tells."""
+    try:
+        return store.transact(conditions, writes or [], deletes or []).succeeded
+    except OutcomeUnknown:
+        return False
+
+
+def _changes_all_the_time(what: str) -> InfrastructureLost:
+    return InfrastructureLost(f"{what} changed {_MOST_ATTEMPTS} times meanwhile; try again")
 
 
 def _known_node(store: Store, node_name: str) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from bagua_agent.service.certificate_files import TlsFiles, create_authority, issue_files, utc_now
 from bagua_agent.service.certificates import Role
+from bagua_agent.store.client import Store
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls
-from bagua_agent.store.endpoints import parse_endpoints
+from bagua_agent.store.endpoints import parse_endpoint, parse_endpoints
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -65,6 +66,21 @@ def etcd(people: People) -> Iterator[EmbeddedEtcd]:
     server = EmbeddedEtcd.start(f"127.0.0.1:{free_port()}", tls=tls)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def plain_etcd() -> Iterator[EmbeddedEtcd]:
+    """Without certificates, and empty."""
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def plain_store(plain_etcd: EmbeddedEtcd) -> Iterator[Store]:
+    made = Store(StoreConfig((parse_endpoint(plain_etcd.endpoint),)))
+    yield made
+    made.close()
 
 
 def store_config(endpoint: str, files: TlsFiles, timeout_s: float = 5.0) -> StoreConfig:
