@@ -150,8 +150,9 @@ class Machine:
     def read(self, path: str) -> str:
         return self.run(["cat", path]).stdout
 
-    def journal(self, unit: str) -> str:
-        return self.run(["journalctl", "--no-pager", "-o", "cat", "-u", unit], check=False).stdout
+    def journal(self, unit: str, form: str = "cat") -> str:
+        """form: of `journalctl -o`."""
+        return self.run(["journalctl", "--no-pager", "-o", form, "-u", unit], check=False).stdout
 
     def processes(self, control_group: str) -> list[int]:
         """Process ids, as the machine counts them, of a control group and those below it; "" is all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,12 +70,17 @@ class Site:
 
     def told(self, *words: str, code: int = 0, credentials: Mapping[str, str] | None = None) -> str:
         """What a command says in the terminal: its output, or its error if it is to end with `code`."""
+        done = self._run(*words, credentials=credentials, check=code == 0)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout if code == 0 else done.stderr
+
+    def _run(
+        self, *words: str, credentials: Mapping[str, str] | None = None, check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         env = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "BAGUA_ETCD": self.etcd}
         env |= self.credentials if credentials is None else credentials
         line = ["sh", "-c", 'cd /srv && exec "$@"', "sh", sys.executable, "-m", "bagua_launch", *words]
-        done = self.terminal.run(line, env=env, check=code == 0)
-        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout if code == 0 else done.stderr
+        return self.terminal.run(line, env=env, check=check)
 
     def submit(self, job_id: str, nnodes: str, samples: int) -> None:
         words = ("--nnodes", nnodes, "--name", job_id, "--ledger", f"{LEDGERS}/{job_id}", *SENT_ALONG)
@@ -85,9 +91,16 @@ class Site:
         return dict(found)
 
     def logs(self, *job_ids: str) -> str:
+        """All that tells why something has not happened: what people are told, and journals with times."""
         units = ("bagua-agent", *(f"bagua-job-{job_id}" for job_id in job_ids))
         up = [m for m in self.machines if m.is_up]
-        return "\n".join(f"---- {m.name} {u}\n{m.journal(u)}" for m in up for u in units)
+        journals = (f"---- {m.name} {u}\n{m.journal(u, 'short-precise')}" for m in up for u in units)
+        asked = (self._asked("nodes"), *(self._asked("status", job_id) for job_id in job_ids))
+        return "\n".join((*asked, *journals))
+
+    def _asked(self, *words: str) -> str:
+        said = self._run(*words)
+        return f"---- {' '.join(words)}\n{said.stdout}{said.stderr}"
 
     def steps(self, job_id: str, directory: Path) -> ledger.Ledger:
         """What the job's workers wrote, gathered from all machines into `directory`."""
