@@ -3,8 +3,9 @@
 One thread: it waits for the key to be free, and once it is ours mirrors the cluster, plans after every change
 (cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as
 read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
-too, so it is an election like any other, and the plan's settling time begins anew. Whoever is refused, or meets a bug,
-gives the key up: the next one may do better.
+too, so it is an election like any other, and the plan's settling time begins anew. Whoever is overtaken again and again
+trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up: the
+next one may do better.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ NODES_IN_A_WRITE = 100  # etcd takes 128 operations, and each comparison counts
 STAND_TIMEOUT_S = 2.0
 TRY_AGAIN_S = 1.0
 REFUSED_AGAIN_S = 10.0  # the others stand meanwhile
+MOST_OVERTAKEN = 5  # in a row; by then the picture is not late, it is wrong
 
 _Message = tuple[Change, ...] | None
 
@@ -133,6 +135,7 @@ class Scheduler:
         try:
             mirror.start()
             again_s: float | None = 0.0
+            overtaken = 0
             while not self._stopping.is_set():
                 changed = self._hear(news, picture, again_s)
                 if self._stopping.is_set():
@@ -141,7 +144,11 @@ class Scheduler:
                     self._say("another node schedules now")
                     return
                 if changed or (again_s is not None and time.monotonic() >= again_s):
-                    again_s = self._decide(picture, won)
+                    written, again_s = self._decide(picture, won)
+                    overtaken = 0 if written else overtaken + 1
+                    if overtaken == MOST_OVERTAKEN:
+                        self._say(f"orders were refused {overtaken} times in a row; the cluster is read anew")
+                        return
         finally:
             self.leads = False
             self._inbox = inbox
@@ -161,8 +168,8 @@ class Scheduler:
         except queue.Empty:
             return changed
 
-    def _decide(self, picture: ClusterPicture, won: int) -> float | None:
-        """Plan and write; when to look again without news."""
+    def _decide(self, picture: ClusterPicture, won: int) -> tuple[bool, float | None]:
+        """Plan and write; whether all was written, and when to look again without news."""
         now_s = time.monotonic()
         view = picture.view()
         made = plan(view, now_s, self._policy)
@@ -172,12 +179,12 @@ class Scheduler:
             log.info("scheduler: %s", error)
             written = False
         if not written:
-            return now_s + TRY_AGAIN_S  # the echo of whatever overtook us is on its way
+            return False, now_s + TRY_AGAIN_S  # the echo of whatever overtook us is on its way
         for name, node in view.nodes.items():
             gone = not node.present and now_s >= node.absent_since_s + self._policy.node_lost_s
             if gone and not view.orders.get(name):
                 picture.forget_node(name)
-        return made.again_at_s
+        return True, made.again_at_s
 
     def _write(self, made: Plan, picture: ClusterPicture, won: int) -> bool:
         fence = create_revision_is(cluster_keys.SCHEDULER, won)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import pytest
@@ -12,6 +12,7 @@ from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders
 from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.service import scheduler as scheduling
+from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, Transaction
@@ -47,15 +48,8 @@ class TroubleWithOrders(Store):
 
 
 @pytest.fixture
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def store(etcd: EmbeddedEtcd) -> Iterator[TroubleWithOrders]:
-    made = TroubleWithOrders(StoreConfig((parse_endpoint(etcd.endpoint),)))
+def store(plain_etcd: EmbeddedEtcd) -> Iterator[TroubleWithOrders]:
+    made = TroubleWithOrders(StoreConfig((parse_endpoint(plain_etcd.endpoint),)))
     yield made
     made.close()
 
@@ -91,7 +85,37 @@ def test_it_goes_on_with_the_key_that_it_holds(store: TroubleWithOrders) -> None
         leased.close()
 
 
-def test_one_that_is_refused_lets_another_schedule(etcd: EmbeddedEtcd, store: TroubleWithOrders) -> None:
+def test_one_whose_picture_is_wrong_reads_the_cluster_anew(
+    store: TroubleWithOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a watch has missed a change: nothing would be heard that could put the picture right."""
+    monkeypatch.setattr(scheduling, "TRY_AGAIN_S", 0.05)
+    said: list[str] = []
+    leased = LeasedKeys(store, LEASE_S)
+    scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
+    submit(store)
+    pictures: list[ClusterPicture] = []
+
+    class Picture(ClusterPicture):
+        def __init__(self, since_s: float, complain: Callable[[str], None]) -> None:
+            super().__init__(since_s, complain)
+            pictures.append(self)
+
+        def order_revision(self, node_name: str) -> int:
+            return super().order_revision(node_name) + (self is pictures[0])
+
+    monkeypatch.setattr(scheduling, "ClusterPicture", Picture)
+    try:
+        scheduler.start()
+        eventually(lambda: ordered(store) == ["job"], 20.0, lambda: f"the order stands; said: {said}", 0.05)
+        assert len(pictures) == 2
+        assert any("the cluster is read anew" in line for line in said), said
+    finally:
+        scheduler.stop()
+        leased.close()
+
+
+def test_one_that_is_refused_lets_another_schedule(store: TroubleWithOrders) -> None:
     """Its lease is kept for the node's other keys, so without giving it up it would hold the key for good."""
     denied = TroubleWithOrders(store.config)
     denied.troubles = repeat(UserError("etcd denies it, as the test wants"))
