@@ -34,8 +34,9 @@ from bagua_agent.service.unit_request import shutdown_timeout_s, unit_request
 from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Put, Store, absent
+from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.store.mirror import Change, Mirror
 from bagua_contract import cluster_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -149,10 +150,16 @@ class NodeDaemon:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="bagua-hands")
         self._watch = PidWatch(lambda job_id: self._inbox.put(ProcessEnded(job_id)))
-        self._mirrors = [
-            PrefixMirror(store, prefix, lambda changes: self._inbox.put(Changed(changes)))
-            for prefix in (self._orders_key, cluster_keys.SUBMISSIONS, cluster_keys.OUTCOMES)
-        ]
+        self._mirror = Mirror(
+            store,
+            [
+                KeyRange.of_key(self._key),
+                KeyRange.of_key(self._orders_key),
+                KeyRange.of_prefix(cluster_keys.SUBMISSIONS),
+                KeyRange.of_prefix(cluster_keys.OUTCOMES),
+            ],
+            lambda changes: self._inbox.put(Changed(changes)),
+        )
         self._orders: tuple[OrderView, ...] | None = None
         self._orders_value: bytes | None = None
         self._submissions: dict[str, pb.Submission] = {}
@@ -185,16 +192,14 @@ class NodeDaemon:
         try:
             for found in self._runner.found():
                 self._find(found, time.monotonic())
-            for mirror in self._mirrors:
-                mirror.start()
+            self._mirror.start()
             self._follow()
             self._notifier.ready()
             while self._hear():
                 self._follow()
         finally:
             self._notifier.stopping()
-            for mirror in self._mirrors:
-                mirror.stop()
+            self._mirror.stop()
             self._watch.stop()
             self._hands.shutdown(wait=True, cancel_futures=True)
 
@@ -249,6 +254,13 @@ class NodeDaemon:
                 self._look_due_s = now_s + TRY_AGAIN_S
 
     def _take_change(self, change: Change) -> None:
+        if change.key == self._key:
+            if change.value is None:  # an outage outlived the lease, or somebody removed it
+                self._say(
+                    "etcd has lost this node's key; without it the node counts as lost, so it is put back"
+                )
+                self._leased.recheck()
+            return
         if change.key == self._orders_key:
             if change.value is None:
                 self._put_back(self._orders_key, self._orders_value)

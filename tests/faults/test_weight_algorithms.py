@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import Job, Node
+from tests.faults.job import Job
 
 # As on an idle machine it takes 0.25 s, and tests share few processors with a worker that starts.
 NEXT_STEP_BOUND_S = 2.5

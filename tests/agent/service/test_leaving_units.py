@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +11,11 @@ import pytest
 
 from bagua_agent.cluster.cluster_records import write_orders
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.service import agent_config
-from bagua_agent.service.daemon import NodeDaemon
-from bagua_agent.service.node_facts import NodeFacts
 from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.leased_keys import LeasedKeys
+from tests.agent.service.daemon_here import NODE, config_of, running_daemon
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0
@@ -51,57 +45,32 @@ class Units:
 
 
 class Scene:
-    def __init__(self, directory: Path, etcd: str, pid: int) -> None:
-        content = {
-            "insecure": True,
-            "etcd": {"endpoints": [etcd]},
-            "node": {"name": "n0", "slots": 1},
-            "jobs": {"users": ["root"]},
-            "directories": {name: str(directory / name) for name in ("state", "log")},
-        }
-        self.config = agent_config.check(content, "test", "n0")
+    def __init__(self, directory: Path, etcd: EmbeddedEtcd, store: Store, pid: int) -> None:
+        self.directory, self.etcd, self.store = directory, etcd, store
         self.units = Units(pid)
-        self.store = Store(StoreConfig((parse_endpoint(etcd),)))
         command = WorkerCommand(CommandKind.SCRIPT, "train.py")
         request = UnitRequest(JobConfig(command=command, job_id="job"), {}, str(directory))
-        folders = UnitFolders(units_folder(self.config.directories_state))
+        folders = UnitFolders(units_folder(config_of(etcd, directory).directories_state))
         folders.make(request, UnitNote(order=1, slots=(0,), shutdown_timeout_s=600.0))
-        self.store.put(cluster_keys.orders("n0"), write_orders(()))  # present, and does not name it
+        store.put(cluster_keys.orders(NODE), write_orders(()))  # present, and does not name it
 
     def daemon_lives_until(self, claim: str) -> list[str]:
         """A daemon from its start until it has said, or told the cluster, `claim`; what it said."""
-        said: list[str] = []
-        leased = LeasedKeys(self.store, 10.0)
-        facts = NodeFacts(1, 0, "boot")
-        daemon = NodeDaemon(
-            self.config, facts, self.store, leased, self.units, said.append, "127.0.0.1:1", "0"
-        )
-        thread = threading.Thread(target=daemon.run)
-        thread.start()
-        try:
+        with running_daemon(self.etcd, self.store, self.directory, units=self.units) as said:
             eventually(lambda: claim in self._told(said), DEADLINE_S, lambda: f"{claim}; said {said}", 0.02)
-        finally:
-            daemon.stop()
-            thread.join(DEADLINE_S)
-            leased.close()
-        assert not thread.is_alive()
         return said
 
     def _told(self, said: list[str]) -> str:
-        stands = self.store.get(cluster_keys.node("n0"))
+        stands = self.store.get(cluster_keys.node(NODE))
         return "\n".join(said) + ("\nthe cluster is told" if stands is not None else "")
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    etcd = EmbeddedEtcd.start()
+def scene(plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path) -> Iterator[Scene]:
     process = subprocess.Popen(["sleep", "600"])
-    made = Scene(tmp_path, etcd.endpoint, process.pid)
-    yield made
-    made.store.close()
+    yield Scene(tmp_path, plain_etcd, plain_store, process.pid)
     process.kill()
     process.wait()
-    etcd.stop()
 
 
 def test_a_daemon_that_starts_again_does_not_ask_again(scene: Scene) -> None:

@@ -8,25 +8,14 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.cluster_client.cluster_status import cluster_status
-from bagua_agent.service import agent_config
 from bagua_agent.service import daemon as daemon_module
-from bagua_agent.service.daemon import NodeDaemon
-from bagua_agent.service.node_facts import NodeFacts
-from bagua_agent.service.units import FoundUnit
 from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.leased_keys import LeasedKeys
+from tests.agent.service.daemon_here import running_daemon
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0
 FULL = "disk: only 0.1 GB free in /var/log; make room"
-
-
-class NoUnits:
-    def found(self) -> list[FoundUnit]:
-        return []
 
 
 class Looks:
@@ -43,50 +32,22 @@ class Looks:
 
 
 def test_two_looks_agree_before_a_node_is_in_trouble_and_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOK_EVERY_S", "LOOK_AGAIN_S"):
         monkeypatch.setattr(daemon_module, name, 0.1)
-    etcd = EmbeddedEtcd.start()
-    content = {
-        "insecure": True,
-        "etcd": {"endpoints": [etcd.endpoint]},
-        "node": {"name": "n0", "slots": 1},
-        "directories": {name: str(tmp_path / name) for name in ("state", "log")},
-    }
-    config = agent_config.check(content, "test", "n0")
-    store = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))
-    leased, looks, said = LeasedKeys(store, 10.0), Looks(), list[str]()
-    daemon = NodeDaemon(
-        config,
-        NodeFacts(1, 0, "boot"),
-        store,
-        leased,
-        NoUnits(),  # type: ignore[arg-type]
-        said.append,
-        "127.0.0.1:1",
-        "0",
-        look_for_trouble=looks,
-    )
-    thread = threading.Thread(target=daemon.run)
-    thread.start()
+    looks = Looks()
 
     def is_so(state: str, reason: str) -> bool:
-        return [(n.state, n.reason) for n in cluster_status(store).nodes] == [(state, reason)]
+        return [(n.state, n.reason) for n in cluster_status(plain_store).nodes] == [(state, reason)]
 
-    def told() -> str:
-        return f"said {said}; looks {looks.found}; nodes {cluster_status(store).nodes}"
+    with running_daemon(plain_etcd, plain_store, tmp_path, looks) as said:
 
-    try:
+        def told() -> str:
+            return f"said {said}; looks {looks.found}; nodes {cluster_status(plain_store).nodes}"
+
         eventually(lambda: is_so("trouble", FULL), DEADLINE_S, told)
         assert looks.found[:2] == [(FULL,), ()] and len(looks.found) >= 5, "one look was not enough"
         looks.mended.set()
         eventually(lambda: is_so("ready", ""), DEADLINE_S, told)
         assert [line for line in said if "trouble" in line] == [f"in trouble: {FULL}", "in trouble no more"]
-    finally:
-        daemon.stop()
-        thread.join(DEADLINE_S)
-        leased.close()
-        store.close()
-        etcd.stop()
-    assert not thread.is_alive()

@@ -1,0 +1,69 @@
+"""A node's daemon, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bagua_agent.service import agent_config
+from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.node_facts import NodeFacts
+from bagua_agent.service.units import FoundUnit
+from bagua_agent.store.client import Store
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.leased_keys import LeasedKeys
+
+NODE = "n0"
+LEASE_S = 60.0  # outlives every test
+_END_S = 20.0
+
+
+class NoUnits:
+    def found(self) -> list[FoundUnit]:
+        return []
+
+
+def config_of(etcd: EmbeddedEtcd, folder: Path) -> AgentConfig:
+    content = {
+        "insecure": True,
+        "etcd": {"endpoints": [etcd.endpoint]},
+        "node": {"name": NODE, "slots": 1},
+        "jobs": {"users": ["root"]},
+        "directories": {name: str(folder / name) for name in ("state", "log")},
+    }
+    return agent_config.check(content, "test", NODE)
+
+
+@contextmanager
+def running_daemon(
+    etcd: EmbeddedEtcd,
+    store: Store,
+    folder: Path,
+    look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
+    units: object | None = None,
+) -> Iterator[list[str]]:
+    """What it says, while it runs. units: what it asks of its units; there are none if None."""
+    leased, said = LeasedKeys(store, LEASE_S), list[str]()
+    daemon = NodeDaemon(
+        config_of(etcd, folder),
+        NodeFacts(1, 0, "boot"),
+        store,
+        leased,
+        units or NoUnits(),  # type: ignore[arg-type]
+        said.append,
+        "127.0.0.1:1",
+        "0",
+        look_for_trouble=look_for_trouble,
+    )
+    thread = threading.Thread(target=daemon.run)
+    thread.start()
+    try:
+        yield said
+    finally:
+        daemon.stop()
+        thread.join(_END_S)
+        leased.close()
+    assert not thread.is_alive()
