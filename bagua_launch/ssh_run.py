@@ -11,20 +11,19 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from bagua_agent.errors import UserError
 from bagua_agent.node.local_address import local_address
 from bagua_agent.service.certificate_files import create_authority, issue_files, utc_now
 from bagua_agent.service.certificates import Role
+from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.embedded import ServerTls
 from bagua_agent.store.hosted import HostedEtcd
 from bagua_launch.precedence import Said
@@ -58,7 +57,8 @@ class SshJob:
         self._ssh = shlex.split(values["ssh"].text) if "ssh" in values else ["ssh", "-o", "BatchMode=yes"]
         self._python = values["remote_python"].text if "remote_python" in values else sys.executable
         self._nodes: dict[SshHost, subprocess.Popen[bytes]] = {}
-        self._asked = 0
+        self._asked: set[SshHost] = set()  # to leave
+        self._lock = threading.Lock()  # signals come in a thread of their own
 
     def run(self) -> int:
         """The job's exit code. Raises UserError, InfrastructureLost if it can't begin."""
@@ -93,18 +93,18 @@ class SshJob:
                 etcd.stop()
 
     def _run_nodes(self, endpoint: str, files: Mapping[str, str]) -> int:
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            for number in before:
-                signal.signal(number, self._signalled)
-            for host in self._hosts:
-                self._start(host, endpoint, files)
-            codes = {host: node.wait() for host, node in self._nodes.items()}
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            for node in self._nodes.values():
-                _end(node)
+        with SignalsToInbox(("SIGINT", "SIGTERM"), lambda number: self._ask_to_leave(self._nodes)) as signals:
+            try:
+                for host in self._hosts:
+                    self._start(host, endpoint, files)
+                if signals.first is not None:
+                    self._ask_to_leave(
+                        self._nodes.keys() - self._asked
+                    )  # a second time would end a node at once
+                codes = {host: node.wait() for host, node in self._nodes.items()}
+            finally:
+                for node in self._nodes.values():
+                    _end(node)
         for host, code in codes.items():
             if code == SSH_FAILED:
                 print(f"bagua-launch: {host.target}: ssh failed, see above", file=sys.stderr, flush=True)
@@ -135,7 +135,8 @@ class SshJob:
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
-        self._nodes[host] = node
+        with self._lock:
+            self._nodes[host] = node
         assert node.stdin is not None
         try:
             node.stdin.write(json.dumps(request).encode() + b"\n")
@@ -143,10 +144,11 @@ class SshJob:
         except BrokenPipeError:
             return  # ssh has said why
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-        for node in self._nodes.values():
-            threading.Thread(target=_ask_to_leave, args=(node,), daemon=True).start()
+    def _ask_to_leave(self, hosts: Iterable[SshHost]) -> None:
+        with self._lock:
+            for host in hosts:
+                self._asked.add(host)
+                threading.Thread(target=_ask_to_leave, args=(self._nodes[host],), daemon=True).start()
 
 
 def exit_code(codes: Sequence[int]) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 
 from bagua_agent.errors import StoreUnavailable
 from bagua_agent.node.local_address import local_address
@@ -19,24 +19,45 @@ from bagua_agent.service.child_units import ChildUnits
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.job_logs import JobLogs
 from bagua_agent.service.node_checks import look_for_trouble, troubles
-from bagua_agent.service.node_facts import look_at_node
+from bagua_agent.service.node_facts import NodeFacts, look_at_node
 from bagua_agent.service.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.service.systemd_units import SystemdUnits, is_there
 from bagua_agent.service.tls_renewal import RenewedTls
 from bagua_agent.service.units import UnitRunner, units_folder
+from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.client import Store
 from bagua_agent.store.endpoints import parse_endpoint
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_agent.store_access import store_config
 
 CONNECT_TIMEOUT_S = 2.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = ("SIGTERM", "SIGINT")
 
 
-class _Asked(Exception):
-    """To stop, before the loop runs."""
+class _Stop:
+    """What a signal asks for. to: who else is to be told, and ends what takes long."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._to: Callable[[], None] = lambda: None
+
+    def __bool__(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self, number: int) -> None:
+        self._asked.set()
+        self._to()
+
+    def tell(self, to: Callable[[], None]) -> None:
+        """From now on, and at once if it was asked before."""
+        self._to = to
+        if self:
+            to()
+
+    def wait(self, timeout_s: float) -> None:
+        self._asked.wait(timeout_s)
 
 
 def serve(config_path: str, *, plain_units: bool = False) -> int:
@@ -48,15 +69,22 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
     notifier = Notifier()
     os.environ.pop("NOTIFY_SOCKET", None)  # what we start must not speak for us
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        raise _Asked
+    stop = _Stop()
+    with SignalsToInbox(_SIGNALS, stop.ask):
+        store = _connected(config, notifier, stop)
+        if store is None:
+            return 0
+        return _serve(config, facts, runner, notifier, store, stop)
 
-    for number in _SIGNALS:
-        signal.signal(number, ask)
-    try:
-        store = _connected(config, notifier)
-    except _Asked:
-        return 0
+
+def _serve(
+    config: AgentConfig,
+    facts: NodeFacts,
+    runner: UnitRunner,
+    notifier: Notifier,
+    store: Store,
+    stop: _Stop,
+) -> int:
     leased = LeasedKeys(store, config.times_node_lease_s)
     scheduler = Scheduler(store, leased, config.node_name, _say)
     address = local_address(
@@ -75,8 +103,7 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
         notifier=notifier,
         look_for_trouble=lambda: troubles(look_for_trouble(config)),
     )
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, frame: daemon.stop())
+    stop.tell(daemon.stop)
     server: NodeServer | None = None
     try:
         tls = None if config.tls_files is None else RenewedTls(config.tls_files)
@@ -102,26 +129,31 @@ def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
     return ChildUnits(units_folder(config.directories_state))
 
 
-def _connected(config: AgentConfig, notifier: Notifier) -> Store:
-    """Tries until etcd answers, or the daemon is asked to stop."""
+def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> Store | None:
+    """Tries until etcd answers, or the daemon is asked to stop, which gives None."""
     store = Store(store_config(config.etcd_endpoints, config.store_credentials))
+    stop.tell(store.close)
     told = ""
-    while True:
-        begin_s = time.monotonic()
-        try:
-            store.connect(CONNECT_TIMEOUT_S)
-            return store
-        except StoreUnavailable as error:
-            if str(error) != told:
-                told = str(error)
-                _say(f"waiting for etcd: {told}")
-            notifier.status(f"waiting for etcd: {told}")
-        except BaseException:
-            store.close()
-            raise
-        left_s = begin_s + CONNECT_TIMEOUT_S - time.monotonic()
-        if left_s > 0:
-            signal.sigtimedwait((), left_s)  # a signal's handler ends this too
+    try:
+        while not stop:
+            begin_s = time.monotonic()
+            try:
+                store.connect(CONNECT_TIMEOUT_S)
+            except StoreUnavailable as error:
+                if str(error) != told and not stop:
+                    told = str(error)
+                    _say(f"waiting for etcd: {told}")
+                notifier.status(f"waiting for etcd: {told}")
+            else:
+                stop.tell(lambda: None)
+                if not stop:
+                    return store
+            stop.wait(max(0.0, begin_s + CONNECT_TIMEOUT_S - time.monotonic()))
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return None
 
 
 def _say(text: str) -> None:
