@@ -28,6 +28,7 @@ from bagua_core.fused_optimizer.flat_memory import (
     may_move,
     viewed,
 )
+from bagua_core.fused_optimizer.gathered import Gathered
 from bagua_core.fused_optimizer.state_layout import NotBlockwise, is_elementwise, is_plain, is_scalar_tensor
 
 State = dict[Any, Any]
@@ -96,9 +97,7 @@ class Block:
         self._strides = [m.stride() for m in self.members]
         self.has_stepped = False
         self.copied = False  # whether gradients had to be, in any step
-        self._own_gradient: Tensor | None = None  # where scattered gradients are gathered
-        self._gradient_views: list[Tensor] = []
-        self._copied: tuple[list[Tensor], int] | None = None  # the members' gradients, the copy's version
+        self._gathered: Gathered | None = None  # gradients that lie anywhere
         self._kept: _Kept | None = None
         self._seen: weakref.ref[Tensor] | None = None  # the first member's gradient, in the step before
         self._taken: weakref.ref[Tensor] | None = None  # likewise, in the last step that it took part in
@@ -206,12 +205,10 @@ class Block:
         if len(gradients) == 1 and is_like(gradients[0], self.members[0]):
             return flat_of(gradients[0])
         self.copied = True
-        if self._own_gradient is None:
-            self._own_gradient = torch.empty_like(self.whole)
-            self._gradient_views = self._views_of(self._own_gradient)
-        torch._foreach_copy_(self._gradient_views, gradients)
-        self._copied = gradients, self._own_gradient._version
-        return self._own_gradient
+        if self._gathered is None:
+            flat = torch.empty_like(self.whole)
+            self._gathered = Gathered(flat, self._views_of(flat))
+        return self._gathered.gather(gradients)
 
     def _kept_by_script(self, gradients: list[Tensor]) -> _Kept | None:
         """Where the script keeps its gradients (in buckets, or by zero_grad(set_to_none=False)) they need no copy."""
@@ -240,7 +237,7 @@ class Block:
         for gradient, view in zip(gradients, self._views_of(flat), strict=True):
             view.copy_(gradient)
             gradient.data = view
-        self._own_gradient = None
+        self._gathered = None
         return flat
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
@@ -249,11 +246,8 @@ class Block:
     def forget_gradients(self, are_written: bool = False) -> None:
         """The script's gradients must not live longer for having been looked at. What a step writes to them comes back;
         are_written: it did so in a way that tensors do not notice."""
-        if self._copied is not None and self._own_gradient is not None:
-            gradients, version = self._copied
-            if are_written or self._own_gradient._version != version:
-                torch._foreach_copy_(gradients, self._gradient_views)
-        self._copied = None
+        if self._gathered is not None:
+            self._gathered.give_back(are_written)
         for flat in self.flats:
             flat.grad = None
 

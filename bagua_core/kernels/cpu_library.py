@@ -12,8 +12,10 @@ import os
 import platform
 import stat
 import tempfile
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bagua_core.kernels import compilation
 from bagua_core.kernels.compilation import CompilationError
@@ -61,6 +63,11 @@ def _from_cache(directory: Path, digest: str) -> Found:
     if not path.exists():
         _compile_once(path)
     return Found(_load(path, digest), str(path))
+
+
+def address_of(values: array[Any]) -> int:
+    """As the library's functions take it; good for as long as somebody holds `values`."""
+    return values.buffer_info()[0]
 
 
 def _check_private(directory: Path) -> None:

@@ -7,19 +7,17 @@ runs over all parts, tile by tile, so that what its operations make of an elemen
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from bagua_core.kernels import cpu_library, targets
+from bagua_core.kernels.cpu_library import address_of
 from bagua_core.kernels.errors import KernelUnavailableError
+from bagua_core.kernels.targets import compiled_library
 
 # VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of MKL's reference, with which torch calls it (ATen/cpu/vml.h).
 _MKL_MODE = 0x2 | 0x140000 | 0x100
@@ -41,7 +39,7 @@ class Program:
     """memories: how many registers are memories. Raises KernelUnavailableError where it cannot run here."""
 
     def __init__(self, steps: Sequence[Step], memories: int, temporaries: int) -> None:
-        self._library = _library()
+        self._library = compiled_library()
         self._memories = memories
         self._temporaries = temporaries
         self._count = len(steps)
@@ -69,14 +67,14 @@ class Program:
         pointers = array("Q", [memory.data_ptr() for part in parts for memory in part])
         rounded = array("f", numbers or (0.0,))
         self._library.bagua_elementwise(
-            _address(self._words),
+            address_of(self._words),
             self._count,
-            _address(rounded),
+            address_of(rounded),
             self._memories,
             self._temporaries,
-            _address(pointers),
-            _address(elements),
-            _address(first_tiles),
+            address_of(pointers),
+            address_of(elements),
+            address_of(first_tiles),
             len(parts),
             torch.get_num_threads(),
         )
@@ -85,7 +83,7 @@ class Program:
 def use_torchs_sqrt() -> bool:
     """Let the operation given_sqrt take roots with the function that torch's x86 builds take them with, MKL's. Returns
     whether torch holds it. Raises KernelUnavailableError."""
-    library = _library()
+    library = compiled_library()
     try:
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         functions = [
@@ -95,19 +93,3 @@ def use_torchs_sqrt() -> bool:
         return False  # another build
     library.bagua_elementwise_sqrt(functions[0], _MKL_MODE, functions[1])
     return True
-
-
-def _address(values: array[Any]) -> int:
-    """Good for as long as somebody holds `values`."""
-    return values.buffer_info()[0]
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """The one that serves the other kernels; no word is lost where there is none, for nobody has to do anything."""
-    if os.environ.get(targets.CHOICE_VARIABLE) == "fallback":
-        raise KernelUnavailableError(f"{targets.CHOICE_VARIABLE}=fallback")
-    try:
-        return cpu_library.find().library
-    except cpu_library.LibraryUnavailableError as error:
-        raise KernelUnavailableError(str(error)) from error

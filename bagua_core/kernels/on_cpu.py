@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from bagua_core.kernels.cpu_library import address_of
 from bagua_core.kernels.interface import RAW, VALUE_DTYPES, Code
 
 INSTRUCTION_SETS = ("baseline", "avx2")
@@ -117,14 +119,14 @@ class CpuKernels:
         dtype = parts[0].dtype
         raw = dtype == flat.dtype
         unit = dtype.itemsize if raw else 1
-        pointers = (ctypes.c_void_p * len(parts))(*[p.data_ptr() for p in parts])
-        starts = (ctypes.c_int64 * (len(parts) + 1))(
-            *accumulate((p.numel() * unit for p in parts), initial=0)
-        )
+        pointers = array("Q", map(Tensor.data_ptr, parts))
+        starts = array("q", accumulate(map(Tensor.numel, parts), initial=0))
+        if unit > 1:
+            starts = array("q", [start * unit for start in starts])
         self._library.bagua_copy_parts(
             len(parts),
-            pointers,
-            starts,
+            address_of(pointers),
+            address_of(starts),
             RAW if raw else VALUE_DTYPES[dtype],
             flat.data_ptr(),
             RAW if raw else VALUE_DTYPES[flat.dtype],

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
@@ -41,6 +42,18 @@ def target(device: str | torch.device = "cpu") -> Target:
 def kernels_for(tensor: Tensor) -> Kernels:
     """Raises KernelUnavailableError, KernelArgumentError."""
     return _chosen_for(tensor.device)[1]
+
+
+@functools.cache
+def compiled_library() -> ctypes.CDLL:
+    """The CPU's, for what goes on without it just as well: no word is said where there is none. Raises
+    KernelUnavailableError."""
+    if os.environ.get(CHOICE_VARIABLE) == "fallback":
+        raise KernelUnavailableError(f"{CHOICE_VARIABLE}=fallback")
+    try:
+        return cpu_library.find().library
+    except cpu_library.LibraryUnavailableError as error:
+        raise KernelUnavailableError(str(error)) from error
 
 
 def _chosen_for(device: torch.device) -> tuple[Target, Kernels]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bagua_core.fused_optimizer import fuse, fuse_optimizer, library_program
 from bagua_core.fused_optimizer.block_sizes import Way
 from bagua_core.fused_optimizer.fuse import step_of
-from bagua_core.kernels import elementwise, targets
+from bagua_core.kernels import targets
 from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE, VARIANTS
 from tests.core.fused_optimizer.third_party import DataWriter, Lion, Written
 from tests.core.fused_optimizer.twins import Twins, shapes_net
@@ -210,7 +210,7 @@ def test_a_program_that_gives_other_bits_is_never_used(
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> Any:
-    caches = (elementwise._library, library_program.torchs_variants)
+    caches = (targets.compiled_library, library_program.torchs_variants)
     for cache in caches:
         cache.cache_clear()
     monkeypatch.setenv(targets.CHOICE_VARIABLE, "fallback")
