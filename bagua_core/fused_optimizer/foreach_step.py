@@ -5,12 +5,10 @@ torch's default on a CPU is one parameter after the other, which costs several t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-
-from bagua_core.fused_optimizer.options import switches
 
 MOST_ELEMENTS = 1 << 24  # of a group: foreach can take memory for a copy of all its gradients
 _NAME = "foreach"
@@ -24,13 +22,14 @@ class ForeachStep:
         self._known: dict[Hashable, bool] = {}
         self._changed: list[dict[str, Any]] = []
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Only groups whose script has left the option open, and not where a scaler has the step unscale gradients."""
+    def begin(self, optimizer: torch.optim.Optimizer, switches: Sequence[Hashable]) -> None:
+        """Only groups whose script has left the option open, and not where a scaler has the step unscale gradients.
+        switches: of each group, see options.py."""
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             return
         for number, group in enumerate(optimizer.param_groups):
             is_open = group.get(_NAME, False) is None and not group.get("fused")
-            if is_open and self._is_same(optimizer, number):
+            if is_open and self._is_same(optimizer, number, switches[number]):
                 group[_NAME] = True
                 self._changed.append(group)
 
@@ -40,8 +39,8 @@ class ForeachStep:
             group[_NAME] = None
         self._changed.clear()
 
-    def _is_same(self, optimizer: torch.optim.Optimizer, number: int) -> bool:
-        key = number, switches(optimizer.param_groups[number])
+    def _is_same(self, optimizer: torch.optim.Optimizer, number: int, switches: Hashable) -> bool:
+        key = number, switches
         if key not in self._known:
             elements = sum(parameter.numel() for parameter in optimizer.param_groups[number]["params"])
             self._known[key] = elements <= MOST_ELEMENTS and self._same(optimizer, number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from bagua_core.fused_optimizer.errors import FusedOptimizerError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
-from bagua_core.fused_optimizer.options import switches
+from bagua_core.fused_optimizer.options import SwitchWatch
 from bagua_core.fused_optimizer.recorded_pass import ONE_BY_ONE, Arguments, RecordedPass
 from bagua_core.fused_optimizer.recording import NotRecordable
 from bagua_core.fused_optimizer.representatives import Once
@@ -77,7 +77,7 @@ class FusedStep:
         self._sizes = sizes
         self._moved = Moved()
         self._layout: Layout | None = None
-        self._switches: list[Hashable] = []
+        self._switches = SwitchWatch()
         self._idles = False
         self._is_left = False  # its parameters lie by themselves again
         self._fusable_groups: Sequence[bool] = ()
@@ -122,7 +122,7 @@ class FusedStep:
         closure, rest, named = closure_of(args[1:], kwargs)
         if closure is None and self._is_idle():
             if self._otherwise is not None:
-                self._otherwise.begin(optimizer)
+                self._otherwise.begin(optimizer, self._switches.found)
             return None
         positional = rest
 
@@ -220,10 +220,9 @@ class FusedStep:
         under_way.stand_in.add(group, one, optimizer.state.get(one))
 
     def _judge_switches(self, optimizer: torch.optim.Optimizer) -> None:
-        found = [switches(group) for group in optimizer.param_groups]
-        if found != self._switches:
+        if self._switches.has_changed(optimizer.param_groups):
             self._fusable_groups = self._fusable(optimizer)
-            self._switches = found
+            self._switches.take(optimizer.param_groups)  # not before: it raises in each step, if it does
             self._layout = None
             self._choice.options_changed()
 
@@ -340,7 +339,7 @@ class FusedStep:
         if members:
             torch.autograd.graph.increment_version(members)  # they were written to under other names
         if under_way.stand_in.give_back(optimizer):
-            self._switches = [switches(group) for group in optimizer.param_groups]
+            self._switches.take(optimizer.param_groups)
         if changed:
             layout.note_states(optimizer)
         if self._choice.learn(

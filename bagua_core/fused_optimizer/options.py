@@ -6,7 +6,8 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import operator
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +35,54 @@ def _switch(value: Any) -> Hashable:
     if kind is tuple or kind is list:
         return kind, tuple(map(_switch, value))
     return (kind,)
+
+
+class SwitchWatch:
+    """Does a step begin under the same switches as the one before? found: those of each group, as of the last look.
+
+    Most steps change no option at all, which the objects themselves tell in a fraction of the time that it takes to
+    work out switches.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Hashable] = []
+        self._objects: list[
+            tuple[Any, ...]
+        ] = []  # names and values; kept, so that no other object can be the same
+
+    def has_changed(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Since `take`."""
+        if self._objects and _are_the_same(_objects(groups), self._objects):
+            return False
+        if [switches(group) for group in groups] != self.found:
+            return True
+        self.take(groups)  # other numbers, and no more
+        return False
+
+    def take(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """What they are now is what they are compared with."""
+        self.found = [switches(group) for group in groups]
+        told = all(_tells_by_itself(v) for group in groups for v in without_parameters(group).values())
+        self._objects = _objects(groups) if told else []
+
+
+def _objects(groups: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(*group, *group.values()) for group in groups]
+
+
+def _are_the_same(some: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) -> bool:
+    return len(some) == len(others) and all(
+        len(one) == len(other) and all(map(operator.is_, one, other))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _tells_by_itself(value: Any) -> bool:
+    """Whether its switch is the same as long as it is the same object: a list may change inside."""
+    kind = type(value)
+    if kind is tuple:
+        return all(map(_tells_by_itself, value))
+    return value is None or kind in (float, int, bool, str) or isinstance(value, Tensor)
 
 
 def for_each_parameter(group: Mapping[str, Any]) -> str | None:
