@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from bagua_core.fused_optimizer.errors import NoCompilerError
-from bagua_core.fused_optimizer.recording import Recording, as_graph
+from bagua_core.fused_optimizer.recording import NotRecordable, Recording, as_graph
 
 
 def require_compiler(device: torch.device) -> None:
@@ -25,15 +25,25 @@ def require_compiler(device: torch.device) -> None:
 
 
 class CompiledProgram:
-    """Compiled at its first run; equal to the step within rounding."""
+    """Equal to the step within rounding. Raises NotRecordable where the compiler fails."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, inputs: Callable[[], list[Tensor]]) -> None:
+        """inputs: copies of the first ones it is to run on. It runs on them at once, for that is when it is compiled: a
+        compiler that is broken is found while the step can still go on without it."""
         self._call = torch.compile(as_graph(recording).forward, dynamic=True, fullgraph=True)
+        try:
+            self.run(recording, [inputs()])
+        except Exception as error:  # whatever torch wraps a compiler's troubles in
+            raise NotRecordable(f"torch.compile fails on it: {_first_line(error)}") from error
 
     def run(self, recording: Recording, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """See recorded_pass.Program."""
         numbers = _as_tensor(recording.numbers, parts[0][0])
         return [list(self._call(*inputs, numbers, *recording.shared)) for inputs in parts]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _as_tensor(numbers: Sequence[float], like: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ _NUMBER = 0.3
 class LibraryProgram:
     """Raises NotRecordable where the library has no such program, or there is no library."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, inputs: object) -> None:
         try:
             self._lowered = lower(recording, torchs_variants())
             self._program = Program(self._lowered.steps, self._lowered.memories, self._lowered.temporaries)

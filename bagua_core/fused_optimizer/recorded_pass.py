@@ -30,6 +30,7 @@ from bagua_core.fused_optimizer.stand_in import StandIn, plain_step
 # Options, where an optimizer has them, under which its step works on one tensor after the other.
 ONE_BY_ONE = {"foreach": False, "fused": False}
 MOST_PROGRAMS = 16  # an optimizer has a handful: the first step, the later ones, each dtype
+MOST_TRIED = 1 << 22  # elements: as a compiler's choices go by sizes, and little beside a model
 _PARAMETER, _GRADIENT = "parameter", "gradient"
 
 
@@ -41,15 +42,19 @@ class Program(Protocol):
         ...
 
 
+Inputs = Callable[[], list[Tensor]]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What makes programs of recordings, and when. same: (optimizer, group) -> whether that group's step is the same
-    with ONE_BY_ONE. is_exact: programs must give the very bits of the step, so each is proved before it is used.
-    is_asked_for: by the script, so that it is told where there is none. takes: whether programs can work on a
-    parameter. least_elements: for each group, from which on it is worth what recording a step costs."""
+    """What makes programs of recordings, and when. make(recording, inputs): `inputs` gives copies of what it will run
+    on, to be tried on. same: (optimizer, group) -> whether that group's step is the same with ONE_BY_ONE. is_exact:
+    programs must give the very bits of the step, so each is proved before it is used. is_asked_for: by the script, so
+    that it is told where there is none. takes: whether programs can work on a parameter. least_elements: for each
+    group, from which on it is worth what recording a step costs."""
 
     way: Way
-    make: Callable[[Recording], Program]
+    make: Callable[[Recording, Inputs], Program]
     same: Callable[[torch.optim.Optimizer, int], bool]
     is_exact: bool = False
     is_asked_for: bool = True
@@ -196,7 +201,11 @@ class RecordedPass:
             return known, False
         if len(self._programs) == MOST_PROGRAMS:
             raise NotRecordable(f"it has been {MOST_PROGRAMS} different programs by now")
-        made = self._programs[key] = self.kind.make(recording)
+
+        def copies() -> list[Tensor]:
+            return [_input(name, like).detach()[:MOST_TRIED].clone() for name in recording.inputs]
+
+        made = self._programs[key] = self.kind.make(recording, copies)
         return made, True
 
     def _prove(

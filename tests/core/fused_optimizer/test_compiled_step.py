@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +134,23 @@ def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
         NoCompilerError, match=r"there is no no-such-compiler on PATH; install g\+\+, set CXX"
     ):
         fuse_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), compile=True)
+
+
+def test_a_compiler_that_fails_costs_nothing_but_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is met in the third step at the latest, when there are states; the step goes on uncompiled."""
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho out of disk >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(broken)), "force_disable_caches": True}):
+        twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), compile=True)
+        _, warned = quietly(lambda: twins.train(4))
+    ours = [text for text in warned if "cannot be compiled" in text]  # torch has warnings of its own
+    assert len(ours) == 1 and "the step of AdamW cannot be compiled (torch.compile fails on it: " in ours[0]
+    twins.check()
+    assert twins.blocks and twins.step.recorded is None
 
 
 def test_torchs_own_fused_step_is_one_pass_already() -> None:
