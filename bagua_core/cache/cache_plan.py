@@ -16,7 +16,7 @@ from bagua_core.cache import hosted_redis, placement
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.node_directory import base_of
 from bagua_core.cache.redis_store import Server, client_package, servers_of
-from bagua_core.cache.sharing_scope import directory_name, scope_of
+from bagua_core.cache.sharing_scope import directory_name, scope_of, scope_on_servers
 from bagua_core.elastic.heal_memory import available_bytes
 
 BACKENDS = ("embedded", "redis")
@@ -98,6 +98,7 @@ def plan(
             remark=remark,
         )
     client_package()
+    on_servers = scope_on_servers(os.environ, os.getppid(), dataset_name)
     hosts = options.get("hosts")
     capacity = options.get("capacity_per_node")
     if capacity is not None:
@@ -107,8 +108,7 @@ def plan(
         *common,
         None if room is None else base_of(room),
         name,
-        # servers outlive a job: what another job computed under this name and fingerprint is the same
-        f"bagua:{directory_name(backend, dataset_name, fingerprint, '')}:".encode(),
+        f"bagua:{directory_name(backend, dataset_name, fingerprint, on_servers)}:".encode(),
         buffer_size,
         allow_pickle,
         placement.redis_bytes(available_bytes(), capacity),

@@ -1,6 +1,7 @@
-"""Which processes share a cache? Those of one job on one node, or else this process and its children.
+"""Which processes share a cache? On a node, those of one job, or else this process and its children; on given servers,
+whoever uses the same name.
 
-A name is unique to one run of one job, so what an earlier run left behind is never taken for this one's.
+The scope on a node is unique to one run of one job, so what an earlier run left behind is never taken for this one's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from bagua_contract.environment import WorkerEnvironment, variable
 
 FORMAT = 1  # of the files in the directory
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
 _alone = (0, "")
 
 
@@ -33,15 +35,27 @@ def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
     if WorkerEnvironment.is_present(environ):
         agent = environ.get(variable("agent_id"), "")
         return Scope(f"agent-{agent}", True, "the workers of this node's agent")
-    if "TORCHELASTIC_RUN_ID" in environ:
+    if _TORCHRUN in environ:
         # the run's id may be "none", so the launcher's process stands for it
         started = _start_time(parent_pid)
         return Scope(
-            f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{parent_pid}-{started}",
+            f"torchrun-{environ[_TORCHRUN]}-{parent_pid}-{started}",
             True,
             "torchrun's workers here",
         )
     return Scope(_name_of_this_process(), False, "this process and its children")
+
+
+def scope_on_servers(environ: Mapping[str, str], parent_pid: int, dataset_name: str) -> str:
+    """Empty where a name says what is kept: servers outlive a job, and what another one computed under this name and
+    fingerprint is the same. Without a name, data sets of one type and length could be anything: the job keeps to
+    itself, all its nodes together if it has an id."""
+    if dataset_name:
+        return ""
+    if WorkerEnvironment.is_present(environ):
+        return f"job-{environ.get(variable('job_id'), '')}"
+    run = environ.get(_TORCHRUN, "none")
+    return scope_of(environ, parent_pid).name if run == "none" else f"torchrun-{run}"
 
 
 def directory_name(kind: str, dataset_name: str, fingerprint: str, scope: str) -> str:

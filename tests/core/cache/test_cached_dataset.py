@@ -22,7 +22,7 @@ from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import metric_name, recent_rate
 from bagua_core.cache.placement import KEPT_FREE_BYTES, Room, place, redis_bytes
-from bagua_core.cache.sharing_scope import directory_name, scope_of
+from bagua_core.cache.sharing_scope import directory_name, scope_of, scope_on_servers
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from tests.core.cache.scripts_with_caches import Counted, right
 from tests.core.data.fake_job import FakeEngine
@@ -223,6 +223,20 @@ def test_who_shares() -> None:
         directory_name("embedded", n, f, s) for n in ("", "a/../b") for f in ("", "x") for s in ("1", "2")
     }
     assert len(told) == 8 and all("/" not in name and len(name) < 60 for name in told)
+
+
+def test_who_shares_servers() -> None:
+    """With a name, whoever uses it; without, the nodes of one job, by its id."""
+    here = {"BAGUA_SESSION_SOCKET": "x", "BAGUA_AGENT_ID": "h1-1", "BAGUA_JOB_ID": "a"}
+    there = {**here, "BAGUA_AGENT_ID": "h2-1"}
+    assert scope_on_servers(here, 5, "faces") == scope_on_servers({}, 6, "faces")
+    assert scope_on_servers(here, 5, "") == scope_on_servers(there, 6, "")
+    assert scope_on_servers(here, 5, "") != scope_on_servers({**here, "BAGUA_JOB_ID": "b"}, 5, "")
+    torchrun = {"TORCHELASTIC_RUN_ID": "a"}
+    assert scope_on_servers(torchrun, 5, "") == scope_on_servers(torchrun, 6, "")
+    nameless = {"TORCHELASTIC_RUN_ID": "none"}  # torchrun's default, which any run may have
+    assert scope_on_servers(nameless, 5, "") == scope_of(nameless, 5).name
+    assert len({scope_on_servers(e, 5, "") for e in (here, torchrun, nameless, {})}) == 4
 
 
 GIB = 1 << 30

@@ -145,6 +145,22 @@ def test_a_port_where_no_redis_answers_slows_and_stops_nothing(
     assert not thread.is_alive() and caplog.text.count("no answer from Redis") == 1
 
 
+def test_two_jobs_without_names_never_see_each_others_samples(
+    redis: StartRedis, room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data sets of one type and length, on one server that outlives both; nodes of one job do share."""
+    server = redis()
+    data = {"a": [f"a{i}" for i in range(20)], "b": [f"b{i}" for i in range(20)]}
+    for job_id, hits in (("a", 0), ("b", 0), ("a", 20)):
+        for name, value in (("SESSION_SOCKET", "x"), ("AGENT_ID", "h1"), ("JOB_ID", job_id)):
+            monkeypatch.setenv(f"BAGUA_{name}", value)
+        dataset = cached(data[job_id], [server], room, dataset_name="")
+        assert dataset.__getitems__(list(range(20))) == data[job_id]
+        assert dataset.stats().hits == hits
+        dataset.close()
+        assert list(room.iterdir()) == [], "or the next one goes on with its counts"
+
+
 def test_samples_are_shared_by_nodes(redis: StartRedis, room: Path, tmp_path: Path) -> None:
     """Two nodes are two directories here."""
     servers = [redis(), redis()]
