@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
 
 DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0  # also while etcd has no leader
 
 CONFIG = """
 insecure = true
@@ -79,6 +81,12 @@ class Daemon:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
+
+    def stop(self) -> None:
+        """SIGTERM; returns when it is gone, its units alone."""
+        assert self.process is not None
+        self.process.send(signal.SIGTERM)
+        assert self.process.wait(STOP_DEADLINE_S) == 0, self.log.read_text()
 
     def says(self, *words: str) -> bool:
         return any(all(w in line for w in words) for line in self.log.read_text().splitlines())
@@ -143,20 +151,22 @@ class SubmittedJob:
 
 
 class Cluster:
-    def __init__(self, lab: Lab, directory: Path, slots: int = 1) -> None:
-        """etcd on the lab's first host, a daemon on every other."""
+    def __init__(self, lab: Lab, directory: Path, slots: int = 1, etcd_beside: bool = False) -> None:
+        """etcd on the lab's first host, a daemon on every other. etcd_beside: a daemon on every host, and a member of
+        etcd on each of the first three."""
         self.lab = lab
         self.directory = directory
-        self.etcd: EtcdCluster = lab.etcd(lab.hosts[0])
-        self.daemons = [Daemon(self, host, slots) for host in lab.hosts[1:]]
-        member = self.etcd.members[0]
-        self._forward = Forward(lab.hosts[0], (lab.hosts[0].address, member.port))
-        self.store = Store(StoreConfig((parse_endpoint(self._forward.endpoint),)))
+        nodes = lab.hosts if etcd_beside else lab.hosts[1:]
+        self.etcd: EtcdCluster = lab.etcd(*(lab.hosts[:3] if etcd_beside else lab.hosts[:1]))
+        self.daemons = [Daemon(self, host, slots) for host in nodes]
+        self._forwards = [Forward(m.host, (m.host.address, m.port)) for m in self.etcd.members]
+        self.store = Store(StoreConfig(tuple(parse_endpoint(f.endpoint) for f in self._forwards)))
         self.store.connect(10.0)
 
     def close(self) -> None:
         self.store.close()
-        self._forward.close()
+        for forward in self._forwards:
+            forward.close()
         print(self.logs())
 
     def logs(self) -> str:
@@ -225,7 +235,8 @@ class Cluster:
         eventually(
             lambda: not any(u.alive for n in self.nodes().values() for u in n.units), DEADLINE_S, self.logs
         )
-        expected = {d.process.pid for d in self.daemons if d.process is not None and d.process.is_running}
+        processes = [served.process for served in (*self.daemons, *self.etcd.members)]
+        expected = {p.pid for p in processes if p is not None and p.is_running}
         for daemon in self.daemons:
             eventually(
                 lambda d=daemon: set(d.host.pids()) <= expected,

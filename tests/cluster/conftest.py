@@ -18,14 +18,14 @@ MakeCluster = Callable[..., Cluster]
 
 @pytest.fixture
 def make_cluster(make_lab: MakeLab, tmp_path: Path) -> Iterator[MakeCluster]:
-    """make_cluster(nodes, slots=1): daemons started, all of them known."""
+    """make_cluster(nodes, slots=1, etcd_beside=False), see Cluster: daemons started, all of them known."""
     with ExitStack() as made:
 
-        def make(nodes: int, slots: int = 1) -> Cluster:
-            lab = make_lab(1 + nodes)
+        def make(nodes: int, slots: int = 1, etcd_beside: bool = False) -> Cluster:
+            lab = make_lab(nodes if etcd_beside else 1 + nodes)
             directory = tmp_path / "cluster"
             directory.mkdir()
-            cluster = made.enter_context(closing(Cluster(lab, directory, slots)))
+            cluster = made.enter_context(closing(Cluster(lab, directory, slots, etcd_beside)))
             for daemon in cluster.daemons:
                 daemon.start()
             cluster.await_nodes(nodes)

@@ -200,6 +200,14 @@ class EtcdCluster:
             lambda: next((m for m in self.members if m.leads), None), _START_DEADLINE_S, "a leader of etcd"
         )
 
+    def let_lead(self, member: EtcdMember) -> None:
+        """Returns when it leads."""
+        leader = self.leader
+        if leader is not member:
+            wanted = member.call("maintenance/status")["header"]["member_id"]
+            leader.call("maintenance/transfer-leadership", targetID=wanted)
+            eventually(lambda: member.leads, _START_DEADLINE_S, f"{member.name} leads")
+
     @property
     def followers(self) -> list[EtcdMember]:
         leader = self.leader
