@@ -29,7 +29,7 @@ from bagua_agent.service.units import UnitRunner, units_folder
 from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.client import Store
 from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.store.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
 from bagua_agent.store_access import store_config
 
 CONNECT_TIMEOUT_S = 2.0
@@ -85,7 +85,7 @@ def _serve(
     store: Store,
     stop: _Stop,
 ) -> int:
-    leased = LeasedKeys(store, config.times_node_lease_s)
+    leased = LeasedKeys(store, config.times_node_lease_s, _tell_lapses)
     scheduler = Scheduler(store, leased, config.node_name, _say)
     address = local_address(
         config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
@@ -120,6 +120,11 @@ def _serve(
         store.close()
     _say("stopped; units go on")
     return 0
+
+
+def _tell_lapses(event: LeaseEvent) -> None:
+    if isinstance(event, LeaseLapsed):
+        _say("etcd has ended this node's lease, so the node may have counted as lost; its keys are put again")
 
 
 def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
