@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bagua_agent.errors import UserError
@@ -93,14 +93,12 @@ class SshJob:
                 etcd.stop()
 
     def _run_nodes(self, endpoint: str, files: Mapping[str, str]) -> int:
-        with SignalsToInbox(("SIGINT", "SIGTERM"), lambda number: self._ask_to_leave(self._nodes)) as signals:
+        with SignalsToInbox(("SIGINT", "SIGTERM"), lambda number: self._ask_to_leave(again=True)) as signals:
             try:
                 for host in self._hosts:
                     self._start(host, endpoint, files)
                 if signals.first is not None:
-                    self._ask_to_leave(
-                        self._nodes.keys() - self._asked
-                    )  # a second time would end a node at once
+                    self._ask_to_leave(again=False)  # those that were started since
                 codes = {host: node.wait() for host, node in self._nodes.items()}
             finally:
                 for node in self._nodes.values():
@@ -144,10 +142,12 @@ class SshJob:
         except BrokenPipeError:
             return  # ssh has said why
 
-    def _ask_to_leave(self, hosts: Iterable[SshHost]) -> None:
+    def _ask_to_leave(self, *, again: bool) -> None:
+        """again: those too that were asked before, which ends them at once."""
         with self._lock:
+            hosts = [host for host in self._nodes if again or host not in self._asked]
+            self._asked.update(hosts)
             for host in hosts:
-                self._asked.add(host)
                 threading.Thread(target=_ask_to_leave, args=(self._nodes[host],), daemon=True).start()
 
 
