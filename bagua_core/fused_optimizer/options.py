@@ -38,7 +38,7 @@ def _switch(value: Any) -> Hashable:
 
 
 class SwitchWatch:
-    """Does a step begin under the same switches as the one before? found: those of each group, as of the last look.
+    """Does a step begin under the same switches as the one before? found: those of each group, as last taken.
 
     Most steps change no option at all, which the objects themselves tell in a fraction of the time that it takes to
     work out switches.

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.store.client import Store
 from tests.cluster.cluster import DEADLINE_S, Cluster, SubmittedJob
 from tests.cluster.conftest import MakeCluster
 from tests.lab.wait import eventually
@@ -52,7 +51,6 @@ def _is_another(cluster: Cluster, before: str) -> str:
 
 def _end(cluster: Cluster, job: SubmittedJob) -> None:
     job.hurry()
-    store: Store = cluster.store
-    cluster_requests.stop(store, job.job_id)
+    cluster_requests.stop(cluster.store, job.job_id)
     job.await_outcome()
     cluster.await_idle()
