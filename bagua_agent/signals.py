@@ -17,7 +17,6 @@ from typing import Any
 
 from bagua_agent.errors import InternalError, UserError
 
-_END = b"\0"  # no signal has the number 0
 _END_TIMEOUT_S = 5.0
 
 
@@ -47,7 +46,7 @@ class SignalsToInbox:
         return self
 
     def _listen(self) -> None:
-        while (came := os.read(self._read_end, 1)) != _END:
+        while came := os.read(self._read_end, 1):  # until the other end is closed
             number = came[0]
             if number in self._numbers:  # of others the interpreter tells us too
                 if self.first is None:
@@ -63,12 +62,10 @@ class SignalsToInbox:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
-        os.set_blocking(self._write_end, True)
-        os.write(self._write_end, _END)
+        os.close(self._write_end)
         self._thread.join(_END_TIMEOUT_S)
         if self._thread.is_alive():
             raise InternalError("the thread that hears signals did not end: what it tells hangs?")
-        os.close(self._write_end)
         os.close(self._read_end)
 
 
