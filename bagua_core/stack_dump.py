@@ -8,7 +8,8 @@ Knows neither agent nor job; imports the standard library only, for it runs befo
 The thread first: it holds the GIL while it writes, so nothing moves under it. From the signal no lock is taken, and a
 thread that ends meanwhile would end the whole process with SIGSEGV; it is for a process whose GIL is not to be had,
 where no thread of Python can end either.
-Invariant: nothing that a script uses is taken: no low descriptor, no signal that has a handler already.
+Invariant: nothing that a script uses is taken: no low descriptor, no signal that has a handler already, and none that
+the script keeps for itself.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import fcntl
 import os
 import signal
 from _thread import start_new_thread  # one that threading.enumerate() does not show to scripts
+from collections.abc import Callable
 
 CHANNEL_PREFIX = "bagua-stacks-"  # also in bagua_agent/workers/stacks.py
 LEAST_DESCRIPTOR = 200  # scripts count on low numbers being free
+_RAISED_BY_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # of the thread itself
 WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/stacks.py
 
 
@@ -43,8 +46,18 @@ def answer_stack_requests() -> int | None:
     except OSError:
         return None  # no memory files here, or no descriptor left
     faulthandler.register(number, file=channel, all_threads=True)
-    start_new_thread(_answer, (requests, channel))
+    _start_without_signals(_answer, (requests, channel), takes={number})
     return number
+
+
+def _start_without_signals(run: Callable[..., None], arguments: tuple[int, ...], takes: set[int]) -> None:
+    # What a script blocks in its only thread, to wait for it there, the kernel would else give to this one: most
+    # signals end a process. A new thread inherits the mask of the one that starts it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _RAISED_BY_FAULTS - takes)
+    try:
+        start_new_thread(run, arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _answer(requests: int, channel: int) -> None:

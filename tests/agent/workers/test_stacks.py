@@ -228,6 +228,20 @@ def test_low_descriptors_and_taken_signals_stay_the_scripts_own(scripts: Scripts
     assert line == "3 True"
 
 
+def test_a_signal_that_the_script_blocks_waits_for_it(scripts: Scripts, tmp_path: Path) -> None:
+    """As in a script of one thread: another that takes it would end the process."""
+    process, _ = scripts.start(
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})\n"
+        "ready()\n"
+        "signal.sigwait({signal.SIGUSR1})\n"
+        "sys.exit(0 if signal.sigwait({signal.SIGTERM}) == signal.SIGTERM else 1)\n"
+    )
+    assert "2 threads" in saved(process, tmp_path)[0], "the other thread is up"
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        process.send_signal(number)
+    assert process.wait(timeout=10) == 0
+
+
 def test_what_the_kernel_says_of_this_process() -> None:
     status = process_status(os.getpid())
     assert status is not None and status.parent_pid == os.getppid() and status.cpu_s > 0
