@@ -7,7 +7,7 @@ parameters, groups, states and hooks throughout, whatever happens in the step.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -65,12 +65,18 @@ class StandIn:
         if state is not None:
             self.optimizer.state[parameter] = state
 
-    def give_back_state(self, script: torch.optim.Optimizer) -> bool:
-        """What the step keeps for all parameters together is the script's optimizer's too. Returns whether that put
-        another object there."""
+    def names(self) -> tuple[list[Any], list[Any]]:
+        """Of what the step keeps for all parameters together: begun before any parameter's state, and after."""
+        keys = list(self.optimizer.state)
+        first = next((place for place, key in enumerate(keys) if isinstance(key, Tensor)), len(keys))
+        return keys[:first], [key for key in keys[first:] if not isinstance(key, Tensor)]
+
+    def give_back_state(self, script: torch.optim.Optimizer, names: Iterable[Any]) -> bool:
+        """What the step keeps under these names is the script's optimizer's too. Returns whether that put another
+        object there."""
         own = self.optimizer.state
         wrote = False
-        for name in [key for key in own if not isinstance(key, Tensor)]:
+        for name in names:
             if script.state.get(name, self) is not own[name]:
                 script.state[name] = own[name]
                 wrote = True

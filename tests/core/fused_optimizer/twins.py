@@ -68,11 +68,11 @@ class Twins:
     def pairs(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
         yield from zip(self.models, self.optimizers, strict=True)
 
-    def backward(self, model: nn.Module) -> Tensor:
+    def backward(self, model: nn.Module, create_graph: bool = False) -> Tensor:
         generator = torch.Generator().manual_seed(self.steps)
         x = torch.randn(8, 6, generator=generator).to(self.dtype)
         loss: Tensor = (model(x) - 1).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
         return loss
 
     def train(

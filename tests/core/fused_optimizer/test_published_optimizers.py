@@ -1,0 +1,121 @@
+"""Every optimizer of a package that others wrote comes out as without fusing, in blocks or left as it is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+from torch import Tensor, nn
+
+from tests.core.fused_optimizer.twins import Twins, small_net
+
+STEPS = 12  # one moves nothing before the eleventh
+# Of how far parameters went. Some sum over all parameters, in another order where they lie in blocks, and D-Adaptation
+# makes much of a rounding; what is taken for a whole and is none is off by far more.
+TOLERANCE = 1e-3
+
+IN_BLOCKS = ("adabelief", "adan", "lion", "schedulefreeadamw", "adopt", "ademamix", "emonavi")
+AS_WHOLES = ("lamb", "lars", "shampoo", "soap", "nero", "came", "adafactor")
+
+
+def _matrices_and_vectors(model: nn.Module) -> list[dict[str, Any]]:
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim == 2], "use_muon": True},
+        {"params": [p for p in parameters if p.ndim != 2], "use_muon": False},
+    ]
+
+
+def _matrices(model: nn.Module) -> list[Tensor]:
+    return [p for p in model.parameters() if p.ndim == 2]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an optimizer asks for beyond a list of parameters and their gradients."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    groups: Callable[[nn.Module], Any] = lambda model: list(model.parameters())
+    closure: bool = False
+    second_order: bool = False
+    dtype: torch.dtype = torch.float64
+
+
+_MUON = Needs(groups=_matrices_and_vectors)
+NEEDS = {
+    **dict.fromkeys(("adago", "adamuon", "muon", "muonclip", "normuon"), _MUON),
+    **dict.fromkeys(("adahessian", "sophiah"), Needs(second_order=True)),
+    **dict.fromkeys(("alig", "lbfgs"), Needs(closure=True)),
+    "fadam": Needs(dtype=torch.float32),
+    "ranger21": Needs({"num_iterations": 100}),
+    "spectralsphere": Needs(groups=_matrices),
+}
+NOT_TRIED = {
+    **dict.fromkeys(("adalomo", "lomo"), "takes the model and steps within backward"),
+    "adammini": "takes the model",
+    "bsam": "its own step raises, in version 4.1",
+    "demo": "needs another package, einops",
+    "distributedmuon": "needs a process group",
+}
+
+
+def _cases() -> list[Any]:
+    names = sorted(pytorch_optimizer.get_supported_optimizers())
+    assert set(NEEDS) | set(NOT_TRIED) | set(IN_BLOCKS) | set(AS_WHOLES) <= set(names)
+    short = {*IN_BLOCKS, *AS_WHOLES}
+    return [
+        pytest.param(name, marks=[] if name in short else pytest.mark.long)
+        for name in names
+        if name not in NOT_TRIED
+    ]
+
+
+def _trained(name: str) -> tuple[Twins, list[Tensor]]:
+    """Twins after some steps, and where their parameters were before."""
+    kind, needs = pytorch_optimizer.load_optimizer(name), NEEDS.get(name, Needs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one is left as it is, and what the package itself says
+        twins = Twins(lambda made: kind(made, **needs.arguments), small_net, needs.dtype, needs.groups)
+        before = [p.detach().clone() for p in twins.models[0].parameters()]
+        for step in range(STEPS):
+            for model, optimizer in twins.pairs():
+                torch.manual_seed(step)  # some draw noise
+
+                def closure(model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
+                    optimizer.zero_grad()
+                    with torch.enable_grad():  # not all see to that themselves
+                        return twins.backward(model, create_graph=needs.second_order)
+
+                if needs.closure:
+                    optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step()
+            twins.steps += 1
+    return twins, before
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_it_comes_out_as_without(name: str) -> None:
+    twins, before = _trained(name)
+    moved = max(
+        float((p.detach() - was).abs().max())
+        for p, was in zip(twins.models[0].parameters(), before, strict=True)
+    )
+    assert moved > 0
+    for (label, one), (_, other) in zip(*(m.named_parameters() for m in twins.models), strict=True):
+        off = float((one - other).detach().abs().max())
+        assert off <= TOLERANCE * moved, f"{label}: off by {off:.2e} of {moved:.2e}"
+    alone, fused = (optimizer.state_dict().get("state", {}) for optimizer in twins.optimizers)
+    assert list(alone) == list(fused)
+    for key, kept in alone.items():
+        assert not isinstance(kept, dict) or list(kept) == list(fused[key])
+    if name in IN_BLOCKS:
+        assert twins.blocks
+    if name in AS_WHOLES:
+        assert not twins.blocks
