@@ -2,15 +2,19 @@
 
 Nothing is lost on a normal end: `close` writes what is left. Back-pressure: who puts into a full buffer waits, so the
 store's pace is the loader's; if for PATIENCE_S nothing at all is written, frames are dropped and counted until the
-store moves again. The thread starts with the first frame.
+store moves again. The thread starts with the first frame. Should it end by an error that nobody foresaw, that is said,
+and frames are dropped from then on.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from bagua_core.cache.stores import Item, Store, Written
+
+log = logging.getLogger("bagua.cache")
 
 PATIENCE_S = 5.0
 CLOSE_WITHIN_S = 4.0  # torch ends a loader's process that takes more than 5 s
@@ -91,13 +95,26 @@ class WriteBehind:
         self._thread.start()
 
     def _run(self) -> None:
-        while self._gather():
-            written = self._store.write(list(self._writing.values()))
-            with self._changed:
-                self._writing = {}
-                self._stuck = False
-                self._changed.notify_all()
-            self._report(written)
+        try:
+            while self._gather():
+                written = self._store.write(list(self._writing.values()))
+                with self._changed:
+                    self._writing = {}
+                    self._stuck = False
+                    self._changed.notify_all()
+                self._report(written)
+        except Exception:
+            # no store should raise; without this, training would wait for a thread that is gone
+            log.exception("the cache's writer failed and ends; values are loaded anew from now on")
+            self._fail()
+
+    def _fail(self) -> None:
+        with self._changed:
+            lost = len(self._waiting) + len(self._writing)
+            self._waiting, self._writing = {}, {}
+            self._closing = True
+            self._changed.notify_all()
+        self._report(Written(lost=lost))
 
     def _gather(self) -> bool:
         """Wait for frames worth a write. Returns False at the end, with nothing left."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.stores import Item, NoStore, Written
 from bagua_core.cache.write_behind import WriteBehind
@@ -119,3 +121,29 @@ def test_what_is_on_its_way_is_found() -> None:
     store.gate.set()
     assert writer.flush(10) and writer.pending(item(1).key.raw) is None
     writer.close()
+
+
+def test_a_store_that_raises_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Kept):
+        def write(self, items: Sequence[Item]) -> Written:
+            super().write(items)
+            raise RuntimeError("no store should do this")
+
+    store = Broken()
+    store.gate.clear()
+    reports: list[Written] = []
+    writer = WriteBehind(store, 2, reports.append, patience_s=30)
+    assert writer.put(item(0)) and writer.put(item(1))
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(writer.put(item(2))))
+    waiting.start()  # the buffer is full
+    assert store.entered.wait(10)
+    store.gate.set()
+    waiting.join(10)
+    assert answers == [False], "not the whole of the patience"
+    assert not writer.put(item(3)) and writer.flush(0) and writer.close() == 0
+    assert sum(written.lost for written in reports) == 2
+    assert [record.message for record in caplog.records] == [
+        "the cache's writer failed and ends; values are loaded anew from now on"
+    ]
+    assert "no store should do this" in caplog.text
