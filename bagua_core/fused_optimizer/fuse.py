@@ -128,6 +128,8 @@ def _attach(optimizer: torch.optim.Optimizer, step: FusedStep) -> None:
     last = optimizer.register_step_pre_hook(step.before)
     first = optimizer.register_step_post_hook(step.after)
     optimizer._optimizer_step_post_hooks.move_to_end(first.id, last=False)  # type: ignore[attr-defined]
+    if hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):  # not in each that is made around another
+        optimizer.register_state_dict_pre_hook(step.before_state_dict)
     register = optimizer.register_step_pre_hook
 
     def register_step_pre_hook(self: torch.optim.Optimizer, hook: Any) -> RemovableHandle:

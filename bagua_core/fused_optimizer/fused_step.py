@@ -106,7 +106,7 @@ class FusedStep:
         """Of the last step, if blocks took part in it and it had not to make states."""
         return self._way
 
-    # -- torch's hooks around a step
+    # -- torch's hooks around a step, and before a state_dict
 
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,6 +154,11 @@ class FusedStep:
             and self._choice.took(time.perf_counter() - begun_s, stepped)
         ):
             self._layout = None
+
+    def before_state_dict(self, optimizer: torch.optim.Optimizer) -> None:
+        """What a step that raised has left in options is nothing to be kept."""
+        if self._otherwise is not None:
+            self._otherwise.end()
 
     # -- before
 
@@ -319,7 +324,8 @@ class FusedStep:
         scales = (
             getattr(optimizer, "grad_scale", None) is not None
         )  # torch's fused kernels write them back unscaled
-        changed = under_way.stand_in.give_back_state(optimizer)
+        early, late = under_way.stand_in.names()
+        changed = under_way.stand_in.give_back_state(optimizer, early)
         for block in under_way.stepped:
             block.forget_gradients(scales)
             made = under_way.recorded is None and block.take_states(own)
@@ -335,6 +341,8 @@ class FusedStep:
             for one in (p for group in optimizer.param_groups for p in group["params"]):
                 if one in entries:
                     state[one] = entries[one]
+        if late and under_way.stand_in.give_back_state(optimizer, late):
+            changed = True
         members = [m for block in under_way.stepped for m in block.members]
         if members:
             torch.autograd.graph.increment_version(members)  # they were written to under other names

@@ -77,6 +77,7 @@ def test_a_step_that_raises_leaves_the_option_open(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(torch, "_foreach_add_", out_of_memory)
         optimizer.step()
+    assert optimizer.state_dict()["param_groups"][0]["foreach"] is None
     optimizer.step()
     assert optimizer.param_groups[0]["foreach"] is None
     twins.optimizers[0].zero_grad()
