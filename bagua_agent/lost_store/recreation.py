@@ -68,13 +68,18 @@ def after_a_loss(
 ) -> Verdict:
     """found: all that stands under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
-    if spec is not None and nonce_of(spec.value) != memory.nonce:
-        return _another_job(keys, memory, found, limits)
+    over: dict[str, int] = {}
+    if spec is not None and (nonce := nonce_of(spec.value)) != memory.nonce:
+        if nonce:
+            return _another_job(keys, memory, found, limits)
+        if keys.result in memory.values:
+            return NothingLost()  # ours is over
+        over[keys.spec] = spec.mod_revision  # garbage is no job that was begun meanwhile
     record = _own_generation(keys, memory, found)
     known = memory.generation
     if record is not None and known is not None and record.number == known.number and record != known:
         return GiveWay(f"etcd lost its keys, and the others went on with another generation {known.number}")
-    return _missing(keys, memory, found, limits, over={})
+    return _missing(keys, memory, found, limits, over)
 
 
 def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits) -> Verdict:

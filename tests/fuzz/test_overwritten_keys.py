@@ -118,3 +118,23 @@ def test_what_members_remember_is_put_again_and_whoever_comes_joins(
     assert not late.says("Traceback") and not first.says("Traceback")
     one.finish()
     one.check(finished=2)
+
+
+def test_a_spec_is_put_again_before_any_step_too(job: MakeJob, store: Store, etcd_endpoint: str) -> None:
+    """It was once taken for another job's, to which whoever has trained nothing gives way."""
+    one = job(endpoints=etcd_endpoint, nodes="1:2")
+    first = one.start()
+    first.await_line("this node leads")
+    key = JobKeys(one.job_id).spec
+    before = store.get(key)
+    assert before is not None
+    store.put(key, GARBAGE)
+    first.await_line("passing over", key)
+    eventually(
+        lambda: (kv := store.get(key)) is not None and kv.value == before.value, 10.0, "spec is put again"
+    )
+    assert not one.ledger.lines, "nothing was trained yet"
+    one.await_world(1)
+    assert not first.says("joining again")
+    one.finish()
+    one.check(finished=1)

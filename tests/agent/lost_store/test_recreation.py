@@ -151,6 +151,16 @@ def test_what_cannot_be_read_is_written_over_or_left(name: str) -> None:
     assert name in {p.key.rpartition("/")[2] for p in _puts(after_a_loss(KEYS, MEMORY, found))}
 
 
+def test_a_spec_that_cannot_be_read_is_no_other_job() -> None:
+    """Nobody began it, so nobody gives way to it, trained or not; what else stands is ours."""
+    found = standing(spec=b"\xff", desired=DESIRED, generation=generation(5).encode())
+    for committed in (True, False):
+        verdict = after_a_loss(KEYS, replace(MEMORY, committed=committed), found)
+        assert puts(verdict) == {KEYS.spec: (SPEC, 11)}
+    ended = replace(MEMORY, values={KEYS.spec: SPEC, KEYS.result: RESULT})
+    assert after_a_loss(KEYS, ended, found) == NothingLost()
+
+
 def _puts(verdict: Verdict) -> tuple[Put, ...]:
     assert isinstance(verdict, PutAgain)
     return verdict.puts
