@@ -29,8 +29,10 @@ from benchmarks import chaos_leaks, result_file
 from benchmarks.chaos_account import Cost, Happened, by_kind, costs, goodput, percentile
 from benchmarks.chaos_injection import Injection
 from benchmarks.chaos_job import JOB_ID, SAMPLES, ChaosError, ChaosJob, Node
+from benchmarks.chaos_rest import why_unrest
 from benchmarks.chaos_schedule import Event, Hit, Kind, hit, schedule
 from tests.lab import namespaces
+from tests.lab.etcd import EtcdCluster
 from tests.lab.namespaces import LabError
 from tests.lab.network import Lab
 
@@ -65,8 +67,11 @@ class Outcome:
 class Chaos:
     """One run: acts the schedule out and waits, in bounds, until the job goes on."""
 
-    def __init__(self, job: ChaosJob, injection: Injection, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: ChaosJob, etcd: EtcdCluster, injection: Injection, say: Callable[[str], None]
+    ) -> None:
         self._job = job
+        self._etcd = etcd
         self._injection = injection
         self._say = say
         self._touched: set[int] = set()
@@ -140,8 +145,18 @@ class Chaos:
             RECOVERY_DEADLINE_S,
             "the end of nodes that were told to leave",
         )
-        job.await_steps(FRESH_STEPS, time.time(), RECOVERY_DEADLINE_S)
+        self._await_rest()
         self._touched.clear()
+
+    def _await_rest(self) -> None:
+        """Steps are committed, and from some of them to the next the membership is at rest. Raises ChaosError."""
+        job, end_s, resting = self._job, time.monotonic() + RECOVERY_DEADLINE_S, 0
+        while resting < 2:
+            job.await_steps(FRESH_STEPS, time.time(), RECOVERY_DEADLINE_S)
+            why = why_unrest(self._etcd, JOB_ID, job.generation)
+            if why and time.monotonic() >= end_s:
+                raise ChaosError(f"membership at rest: not within {RECOVERY_DEADLINE_S:g} s: {why}")
+            resting = 0 if why else resting + 1
 
     def happened(self) -> list[Happened]:
         """Every event that was acted out, with its window."""
@@ -173,7 +188,7 @@ def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[
         etcd = lab.etcd(lab.hosts[HOSTS], members=3)
         job = ChaosJob(lab, lab.hosts[:HOSTS], etcd.endpoints)
         injection = Injection(job, etcd)
-        chaos = Chaos(job, injection, say)
+        chaos = Chaos(job, etcd, injection, say)
         try:
             chaos.run(schedule(seed, events, every_s))
             job.finish(END_DEADLINE_S)

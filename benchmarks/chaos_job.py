@@ -112,6 +112,12 @@ class ChaosJob:
         newest = self.ledger.steps.get(self.ledger.newest_step)
         return newest.world_size if newest is not None else 0
 
+    @property
+    def generation(self) -> int:
+        """Of the newest committed step; 0 before the first."""
+        newest = self.ledger.steps.get(self.ledger.newest_step)
+        return newest.generation if newest is not None else 0
+
     def is_busy(self, host: Host) -> bool:
         """A node that shall end may not have done so yet."""
         node = self.nodes.get(host.number)

@@ -1,0 +1,54 @@
+"""Has the job come to rest, so that nothing that has happened so far changes its membership any more?
+
+Steps alone do not tell. A worker goes on while its agent is frozen; the agent's lease ends meanwhile, and once it is
+thawed its node commits as before, while the leader is already leaving it out. A fault that hits all others in that
+moment leaves nobody who holds the job's state.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.store.keys import JobKeys
+from bagua_contract.records import Generation
+from tests.lab.etcd import EtcdCluster
+from tests.lab.namespaces import LabError
+
+
+def why_unrest(etcd: EtcdCluster, job_id: str, in_force: int) -> str:
+    """Empty if it has. in_force: the generation of the newest committed step."""
+    keys = JobKeys(job_id)
+    begin, end = _range(keys.prefix)
+    try:
+        found = etcd.leader.call("kv/range", key=begin, range_end=end).get("kvs", [])
+    except (LabError, OSError) as error:
+        return f"etcd: {error}"
+    return judge(keys, {_text(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in found}, in_force)
+
+
+def judge(keys: JobKeys, found: Mapping[str, bytes], in_force: int) -> str:
+    """found: what stands under the job's prefix."""
+    if keys.leader not in found:
+        return "nobody leads"
+    try:
+        record = Generation.decode(found.get(keys.generation, b""))
+    except (DecodeError, ValueError) as error:
+        return f"no generation: {error}"
+    if record.number != in_force:
+        return f"generation {record.number} stands, {in_force} is in force"
+    for member in record.members:
+        if keys.agents + member.agent_id not in found:
+            return f"the lease of {member.agent_id} has ended"
+    return ""
+
+
+def _range(prefix: str) -> tuple[str, str]:
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return base64.b64encode(prefix.encode()).decode(), base64.b64encode(end.encode()).decode()
+
+
+def _text(encoded: str) -> str:
+    return base64.b64decode(encoded).decode()
