@@ -45,11 +45,13 @@ class Twins:
         net: Callable[[], nn.Module] = small_net,
         dtype: torch.dtype = torch.float32,
         groups: Callable[[nn.Module], Any] = lambda model: list(model.parameters()),
+        device: str = "cpu",
         **settings: Any,
     ) -> None:
         torch.manual_seed(0)
         self.dtype = dtype
-        self.models = [net().to(dtype) for _ in range(2)]
+        self.device = device
+        self.models = [net().to(device, dtype) for _ in range(2)]
         self.models[1].load_state_dict(self.models[0].state_dict())
         self.optimizers = [make(groups(model)) for model in self.models]
         fuse_optimizer(self.optimizers[1], **settings)
@@ -70,7 +72,7 @@ class Twins:
 
     def backward(self, model: nn.Module, create_graph: bool = False) -> Tensor:
         generator = torch.Generator().manual_seed(self.steps)
-        x = torch.randn(8, 6, generator=generator).to(self.dtype)
+        x = torch.randn(8, 6, generator=generator).to(self.device, self.dtype)
         loss: Tensor = (model(x) - 1).square().mean()
         loss.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
         return loss
