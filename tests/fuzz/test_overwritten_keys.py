@@ -129,11 +129,11 @@ def test_a_spec_is_put_again_before_any_step_too(job: MakeJob, store: Store, etc
     before = store.get(key)
     assert before is not None
     store.put(key, GARBAGE)
+    assert not one.ledger.lines, "nothing was trained yet"
     first.await_line("passing over", key)
     eventually(
         lambda: (kv := store.get(key)) is not None and kv.value == before.value, 10.0, "spec is put again"
     )
-    assert not one.ledger.lines, "nothing was trained yet"
     one.await_world(1)
     assert not first.says("joining again")
     one.finish()
