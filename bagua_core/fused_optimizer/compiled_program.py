@@ -38,7 +38,7 @@ class CompiledProgram:
 
     def run(self, recording: Recording, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """See recorded_pass.Program."""
-        numbers = _as_tensor(recording.numbers, parts[0][0])
+        numbers = _as_tensor([*recording.numbers, 1.0], parts[0][0])
         return [list(self._call(*inputs, numbers, *recording.shared)) for inputs in parts]
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from bagua_core.fused_optimizer.agreement import close, same_bits
 from bagua_core.fused_optimizer.block_sizes import Way
 from bagua_core.fused_optimizer.compiled_program import CompiledProgram, require_compiler
 from bagua_core.fused_optimizer.cut_or_not import CutOrNot
@@ -39,12 +40,12 @@ _fused: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[FusedStep, tuple[
 
 # Recording a step takes about a millisecond for each group; one operation after the other on so many elements, more.
 _LEAST_ELEMENTS = 1 << 21
-_COMPILED = Kind(Way.COMPILED, CompiledProgram, same_one_by_one)
+_COMPILED = Kind(Way.COMPILED, CompiledProgram, same_one_by_one, close)
 _BY_LIBRARY = Kind(
     Way.BY_LIBRARY,
     LibraryProgram,
     same_bits_one_by_one,
-    is_exact=True,
+    same_bits,
     is_asked_for=False,
     takes=LibraryProgram.takes,
     least_elements=_LEAST_ELEMENTS,

@@ -48,15 +48,15 @@ Inputs = Callable[[], list[Tensor]]
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What makes programs of recordings, and when. make(recording, inputs): `inputs` gives copies of what it will run
-    on, to be tried on. same: (optimizer, group) -> whether that group's step is the same with ONE_BY_ONE. is_exact:
-    programs must give the very bits of the step, so each is proved before it is used. is_asked_for: by the script, so
-    that it is told where there is none. takes: whether programs can work on a parameter. least_elements: for each
-    group, from which on it is worth what recording a step costs."""
+    on, to be tried on. same: (optimizer, group) -> whether that group's step is the same with ONE_BY_ONE. agrees: (what
+    the step gives, what a program gives) on random elements; no program is used that does not. is_asked_for: by the
+    script, so that it is told where there is none. takes: whether programs can work on a parameter. least_elements: for
+    each group, from which on it is worth what recording a step costs."""
 
     way: Way
     make: Callable[[Recording, Inputs], Program]
     same: Callable[[torch.optim.Optimizer, int], bool]
-    is_exact: bool = False
+    agrees: Callable[[Tensor, Tensor], bool]
     is_asked_for: bool = True
     takes: Callable[[Tensor], bool] = lambda parameter: True
     least_elements: int = 0
@@ -138,7 +138,7 @@ class RecordedPass:
         for one, followed in zip(representatives, all_followed, strict=True):
             one.recording = followed.recording
             one.program, is_new = self._program(followed.recording, one.blocks[0])
-            if is_new and self.kind.is_exact:
+            if is_new:
                 unproved.append(one)
         if unproved:
             self._prove(optimizer, representatives, unproved, arguments(), kwargs)
@@ -216,8 +216,7 @@ class RecordedPass:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """The step on many random elements, and the program on a copy of them, must come out equal, bit by bit. Raises
-        NotRecordable."""
+        """The step on many random elements, and the program on a copy of them, must agree. Raises NotRecordable."""
         copies: list[list[Tensor]] = []
 
         def copy_all(all_inputs: list[dict[Any, Tensor]]) -> None:
@@ -241,8 +240,8 @@ class RecordedPass:
             pairs += [
                 (followed.stood[n], got) for n, got in zip(followed.recording.results, results, strict=True)
             ]
-            if not all(_same_bits(expected, got) for expected, got in pairs):
-                raise NotRecordable("its program gives other bits than the step")
+            if not all(self.kind.agrees(expected, got) for expected, got in pairs):
+                raise NotRecordable("its program gives other results than the step")
 
     def run(self, stepped: Sequence[Block]) -> None:
         """The step, on the blocks' elements; and on what they share, as their representative has it now."""
@@ -263,12 +262,6 @@ class RecordedPass:
 
 def _key(recording: Recording, like: Block) -> Hashable:
     return recording.structure, like.whole.dtype, like.whole.device
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """NaN is NaN."""
-    bits = [t.detach().nan_to_num(0.0, float("inf"), float("-inf")).view(torch.int32) for t in (one, other)]
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(*bits)
 
 
 def _input(name: Any, block: Block) -> Tensor:

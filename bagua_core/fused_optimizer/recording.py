@@ -281,9 +281,22 @@ def _takes_tensor(call: Any, place: int | str) -> bool:
     return "Tensor" in str(argument.type)
 
 
+def _copy(a: Tensor, one: Tensor) -> Tensor:
+    return a * one if a.is_floating_point() else a.clone()
+
+
+def _copy_(a: Tensor, b: Tensor, one: Tensor) -> Tensor:
+    return a.copy_(b * one if b.is_floating_point() else b)
+
+
+# torch.compile leaves out a plain copy even where what is copied is written to afterwards, and has the copy show that
+# (pytorch/pytorch#198131): the parameters of the step before would be those of the step after.
+_COPIES: dict[Any, Callable[..., Any]] = {aten.clone.default: _copy, aten.copy_.default: _copy_}
+
+
 def as_graph(recording: Recording) -> torch.fx.GraphModule:
-    """The program as a function of (inputs in order, numbers [count], shared tensors); returns the list of its
-    results."""
+    """The program as a function of (inputs in order, numbers [count + 1], shared tensors); returns the list of its
+    results. The last number is 1."""
     graph = torch.fx.Graph()
     nodes: dict[int, Any] = {}
     for value in recording.inputs.values():
@@ -301,11 +314,14 @@ def as_graph(recording: Recording) -> torch.fx.GraphModule:
         return list(argument) if isinstance(argument, tuple) else argument
 
     for operation in recording.operations:
-        made = graph.call_function(
-            operation.call,
-            tuple(map(node_of, operation.arguments)),
-            {name: node_of(argument) for name, argument in operation.named},
-        )
+        arguments = tuple(map(node_of, operation.arguments))
+        named = {name: node_of(argument) for name, argument in operation.named}
+        copy = _COPIES.get(operation.call)
+        if copy is None:
+            made = graph.call_function(operation.call, arguments, named)
+        else:
+            one = graph.call_function(operator.getitem, (numbers, len(recording.numbers)))
+            made = graph.call_function(copy, (*arguments[: 2 if copy is _copy_ else 1], one))
         if operation.made is not None:
             nodes[operation.made] = made
     graph.output([nodes[value.number] for value in recording.results.values()])

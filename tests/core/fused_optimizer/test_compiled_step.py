@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bagua_core.fused_optimizer import FusedOptimizerError, NoCompilerError, fuse_optimizer
+from bagua_core.fused_optimizer.compiled_program import CompiledProgram
 from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE
-from tests.core.fused_optimizer.third_party import DataWriter, Lion
+from tests.core.fused_optimizer.third_party import DataWriter, Lion, Remembers
 from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net
 
 QUICK = {"AdamW", "RMSprop"}
@@ -149,6 +150,32 @@ def test_a_compiler_that_fails_costs_nothing_but_speed(
         _, warned = quietly(lambda: twins.train(4))
     ours = [text for text in warned if "cannot be compiled" in text]  # torch has warnings of its own
     assert len(ours) == 1 and "the step of AdamW cannot be compiled (torch.compile fails on it: " in ours[0]
+    twins.check()
+    assert twins.blocks and twins.step.recorded is None
+
+
+def test_what_a_state_remembers_of_parameters_is_what_they_were_before() -> None:
+    """torch.compile (2.13) takes what they are after the step."""
+    twins = Twins(lambda params: Remembers(params, lr=1e-2), shapes_net, compile=True)
+    _, warned = quietly(lambda: twins.train(5))
+    twins.check(close)
+    assert twins.step.recorded.programs >= 1
+    assert not any("cannot be compiled" in text for text in warned)
+
+
+def test_a_program_that_gives_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CompiledProgram.run
+
+    def wrong(self: CompiledProgram, recording: Any, parts: Any) -> list[list[Tensor]]:
+        results = right(self, recording, parts)
+        parts[0][0].data.mul_(1.01)
+        return results
+
+    monkeypatch.setattr(CompiledProgram, "run", wrong)
+    twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), compile=True)
+    _, warned = quietly(lambda: twins.train(4))
+    ours = [text for text in warned if "cannot be compiled" in text]
+    assert len(ours) == 1 and "its program gives other results than the step" in ours[0]
     twins.check()
     assert twins.blocks and twins.step.recorded is None
 

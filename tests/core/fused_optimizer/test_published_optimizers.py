@@ -75,12 +75,14 @@ def _cases() -> list[Any]:
     ]
 
 
-def _trained(name: str) -> tuple[Twins, list[Tensor]]:
+def _trained(name: str, **settings: Any) -> tuple[Twins, list[Tensor]]:
     """Twins after some steps, and where their parameters were before."""
     kind, needs = pytorch_optimizer.load_optimizer(name), NEEDS.get(name, Needs())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one is left as it is, and what the package itself says
-        twins = Twins(lambda made: kind(made, **needs.arguments), small_net, needs.dtype, needs.groups)
+        twins = Twins(
+            lambda made: kind(made, **needs.arguments), small_net, needs.dtype, needs.groups, **settings
+        )
         before = [p.detach().clone() for p in twins.models[0].parameters()]
         for step in range(STEPS):
             for model, optimizer in twins.pairs():
@@ -100,9 +102,7 @@ def _trained(name: str) -> tuple[Twins, list[Tensor]]:
     return twins, before
 
 
-@pytest.mark.parametrize("name", _cases())
-def test_it_comes_out_as_without(name: str) -> None:
-    twins, before = _trained(name)
+def _check_parameters(twins: Twins, before: list[Tensor]) -> None:
     moved = max(
         float((p.detach() - was).abs().max())
         for p, was in zip(twins.models[0].parameters(), before, strict=True)
@@ -111,6 +111,12 @@ def test_it_comes_out_as_without(name: str) -> None:
     for (label, one), (_, other) in zip(*(m.named_parameters() for m in twins.models), strict=True):
         off = float((one - other).detach().abs().max())
         assert off <= TOLERANCE * moved, f"{label}: off by {off:.2e} of {moved:.2e}"
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_it_comes_out_as_without(name: str) -> None:
+    twins, before = _trained(name)
+    _check_parameters(twins, before)
     alone, fused = (optimizer.state_dict().get("state", {}) for optimizer in twins.optimizers)
     assert list(alone) == list(fused)
     for key, kept in alone.items():
@@ -119,3 +125,9 @@ def test_it_comes_out_as_without(name: str) -> None:
         assert twins.blocks
     if name in AS_WHOLES:
         assert not twins.blocks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _cases())
+def test_compiled_too(name: str) -> None:
+    _check_parameters(*_trained(name, compile=True))

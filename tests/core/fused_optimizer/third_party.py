@@ -41,6 +41,20 @@ class Lion(Written):
         state["taken"] = state.get("taken", 0) + 1
 
 
+class Remembers(Written):
+    """What parameters were before the step: copied into one state, cloned as another; and their signs."""
+
+    def move(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        was = state.setdefault("was", torch.zeros_like(p))
+        before = state.get("before", torch.zeros_like(p))
+        signs = state.get("signs", torch.zeros_like(p, dtype=torch.int32))
+        update = g + 0.1 * (p - was) + 0.01 * (p - before) + 0.001 * signs
+        was.copy_(p)
+        state["before"] = p.clone()
+        state["signs"] = (p > 0).to(torch.int32).clone()
+        p.add_(update, alpha=-group["lr"])
+
+
 class DataWriter(Written):
     """As many do, gives p.data new memory, and keeps a number of its own in the group and on itself."""
 
@@ -183,7 +197,7 @@ class MatricesOtherwise(Written):
         p.sub_(g * group["lr"])
 
 
-ELEMENTWISE = [Lion, DataWriter, KeepsForAll]
+ELEMENTWISE = [Lion, Remembers, DataWriter, KeepsForAll]
 
 
 class LambForAll(Lamb):
