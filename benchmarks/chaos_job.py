@@ -109,13 +109,13 @@ class ChaosJob:
     @property
     def world_size(self) -> int:
         """Of the newest committed step; 0 before the first."""
-        newest = self.ledger.steps.get(self.ledger.newest_step)
+        newest = self.ledger.newest
         return newest.world_size if newest is not None else 0
 
     @property
     def generation(self) -> int:
         """Of the newest committed step; 0 before the first."""
-        newest = self.ledger.steps.get(self.ledger.newest_step)
+        newest = self.ledger.newest
         return newest.generation if newest is not None else 0
 
     def is_busy(self, host: Host) -> bool:

@@ -7,7 +7,6 @@ moment leaves nobody who holds the job's state.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
@@ -21,12 +20,11 @@ from tests.lab.namespaces import LabError
 def why_unrest(etcd: EtcdCluster, job_id: str, in_force: int) -> str:
     """Empty if it has. in_force: the generation of the newest committed step."""
     keys = JobKeys(job_id)
-    begin, end = _range(keys.prefix)
     try:
-        found = etcd.leader.call("kv/range", key=begin, range_end=end).get("kvs", [])
+        found = etcd.standing(keys.prefix)
     except (LabError, OSError) as error:
         return f"etcd: {error}"
-    return judge(keys, {_text(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in found}, in_force)
+    return judge(keys, {key: stands.value for key, stands in found.items()}, in_force)
 
 
 def judge(keys: JobKeys, found: Mapping[str, bytes], in_force: int) -> str:
@@ -43,12 +41,3 @@ def judge(keys: JobKeys, found: Mapping[str, bytes], in_force: int) -> str:
         if keys.agents + member.agent_id not in found:
             return f"the lease of {member.agent_id} has ended"
     return ""
-
-
-def _range(prefix: str) -> tuple[str, str]:
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-    return base64.b64encode(prefix.encode()).decode(), base64.b64encode(end.encode()).decode()
-
-
-def _text(encoded: str) -> str:
-    return base64.b64decode(encoded).decode()

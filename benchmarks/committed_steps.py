@@ -63,5 +63,9 @@ class LiveLedger:
         written.newest_step = max(written.newest_step, line.step)
 
     @property
+    def newest(self) -> Committed | None:
+        return self.steps.get(self.newest_step)
+
+    @property
     def in_order(self) -> list[Committed]:
         return [self.steps[number] for number in sorted(self.steps)]

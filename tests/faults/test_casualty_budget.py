@@ -6,7 +6,6 @@ workers train, and reduce in it in each step. Others, and all successors, only t
 
 from __future__ import annotations
 
-import base64
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -91,11 +90,8 @@ def await_pair(one: Job) -> None:
 
 def failures(cluster: EtcdCluster, job_id: str) -> dict[str, pb.Failure]:
     """What the job's store says of workers that did not end well."""
-    prefix = JobKeys(job_id).failures
-    span = {"key": prefix, "range_end": prefix[:-1] + chr(ord(prefix[-1]) + 1)}
-    member = next(m for m in cluster.members if m.is_healthy())
-    found = member.call("kv/range", **{k: base64.b64encode(v.encode()).decode() for k, v in span.items()})
-    records = [pb.Failure.FromString(base64.b64decode(kv["value"])) for kv in found.get("kvs", [])]
+    found = cluster.standing(JobKeys(job_id).failures)
+    records = [pb.Failure.FromString(stands.value) for stands in found.values()]
     return {record.worker_id: record for record in records}
 
 

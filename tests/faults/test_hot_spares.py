@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from pathlib import Path
 
@@ -29,13 +28,7 @@ RESTARTED_BOUND_S = 3.5
 
 def values(cluster: EtcdCluster, prefix: str) -> list[bytes]:
     """Of all keys below `prefix`."""
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-    found = cluster.leader.call(
-        "kv/range",
-        key=base64.b64encode(prefix.encode()).decode(),
-        range_end=base64.b64encode(end.encode()).decode(),
-    )
-    return [base64.b64decode(kv["value"]) for kv in found.get("kvs", [])]
+    return [stands.value for stands in cluster.standing(prefix).values()]
 
 
 def await_ready(one: Job, cluster: EtcdCluster, count: int) -> None:

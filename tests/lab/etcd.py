@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.store.embedded import find_etcd
+from bagua_agent.store.key_range import end_of_prefix
 from tests.lab.namespaces import LabError
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
@@ -30,6 +31,14 @@ class Change:
 
     revision: int
     value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a key holds. lease: 0 for none."""
+
+    value: bytes
+    lease: int
 
 
 def _base64(text: str) -> str:
@@ -212,6 +221,17 @@ class EtcdCluster:
     def followers(self) -> list[EtcdMember]:
         leader = self.leader
         return [m for m in self.members if m is not leader]
+
+    def standing(self, prefix: str) -> dict[str, Standing]:
+        """By key, all that begin with `prefix`. Raises OSError if etcd does not answer, LabError if it refuses."""
+        end = base64.b64encode(end_of_prefix(prefix)).decode()
+        found = self.leader.call("kv/range", key=_base64(prefix), range_end=end).get("kvs", [])
+        return {
+            base64.b64decode(kv["key"]).decode(): Standing(
+                base64.b64decode(kv.get("value", "")), int(kv.get("lease", 0))
+            )
+            for kv in found
+        }
 
     def history(self, key: str) -> list[Change]:
         """Every write and removal of `key` so far, oldest first, as etcd's own log has it."""
