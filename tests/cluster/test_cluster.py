@@ -132,6 +132,7 @@ def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeClus
     cluster.etcd.restart()
     # Whoever reads the empty store first; the other may find them there again.
     cluster.await_line("etcd has lost /bagua/v1/cluster/submissions/second; it is put back")
+    cluster.await_line("etcd has ended this node's lease")
     both = first.step
     first.await_world(2, after_step=both + 20)
     assert len({line.generation for line in first.ledger.lines}) <= 2, "membership went on as it was"
