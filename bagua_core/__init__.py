@@ -53,6 +53,7 @@ from bagua_core.elastic.operations import MismatchedCollective
 from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError, SourceHasNoState
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.fused_optimizer import fuse_optimizer
+from bagua_core.loss_scale import scale_loss
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
@@ -103,18 +104,23 @@ __all__ = [
     "reduce_scatter_inplace",
     "register_state",
     "report",
+    "scale_loss",
     "scatter",
     "scatter_inplace",
     "send",
 ]
 
 
-def init_process_group() -> None:
+def init_process_group(seed: int | None = None) -> None:
     """Open the session with this node's agent; without one, be a world of one.
 
+    seed: what random numbers drawn in steps follow from, besides step and rank. By default the seed that the script
+    gave to torch.manual_seed before its first step. ElasticDataLoader's own seed goes before both.
     Raises SessionError if the agent does not answer, WorkerEnvironmentError for a broken environment.
     """
-    _runtime.engine()
+    engine = _runtime.engine()
+    if seed is not None:
+        engine.seed(seed)
 
 
 def is_launched() -> bool:
@@ -136,7 +142,10 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """This worker's slot on its node: fixed for the life of the process, so it can choose a device."""
+    """Index of this worker's device on its node; fixed for the life of the process.
+
+    It is the worker's slot, or 0 under --virtual-local-rank, where the worker sees one GPU only.
+    """
     return _runtime.engine().local_rank
 
 

@@ -1,4 +1,4 @@
-"""Which buffers does a module have right now? Asked every step, so without walking the whole module each time."""
+"""The buffers of a module by name, listed in every step without walking the whole module each time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,30 @@ class ModuleBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._holders: list[nn.Module] = []
+        self._holders: list[tuple[str, nn.Module]] = []
         self.refresh()
 
     def refresh(self) -> None:
-        self._holders = [m for m in self._module.modules() if m._buffers]
+        self._holders = [
+            (f"{name}." if name else "", m) for name, m in self._module.named_modules() if m._buffers
+        ]
 
     def current(self) -> list[torch.Tensor]:
         """Each buffer once, in registration order."""
-        if not self._holders:
-            return []
-        found = [b for m in self._holders for b in m._buffers.values() if b is not None]
-        return list({id(b): b for b in found}.values())
+        return list(self.named().values())
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Each buffer once, under the first of its names."""
+        found: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self._holders:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found[prefix + name] = buffer
+        return found
+
+    def put(self, name: str, buffer: torch.Tensor | None) -> None:
+        """Make `buffer` the one of that name; None removes it. Raises AttributeError for an unknown submodule."""
+        path, _, own = name.rpartition(".")
+        self._module.get_submodule(path)._buffers[own] = buffer

@@ -6,6 +6,7 @@ begins, commits or fails is the engine's affair.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
+from bagua_core.backward_begin import announce_backward
 from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.buffer_broadcast import broadcast_buffers as share_buffers
 from bagua_core.communication.communicator import CollectiveFailed, Lane
@@ -21,24 +23,27 @@ from bagua_core.communication.reducer import SparseGradientError
 from bagua_core.elastic.step_interface import StepEngine
 from bagua_core.module_buffers import ModuleBuffers
 from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.optimizer_steps import optimizer_steps_of
+from bagua_core.script_checks import checks_of
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 
 class DistributedDataParallel(nn.Module):
     """`module`, trained by all workers of the job together.
 
-    optimizers: those that step on its parameters; their step() does nothing when the job's step failed.
+    optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and newcomers
+    receive their state. None: no torch optimizer steps on this model.
     broadcast_buffers: rank 0's buffers are used by all from the start of each training forward.
     find_unused_parameters: one that took part on no rank keeps a .grad of None instead of zero, for optimizers that
     move a parameter whose gradient is zero (weight decay, momentum).
     engine: this process's if None.
-    Raises ValueError (nothing to train, unknown algorithm) and SparseGradientError.
+    Raises ValueError (nothing to train, no optimizers, unknown algorithm) and SparseGradientError.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
+        optimizers: Sequence[torch.optim.Optimizer] | None = (),
         algorithm: str | Algorithm = "gradient_allreduce",
         bucket_cap_mb: float = DEFAULT_BUCKET_CAP_MB,
         broadcast_buffers: bool = True,
@@ -53,15 +58,30 @@ class DistributedDataParallel(nn.Module):
 
             engine = runtime.engine()
         self.module = module
-        self.optimizers = list(optimizers)
+        self.optimizers = list(optimizers or ())
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
+        self._reductions_before: int | None = 0  # when the step under way began
         self.require_backward_grad_sync = True
         self._engine = engine
+        self._optimizer_steps = optimizer_steps_of(engine)
+        if not chosen.equal_states:
+            self._optimizer_steps.leave_uncompared()
         parameters = {id(p): p for p in module.parameters() if p.requires_grad}
+        self._reduced_ids = frozenset(parameters)
+        self._candidates = tuple(module.named_parameters())
+        self._module_parameters = [p for _, p in self._candidates]
+        self._choice = self._wrapped_with = bytes([p.requires_grad for p in self._module_parameters])
         if not parameters:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
+        if optimizers is not None and not self.optimizers:
+            raise ValueError(
+                "optimizers is empty, so a failed step would still change the parameters, and workers that join would "
+                "not receive the optimizer's state; pass optimizers=[optimizer], or optimizers=None if no torch "
+                "optimizer steps on this model"
+            )
+        checks_of(engine).check_unshared(self, parameters.values())
         self._exchange = chosen.attach(
             Attachment(
                 tuple(parameters.values()),
@@ -73,6 +93,7 @@ class DistributedDataParallel(nn.Module):
         )
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, engine)
+        checks_of(engine).add(self)
         engine.attach_model(self)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -80,11 +101,16 @@ class DistributedDataParallel(nn.Module):
             self._engine.forward_begins()
             # decided here and not in backward, as torch does: no_sync must cover the forward
             self._exchange.synced = self.require_backward_grad_sync
+            if not self._engine.step_failed:
+                self._note_trained()
             if self._engine.in_step and not self._engine.step_failed:
                 self._exchange.forward_begins()
             if self.training and self.broadcast_buffers and self.require_backward_grad_sync:
                 self._broadcast_buffers()
-        return self.module(*inputs, **keywords)
+        outputs = self.module(*inputs, **keywords)
+        if torch.is_grad_enabled() and self._engine.in_step:
+            announce_backward(outputs, self._engine.backward_begins)
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -102,9 +128,40 @@ class DistributedDataParallel(nn.Module):
         return self._exchange.is_unfinished
 
     @property
+    def layout_version(self) -> int:
+        """See script_checks.CheckedModel."""
+        return self._exchange.layout_version
+
+    def reduces(self, parameter: torch.Tensor) -> bool:
+        """See script_checks.CheckedModel."""
+        known = self._exchange.reduces(parameter)
+        return id(parameter) in self._reduced_ids if known is None else known
+
+    def unreduced(self) -> str | None:
+        """See script_checks.CheckedModel."""
+        exchange = self._exchange
+        if not self.equal_states or exchange.reductions is None:
+            return None  # each rank trains on its own gradients
+        if exchange.is_unfinished:
+            return "the backward of the model is still under way"
+        if exchange.has_local_gradients:
+            return "a backward under no_sync() was followed by none outside it"
+        if exchange.reductions == self._reductions_before and self._engine.communicator() is not None:
+            return "no backward of the model ran in this step"
+        return None
+
+    def holds_reduced(self, parameter: torch.Tensor) -> bool:
+        """See script_checks.CheckedModel."""
+        return self._exchange.holds_reduced(parameter)
+
+    @property
     def algorithm_name(self) -> str:
-        """See step_interface.Model."""
-        return self.algorithm.described
+        """See step_interface.Model. Workers must wrap the model with the same parameters frozen."""
+        trained, count = sum(self._wrapped_with), len(self._wrapped_with)
+        if trained == count:
+            return self.algorithm.described
+        digest = hashlib.sha256(self._wrapped_with).hexdigest()[:8]
+        return f"{self.algorithm.described}, {count - trained} of {count} parameters frozen ({digest})"
 
     @property
     def equal_states(self) -> bool:
@@ -121,9 +178,15 @@ class DistributedDataParallel(nn.Module):
         """See step_interface.Model."""
         return self._exchange.travelling()
 
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """See step_interface.Model."""
+        self._exchange.put_gradient(parameter, value)
+
     def step_committed(self) -> None:
         """See step_interface.Model."""
         self._exchange.step_committed()
+        self._reductions_before = self._exchange.reductions
+        self._optimizer_steps.step_committed(self._engine.plan.step)
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """See step_interface.Model."""
@@ -132,11 +195,28 @@ class DistributedDataParallel(nn.Module):
     def step_rolled_back(self) -> None:
         """See step_interface.Model."""
         self._exchange.step_rolled_back()
+        self._reductions_before = self._exchange.reductions
+        self._optimizer_steps.step_rolled_back()
 
     def communicator_changed(self) -> None:
         """See step_interface.Model."""
         self._module_buffers.refresh()
         self._exchange.communicator_changed()
+
+    def _note_trained(self) -> None:
+        """Parameters may have been frozen or unfrozen since the last forward."""
+        choice = bytes([p.requires_grad for p in self._module_parameters])
+        if not any(choice):
+            return  # the model is only passed through, as a discriminator in its generator's loss
+        if choice != self._choice:
+            unfrozen = [
+                p
+                for (_, p), now, was in zip(self._candidates, choice, self._choice, strict=True)
+                if now > was
+            ]
+            checks_of(self._engine).check_unshared(self, unfrozen)
+            self._choice = choice
+        self._exchange.trains(self._candidates, choice)
 
     def _broadcast_buffers(self) -> None:
         engine = self._engine
@@ -147,7 +227,8 @@ class DistributedDataParallel(nn.Module):
         if communicator is None or not buffers:
             return
         try:
-            share_buffers(buffers, communicator, engine.wait)
+            # behind the step's reduction no vote comes after it
+            share_buffers(buffers, communicator, engine.wait, vote_follows=not engine.is_final)
         except CollectiveFailed as error:
             engine.broadcast_failed(error)  # if the step is lost, the script's forward goes on all the same
 

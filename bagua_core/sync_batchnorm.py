@@ -5,6 +5,9 @@ way. The result is what one process would compute on the whole global batch, wha
 count samples, and gradients are weighted as DistributedDataParallel weights them. A worker that heals contributes
 nothing. If a peer is lost in between, the step fails and the layer goes on with what it has, for the script's backward
 to end.
+
+On a GPU the host waits neither for a layer's exchanges nor for its counts: both stay on the device, and the vote that
+decides the step comes after them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, ReduceOp
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending, ReduceOp
+from bagua_core.communication.device_wait import Followed
 from bagua_core.elastic.step_interface import StepEngine
 
 
@@ -53,18 +57,22 @@ class SyncBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, peers)  # type: ignore[no-untyped-call]
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            self._follow(mean, variance, int(count))
+            self._follow(mean, variance, count)
         result: torch.Tensor = output
         return result
 
-    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
-        factor = self.momentum
-        if factor is None:
-            factor = 1.0 / float(self.num_batches_tracked or 1)
-        unbiased = variance * (count / max(count - 1, 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        unbiased = variance * (count / (count - 1).clamp_(min=1))
+        for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+            factor: float | torch.Tensor
+            if self.momentum is not None:
+                factor = self.momentum
+            elif self.num_batches_tracked is None:
+                factor = 1.0
+            else:
+                factor = self.num_batches_tracked.to(running.dtype).reciprocal()
+            running.lerp_(found.to(running.dtype), factor)
 
     def _peers(self) -> _Peers | None:
         engine = self._engine
@@ -103,21 +111,24 @@ class _Peers:
         self._engine = engine
         self._lane = lane
         self.weight = engine.micro_batch.weight
+        # No vote comes after what a forward exchanges behind the step's reduction: the host waits for it.
+        self._needs_wait = bool(getattr(engine, "is_reduced", False))
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """[world_size, *row.shape]; only this worker's if the step fails."""
         rows = row.new_zeros((self._lane.world_size, *row.shape))
-        return self._done(lambda: self._engine.wait(self._lane.allgather(rows, row)), rows, row.unsqueeze(0))
+        return self._done(lambda: self._lane.allgather(rows, row), rows, row.unsqueeze(0))
 
     def total(self, part: torch.Tensor) -> torch.Tensor:
         whole = part.clone()
-        return self._done(lambda: self._engine.wait(self._lane.allreduce(whole, ReduceOp.SUM)), whole, part)
+        return self._done(lambda: self._lane.allreduce(whole, ReduceOp.SUM), whole, part)
 
-    def _done(self, act: Callable[[], None], result: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
+    def _done(self, start: Callable[[], Pending], result: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
         if self._engine.step_failed:
             return alone
         try:
-            act()
+            pending = start()
+            self._engine.wait(pending if self._needs_wait else Followed(pending))
         except CollectiveFailed as error:
             self._engine.broadcast_failed(error)
             return alone
@@ -133,17 +144,20 @@ class _Normalize(torch.autograd.Function):
         bias: torch.Tensor | None,
         eps: float,
         peers: _Peers,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         over = [d for d in range(input.dim()) if d != 1]
         count = input.numel() // input.shape[1] if peers.weight else 0
         row = wide.new_zeros(2 * input.shape[1] + 1)
         if count:
             variance, mean = torch.var_mean(wide, over, correction=0)
-            row = torch.cat([mean, variance * count, wide.new_tensor([float(count)])])
+            row = torch.cat([mean, variance * count, wide.new_full((1,), float(count))])
         mean, squares, total = _combined(peers.gather(row))
-        if not total:  # nobody has samples here; whatever comes out is replaced by zero
-            mean, squares, total = wide.mean(over), wide.new_ones(input.shape[1]), 1
+        if not count:  # perhaps no worker has samples here: what comes out is then replaced by zero
+            is_empty = total == 0
+            mean = torch.where(is_empty, wide.mean(over), mean)
+            squares = torch.where(is_empty, torch.ones_like(squares), squares)
+            total = torch.where(is_empty, torch.ones_like(total), total)
         variance = squares / total
         inverse = torch.rsqrt(variance + eps)
         shape = [1, -1, *[1] * (input.dim() - 2)]
@@ -151,15 +165,15 @@ class _Normalize(torch.autograd.Function):
         output = normal if weight is None else normal * weight.view(shape)
         if bias is not None:
             output = output + bias.view(shape)
-        ctx.save_for_backward(normal, inverse, weight)
-        ctx.peers, ctx.total, ctx.over, ctx.shape, ctx.has_bias = peers, total, over, shape, bias is not None
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.save_for_backward(normal, inverse, weight, total)
+        ctx.peers, ctx.over, ctx.shape, ctx.has_bias = peers, over, shape, bias is not None
+        ctx.mark_non_differentiable(mean, variance, total)
         return output.to(input.dtype), mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         (gradient, *_) = gradients
-        normal, inverse, weight = ctx.saved_tensors
+        normal, inverse, weight, total = ctx.saved_tensors
         over, shape, share = ctx.over, ctx.shape, ctx.peers.weight
         wide = gradient.to(normal.dtype)
         of_bias, of_weight = wide.sum(over), (wide * normal).sum(over)
@@ -167,7 +181,7 @@ class _Normalize(torch.autograd.Function):
         # what comes out by the share once more, hence the division.
         sums = ctx.peers.total(torch.stack([of_bias, of_weight]) * share)
         if share:
-            mean_gradient, mean_product = sums / (share * ctx.total)
+            mean_gradient, mean_product = sums / (share * total)
             wide = wide - mean_gradient.view(shape) - normal * mean_product.view(shape)
         scale = inverse if weight is None else inverse * weight
         return (
@@ -179,13 +193,14 @@ class _Normalize(torch.autograd.Function):
         )
 
 
-def _combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean, sum of squared differences from it, and count, of all rows; in rank order, so alike on all workers."""
+def _combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, sum of squared differences from it, and count, of all rows; in rank order, so alike on all workers.
+
+    The count is a tensor without dimensions, as wide as the rows. If it is 0 the others mean nothing.
+    """
     features = (rows.shape[1] - 1) // 2
     means, squares, counts = rows[:, :features], rows[:, features : 2 * features], rows[:, -1:]
     total = counts.sum()
-    if not total:
-        return means[0], squares[0], 0
-    mean = (means * counts).sum(0) / total
+    mean = (means * counts).sum(0) / total.clamp(min=1)
     spread = (squares + counts * (means - mean) ** 2).sum(0)
-    return mean, spread, int(total)
+    return mean, spread, total

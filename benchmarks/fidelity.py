@@ -1,10 +1,10 @@
-"""Does each algorithm learn as well as DDP from the same samples? Final losses on two real tasks, several seeds.
+"""Compares what each algorithm has learned with DDP, from the same samples: final losses on three tasks, several seeds.
 
-    python -m benchmarks.fidelity --keep                                             # about 6 minutes
+    python -m benchmarks.fidelity --keep                                             # about 9 minutes
     python -m benchmarks.fidelity --task digits --algorithm bytegrad --seeds 1       # under half a minute
 
-Four workers on this host. Handwritten digits (needs scikit-learn: the extra `bench`) and characters of the standard
-library's sources; every system gets the same initial weights and the same samples in the same order.
+Four workers on this host. Handwritten digits (needs scikit-learn: the extra `bench`), characters and words of the
+standard library's sources; every system gets the same initial weights and the same samples in the same order.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""What is learned in benchmarks.fidelity? Two real tasks, small enough for a minute of two cores.
+"""What is learned in benchmarks.fidelity? Three real tasks, small enough for a minute of two cores.
 
 `digits`: handwritten digits (scikit-learn's, part of its package), a network of two hidden layers. `characters`: the
 model of examples/char_lm.py on the sources of Python's standard library. Both with a rate that falls to zero, so that
 the final loss says where training led and not where it happened to be, and with buckets that are large enough to be
-compressed.
+compressed. `words`: which module of the standard library a few words come from, by an embedding whose rows are used by
+few samples; many of them for the first time after QAdam's warm-up.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +29,8 @@ from benchmarks.result_file import ROOT
 # Training sets are whole batches: in a short one ranks have unequal shares, which DDP weighs otherwise.
 _DIGITS = 1408
 _WINDOWS, _WINDOWS_HELD_OUT = 960, 200
+_MODULES, _VOCABULARY, _WORDS, _WIDTH = 20, 2000, 12, 32
+_WORD_WINDOWS, _WORD_WINDOWS_HELD_OUT = 6400, 1000
 # Of all steps. In so short a training the second moment has not settled at the 0.2 of long ones.
 QADAM_WARM_UP = 0.3
 
@@ -108,6 +114,39 @@ def _character_model() -> nn.Module:
     return model
 
 
+def _words() -> Pieces:
+    """Windows of words from the largest modules of the standard library; the class is the module."""
+    directory = Path(sysconfig.get_paths()["stdlib"])
+    sources = sorted(directory.glob("*.py"), key=lambda path: (-path.stat().st_size, path.name))[:_MODULES]
+    texts = [re.findall(r"[A-Za-z_]{2,}", path.read_text(errors="replace")) for path in sources]
+    counts = Counter(word for text in texts for word in text)
+    common = sorted(counts, key=lambda word: (-counts[word], word))[: _VOCABULARY - 1]
+    number = {word: place + 1 for place, word in enumerate(common)}  # 0: any other
+    windows, modules = [], []
+    for module, text in enumerate(texts):
+        numbers = [number.get(word, 0) for word in text]
+        for begin in range(0, len(numbers) - _WORDS + 1, _WORDS):
+            windows.append(numbers[begin : begin + _WORDS])
+            modules.append(module)
+    x, y = torch.tensor(windows), torch.tensor(modules)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, held_out = order[:_WORD_WINDOWS], order[_WORD_WINDOWS : _WORD_WINDOWS + _WORD_WINDOWS_HELD_OUT]
+    return TensorDataset(x[train], y[train]), TensorDataset(x[held_out], y[held_out])
+
+
+class _MeanOfWords(nn.Module):
+    """Dense gradients, of which most rows are zero in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.layers = nn.Sequential(nn.Linear(_WIDTH, 512), nn.Tanh(), nn.Linear(512, _MODULES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(self.embedding(x).mean(dim=1))
+        return found
+
+
 def save_pieces(pieces: Pieces, path: Path) -> None:
     """For workers, of whom none needs what made them: to import scikit-learn takes longer than to train."""
     torch.save([piece.tensors for piece in pieces], path)
@@ -143,6 +182,14 @@ TASKS: dict[str, Task] = {
             pieces=_digits,
         ),
         _character_task("characters", "sgd", True),
+        Task(
+            "words",  # 91,000 parameters, most of them the embedding's
+            Settings("adam", lr=0.2, adam_lr=1e-2, momentum=0.9, async_interval_ms=100, hierarchical=False),
+            global_batch=32,
+            epochs=1,
+            build=_MeanOfWords,
+            pieces=_words,
+        ),
         # Where replicas differ each has its own second moments, of few samples' gradients: they learn more slowly.
         _character_task("characters_adam", "adam", False),
     )

@@ -30,7 +30,6 @@ class MajorityVote(Algorithm):
 class Vote(BucketOperation):
     """What becomes of a bucket: several steps in a row, so they run on the conveyor and not in the script's thread."""
 
-    carries_pair = False  # the sum of votes has no room for the switch pair: the reducer sends it by itself
     acts_alone = True  # in a world of one the optimizer sees signs too
 
     def __init__(self, conveyor: Conveyor) -> None:

@@ -253,6 +253,7 @@ class NodeWorkers:
             checkpoint_dir=str(Path(config.checkpoint_dir).absolute()) if config.checkpoint_dir else "",
             checkpoint_every=config.checkpoint_every,
             error_file=str(files.error),
+            virtual_local_rank=int(config.virtual_local_rank),
         )
         torchrun = torchrun_variables(place, os.environ, virtual_local_rank=config.virtual_local_rank)
         whose = {} if self._account is None else self._account.environment

@@ -94,7 +94,11 @@ class AsyncExchange(Reducer):
     ) -> None:
         self._warm_up = _WarmUp(attachment.engine, warmup_steps)
         super().__init__(
-            attachment.parameters, attachment.engine, attachment.bucket_cap_bytes, operation=self._warm_up
+            attachment.parameters,
+            attachment.engine,
+            attachment.bucket_cap_bytes,
+            operation=self._warm_up,
+            find_unused_parameters=attachment.find_unused_parameters,
         )
         self._interval_s = interval_s
         self._clock = clock

@@ -11,6 +11,8 @@ all ranks. Hierarchical ones are jobs of the conveyor on the lanes inside the no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
@@ -128,7 +130,9 @@ class DecentralizedExchange(WeightExchange):
                 among = _over_all(leaders, flats, plan.active_count)
             else:
                 among = _among_pairs(leaders, parties, flats, incoming, peer)
-            job = self._on_conveyor(communicator, _by_node(communicator, parties, flats, among))
+            job = self._on_conveyor(
+                communicator, _by_node(communicator, parties, flats, among), [*flats, *incoming]
+            )
         elif peer is None:
             job = _over_all(communicator, flats, plan.active_count)
         else:
@@ -165,9 +169,9 @@ class DecentralizedExchange(WeightExchange):
         index = peer_of(select, plan.step // self._interval, parties.index, parties.count)
         return None if index is None else parties.ranks[index]
 
-    def _on_conveyor(self, communicator: Communicator, job: Job) -> Job:
+    def _on_conveyor(self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor]) -> Job:
         """It goes on by itself while the script's thread computes."""
-        ticket = self._conveyor.launch(communicator, job)
+        ticket = self._conveyor.launch(communicator, job, tensors)
         self._conveyor.flush()
         yield ticket
 

@@ -114,7 +114,10 @@ class RingExchange(WeightExchange):
         self._is_under_way = True
         job = _exchange(communicator, parties, self._scratch.flats, self._ring, self._publishes)
         if parties.by_node:
-            self._engine.wait(self._conveyor.launch(communicator, job))
+            ring = self._ring
+            tensors = [*self._scratch.flats, *ring.own, *ring.left, *ring.right]
+            tensors += [*ring.sent, *ring.from_left, *ring.from_right]
+            self._engine.wait(self._conveyor.launch(communicator, job, tensors))
         else:
             for pending in job:
                 self._engine.wait(pending)

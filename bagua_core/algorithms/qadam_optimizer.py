@@ -1,12 +1,17 @@
-"""Adam whose second moment rests after a warm-up: its steps are linear in the gradient then, which can be compressed.
+"""Adam whose second moment is frozen after a warm-up; from then on its steps are linear in the gradient.
 
-Knows nothing of ranks: the algorithm in qadam.py reads its moments, and any other algorithm, or none, serves as well.
+Owns the arithmetic of the optimizer, and which elements are still late. Knows no ranks: the algorithm in qadam.py reads
+the moments from here, and the optimizer works with any other algorithm, or alone.
+
+An element is late while its second moment is no reliable estimate: at the end of the warm-up it has had fewer than
+LEAST_GRADIENTS gradients that were not zero. Rows of an embedding that no sample used so far are late, and so is
+whatever a zero input or a dead unit kept at zero. A late element is updated by plain Adam, its second moment included,
+until it has had enough gradients; then its second moment is frozen too.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,15 +23,24 @@ from bagua_core.kernels.interface import VALUE_DTYPES
 
 DEFAULT_WARMUP_STEPS = 100
 
+# A mean of 32 squares is off by a quarter (one standard deviation, Gaussian gradients), a step by an eighth.
+LEAST_GRADIENTS = 32
+# Counting late elements reads their number from the device, and the layout of what is exchanged changes with it.
+FREEZE_EVERY = 16  # steps
+
 
 class QAdamOptimizer(torch.optim.Optimizer):
     """In the first `warmup_steps` steps of a parameter exactly Adam, with `weight_decay` added to the gradient. From
-    then on the second moment stays as it is, and so does its bias correction; all else goes on.
+    then on the second moment stays as it is, and so does its bias correction, for all elements that are not late (see
+    the top of this file); all else goes on.
 
-    An element whose gradient was zero throughout the warm-up has no second moment to be measured by, and stays as it
-    is: its exp_avg_sq becomes infinite, with a warning that says how many there are. state_dict is as Adam's.
-    Raises ValueError.
+    state_dict is Adam's with two more entries for each parameter: `late`, the number of late elements, after the
+    warm-up; and `seen`, as long as there are any: how many gradients other than zero each element has had, infinite
+    for one whose second moment is frozen. A state_dict of Adam is accepted. Raises ValueError.
     """
+
+    loads = 0
+    """How often a state was loaded into this optimizer."""
 
     def __init__(
         self,
@@ -65,18 +79,37 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        resting = 0
         for group in self.param_groups:
             for steps, parameters in self._by_steps(group).items():
-                resting += self._move(group, parameters, steps)
-        if resting:
-            total = sum(p.numel() for group in self.param_groups for p in group["params"])
-            warnings.warn(
-                f"{resting} of {total} parameters had no gradient in the warm-up and will not be trained from now on; "
-                "if they should, make warmup_steps larger",
-                stacklevel=2,
-            )
+                self._move(group, parameters, steps)
         return loss
+
+    def late_elements(self, parameter: Tensor) -> Tensor | None:
+        """Of the parameter's shape, true where an element is late after the warm-up. None: no element is.
+
+        All elements of a parameter that has not been stepped are.
+        """
+        state = self.state.get(parameter)
+        if not state:
+            return torch.ones_like(parameter, dtype=torch.bool, memory_format=torch.preserve_format)
+        return state["seen"].isfinite() if state["late"] else None
+
+    def late_count(self, parameter: Tensor) -> int:
+        """How many elements of the parameter are late after the warm-up."""
+        state = self.state.get(parameter)
+        return int(state["late"]) if state else parameter.numel()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.loads += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state.get(parameter)
+                if state and "seen" not in state and "late" not in state:  # of another Adam
+                    counted = min(int(state["step"]), LEAST_GRADIENTS)
+                    state["seen"] = (state["exp_avg_sq"] != 0).to(parameter.dtype).mul_(counted)
+                    if int(state["step"]) >= group["warmup_steps"]:
+                        self._freeze(group, state)
 
     def _by_steps(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
         """Those that have a gradient, by how many steps they have taken, this one included."""
@@ -91,32 +124,84 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                # of the parameter's dtype, to which load_state_dict converts it
+                state["seen"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["step"] += 1
             found.setdefault(int(state["step"]), []).append(parameter)
         return found
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> int:
-        """Returns how many elements rest from now on."""
+    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
+        if steps <= group["warmup_steps"]:
+            self._move_as_adam(group, parameters, steps)
+            for parameter in parameters:
+                state = self.state[parameter]
+                state["seen"].add_(parameter.grad != 0)
+                if steps == group["warmup_steps"]:
+                    self._freeze(group, state)
+            return
+        frozen = [p for p in parameters if not self.state[p]["late"]]
+        for parameter in parameters:
+            if self.state[parameter]["late"]:
+                self._move_with_late(group, parameter, steps)
+        if all(map(self._has_kernel, frozen)):
+            self._move_at_once(group, frozen, steps)
+        else:
+            self._move_as_adam(group, frozen, steps)
+
+    def _move_as_adam(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
+        """Adam's step, in which the second moment changes only during the warm-up."""
         beta1, beta2 = group["betas"]
         warm = min(steps, group["warmup_steps"])
         gradients: Any = [p.grad for p in parameters]
         firsts = [self.state[p]["exp_avg"] for p in parameters]
         seconds = [self.state[p]["exp_avg_sq"] for p in parameters]
-        if steps > group["warmup_steps"] and all(map(self._has_kernel, parameters)):
-            self._move_at_once(group, parameters, steps)
-            return 0
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
         torch._foreach_lerp_(firsts, gradients, 1 - beta1)
         if steps <= group["warmup_steps"]:
             torch._foreach_mul_(seconds, beta2)
             torch._foreach_addcmul_(seconds, gradients, gradients, 1 - beta2)
-        resting = self._rest(parameters) if steps == group["warmup_steps"] else 0
         scales: Any = torch._foreach_sqrt(seconds)
         torch._foreach_div_(scales, math.sqrt(1 - beta2**warm))
         torch._foreach_add_(scales, group["eps"])
         torch._foreach_addcdiv_(parameters, firsts, scales, -group["lr"] / (1 - beta1**steps))
-        return resting
+
+    def _move_with_late(self, group: dict[str, Any], parameter: Tensor, steps: int) -> None:
+        """After the warm-up, for a parameter that has late elements."""
+        beta1, beta2 = group["betas"]
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        first, second, seen = state["exp_avg"], state["exp_avg_sq"], state["seen"]
+        late = seen.isfinite()
+        seen.add_(gradient != 0)
+        if group["weight_decay"]:
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        first.lerp_(gradient, 1 - beta1)
+        updated = (second * beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        second.copy_(torch.where(late, updated, second))
+        scale = second.sqrt()
+        corrections = (math.sqrt(1 - beta2**s) for s in (steps, group["warmup_steps"]))
+        of_late, of_frozen = (scale.new_tensor(c) for c in corrections)
+        scale.div_(torch.where(late, of_late, of_frozen)).add_(group["eps"])
+        parameter.addcdiv_(first, scale, value=-group["lr"] / (1 - beta1**steps))
+        if (steps - group["warmup_steps"]) % FREEZE_EVERY == 0:
+            self._freeze(group, state)
+
+    def _freeze(self, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """From now on the second moment of late elements that have had enough gradients stays as it is."""
+        second, seen, beta2 = state["exp_avg_sq"], state["seen"], group["betas"][1]
+        enough = min(LEAST_GRADIENTS, group["warmup_steps"])
+        # zero although there were gradients: it was too small for its dtype
+        ready = seen.isfinite() & (seen >= enough) & (second > 0)
+        # the bias correction of frozen elements is that of the warm-up's last step
+        steps = max(int(state["step"]), group["warmup_steps"])
+        factor = (1 - beta2 ** group["warmup_steps"]) / (1 - beta2**steps)
+        if factor != 1:
+            second.copy_(torch.where(ready, second * factor, second))
+        seen.masked_fill_(ready, math.inf)
+        state["late"] = int(seen.isfinite().sum())
+        if not state["late"]:
+            del state["seen"]
 
     def _has_kernel(self, parameter: Tensor) -> bool:
         """A GPU has enough bandwidth for torch's many passes, and would pay for many launches."""
@@ -142,15 +227,6 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 if found.data_ptr() != tensor.data_ptr():
                     tensor.copy_(found.as_strided(tensor.shape, _dense_strides(parameter)))
                 torch.autograd.graph.increment_version(tensor)
-
-    def _rest(self, parameters: Sequence[Tensor]) -> int:
-        """Elements without a second moment are divided by infinity from now on."""
-        for parameter in parameters:
-            state = self.state[parameter]
-            none = state["exp_avg_sq"] == 0
-            state["resting"] = int(none.sum())
-            state["exp_avg_sq"].masked_fill_(none, math.inf)
-        return sum(self.state[p]["resting"] for p in parameters)
 
 
 def flat_like(one: Tensor, other: Tensor) -> Tensor:

@@ -10,35 +10,37 @@ from collections.abc import Sequence
 
 import torch
 
-from bagua_core.communication.buckets import BucketPlan, carries_pair
+from bagua_core.communication.buckets import BucketPlan, carries_tail
 from bagua_core.communication.communicator import Pending
 
-PAIR_ELEMENTS = 2
+TAIL_ELEMENTS = 6
+"""The switch pair (elastic/switch_pair.py), the sums of step_counts.py, and how many ranks froze or unfroze some."""
 
 
 class Bucket:
-    """parameters: all of the reducer's, in registration order; only the plan's members are looked at."""
+    """parameters: all of the reducer's, in registration order; only the plan's members are looked at. tail: the numbers
+    behind the gradients that are summed as they are, or None."""
 
-    def __init__(self, plan: BucketPlan, parameters: Sequence[torch.Tensor], with_pair: bool) -> None:
-        if with_pair and not carries_pair(plan):
+    def __init__(self, plan: BucketPlan, parameters: Sequence[torch.Tensor], with_tail: bool) -> None:
+        if with_tail and not carries_tail(plan):
             raise ValueError(f"a bucket of {plan.dtype} on {plan.device} cannot carry the switch pair")
         self.plan = plan
         self.missing = len(plan.members)
         self.pending: Pending | None = None
         self._parameters = [parameters[i] for i in plan.members]
-        self._with_pair = with_pair
+        self._with_tail = with_tail
         self.renew()
 
     def renew(self) -> None:
         """New memory, all zero."""
-        elements = self.plan.elements + (PAIR_ELEMENTS if self._with_pair else 0)
+        elements = self.plan.elements + (TAIL_ELEMENTS if self._with_tail else 0)
         self.flat = torch.zeros(elements, dtype=self.plan.dtype, device=self.plan.device)
         self.pending = None
         self.views = [
             _view_like(self.flat, offset, parameter)
             for offset, parameter in zip(self.plan.offsets, self._parameters, strict=True)
         ]
-        self.pair = self.flat[self.plan.elements :] if self._with_pair else None
+        self.tail = self.flat[self.plan.elements :] if self._with_tail else None
 
     def rearm(self) -> None:
         """Wait for all members again."""

@@ -8,7 +8,7 @@ same order; a failed step leaves nothing of it in the operation, so whatever it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bagua_core.communication.bucket_buffer import Bucket
 from bagua_core.communication.communicator import Communicator, Pending
@@ -16,8 +16,14 @@ from bagua_core.communication.pending import DonePending
 
 
 class BucketOperation(ABC):
-    carries_pair: ClassVar[bool] = True
-    """Whether the bucket that has the switch pair sums it exactly over all ranks; else the reducer sends it alone."""
+    carries_pair: ClassVar[bool] = False
+    """Whether `launch` sums the whole bucket, the switch pair at its end included, exactly over all ranks. If False the
+    reducer sends the pair in a message of its own. A subclass that defines `launch` has False unless it says True
+    itself: what is true of the base's `launch` says nothing of the subclass's."""
+
+    takes_new_buckets: ClassVar[bool] = False
+    """Whether the reducer may lay out other buckets between two steps, so that parameters can be unfrozen. As with
+    `carries_pair`, a subclass that defines `launch` has False unless it says True itself."""
 
     acts_alone: ClassVar[bool] = False
     """Whether a world of one needs `launch` too (communicator None): the gradient itself is changed."""
@@ -25,6 +31,13 @@ class BucketOperation(ABC):
     starts_at_once: ClassVar[bool] = False
     """Whether `launch` has started all its collectives when it returns, so that others may be started behind them from
     the script's thread. Else they run in the conveyor's thread, and the script's starts none before they are done."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "launch" in vars(cls):
+            for name in ("carries_pair", "takes_new_buckets"):
+                if name not in vars(cls):
+                    setattr(cls, name, False)
 
     @abstractmethod
     def launch(
@@ -56,6 +69,8 @@ class BucketOperation(ABC):
 class Sum(BucketOperation):
     """Every rank gets the sum of all ranks' buckets: the mean gradient, since weights sum to 1."""
 
+    carries_pair = True
+    takes_new_buckets = True
     starts_at_once = True
 
     def launch(
@@ -67,8 +82,6 @@ class Sum(BucketOperation):
 
 class LocalMean(BucketOperation):
     """Every rank keeps the mean gradient of its own samples; what ranks share is something else, such as weights."""
-
-    carries_pair = False
 
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float

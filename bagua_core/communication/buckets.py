@@ -71,8 +71,8 @@ def plan_buckets(
     return tuple(_bucket(members, gradients) for members in ordered)
 
 
-def carries_pair(bucket: BucketPlan) -> bool:
-    """Whether two more fp32 numbers can ride at the end of this bucket, readable without a device."""
+def carries_tail(bucket: BucketPlan) -> bool:
+    """Whether a few more fp32 numbers can ride at the end of this bucket, readable without a device."""
     return bucket.dtype == torch.float32 and bucket.device.type == "cpu"
 
 

@@ -7,6 +7,7 @@ waits can always be released by the abort flag, even when a peer is silent for e
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -52,12 +53,13 @@ class CollectiveAborted(CollectiveFailed):
 
 class AbortFlag:
     """Set once, seen by every wait of a communicator. `add_waiter` lets a wait sleep on a condition
-    of its own instead of polling."""
+    of its own instead of polling. A flag below another is set with it, and can be set without it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._waiters: list[Callable[[], None]] = []
+        self._watches: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def set(self, reason: str) -> None:
         with self._lock:
@@ -74,6 +76,28 @@ class AbortFlag:
 
     def is_set(self) -> bool:
         return self._reason is not None
+
+    def below(self) -> AbortFlag:
+        """A new flag, for a part of what this one ends."""
+        flag = AbortFlag()
+        self.add_waiter(lambda: flag.set(self._reason or "aborted"))
+        return flag
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """check: a bound method that raises CollectiveFailed once it knows of a failure in the generation. The flag
+        does not keep its object."""
+        with self._lock:
+            self._watches = [w for w in self._watches if w() is not None]
+            self._watches.append(weakref.WeakMethod(check))
+
+    def check(self) -> None:
+        """Raise CollectiveAborted if the flag is set, or what a watch raises."""
+        if self._reason is not None:
+            raise CollectiveAborted(self._reason)
+        for watch in self._watches:
+            check = watch()
+            if check is not None:
+                check()
 
     def add_waiter(self, wake: Callable[[], None]) -> None:
         """Call `wake` once when the flag is set; at once if it is."""
@@ -103,6 +127,16 @@ class Pending(ABC):
     @abstractmethod
     def is_done(self) -> bool: ...
 
+    def follow(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
+        """As `wait`, but the host does not wait for a device: what the calling thread's current stream is given from
+        now on comes after the operation. A failure that shows later is raised where the host waits for what comes
+        after."""
+        self.wait(stalled, stall_after_s)
+
+    def check(self) -> None:
+        """Raise CollectiveFailed if the operation is known to have failed or is given up."""
+        return None
+
 
 class Communicator(ABC):
     """global_rank and world_size are of its generation, or places among the members of a lane. All tensors are
@@ -117,7 +151,8 @@ class Communicator(ABC):
     nodes: tuple[tuple[int, ...], ...] = ()
     """The ranks of each node, both in ascending order; empty where it does not matter."""
     lanes: Mapping[Lane, Communicator] = MappingProxyType({})
-    """Those that the job's algorithms asked for; they share this communicator's abort flag."""
+    """Those that the job's algorithms asked for. Each has an abort flag below this communicator's: aborting a lane ends
+    that lane alone."""
     adopted: Mapping[str, Communicator] = MappingProxyType({})
     """Others that end with this one, by name."""
 

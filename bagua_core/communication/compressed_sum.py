@@ -1,4 +1,4 @@
-"""How is a bucket summed with compressed messages? Every rank sums one chunk of it.
+"""Sums a bucket with compressed messages. Every rank sums one chunk of it.
 
 A rank compresses its bucket in as many chunks as there are ranks and sends each to its owner (all-to-all); the owner
 decompresses and adds them in fp32, in rank order, and compresses the sum; all sums go to everybody (all-gather), who
@@ -7,7 +7,7 @@ made first, uncompressed, one worker of each node does the above, and passes on 
 
 Owns the messages and their memory. What becomes of lost precision is compression.py's, the order of the collectives
 conveyor.py's. Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather
-waits for every owner and every owner for all ranks; the switch pair travels uncompressed behind the sums.
+waits for every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bagua_core.communication.bucket_buffer import PAIR_ELEMENTS, Bucket
+from bagua_core.communication import device_order
+from bagua_core.communication.bucket_buffer import TAIL_ELEMENTS, Bucket
 from bagua_core.communication.bucket_operation import BucketOperation
 from bagua_core.communication.buckets import BucketPlan
 from bagua_core.communication.chunks import Chunks
@@ -34,8 +35,8 @@ from bagua_core.kernels.interface import VALUE_DTYPES
 # up to about 20,000 values.
 LEAST_ELEMENTS = 16384
 
-_PAIR_BYTES = PAIR_ELEMENTS * torch.float32.itemsize
-_TAIL_BYTES = ALIGNMENT  # room for the pair, and whatever lies behind stays aligned
+_NUMBERS_BYTES = TAIL_ELEMENTS * torch.float32.itemsize
+_TAIL_BYTES = -(-_NUMBERS_BYTES // ALIGNMENT) * ALIGNMENT  # whatever lies behind stays aligned
 
 
 def is_compressed(plan: BucketPlan, route: Route) -> bool:
@@ -46,7 +47,7 @@ def is_compressed(plan: BucketPlan, route: Route) -> bool:
 class Load:
     """A full bucket as a job sees it: the bucket itself may get other memory while the job still runs.
 
-    values: [plan.elements]; pair: the switch pair behind them, if any. views: of the members' gradients.
+    values: [plan.elements]; tail: the bucket's, see bucket_buffer.py. views: of the members' gradients.
     """
 
     number: int
@@ -63,12 +64,14 @@ class Load:
         return self.flat[: self.plan.elements]
 
     @property
-    def pair(self) -> torch.Tensor | None:
+    def tail(self) -> torch.Tensor | None:
         return self.flat[self.plan.elements :] if self.flat.numel() > self.plan.elements else None
 
 
 class CompressedSum(BucketOperation):
     """Buckets that are too small, or not of floats, are summed as they are."""
+
+    carries_pair = True
 
     def __init__(self, conveyor: Conveyor, compression: Compression, hierarchical: bool) -> None:
         self._conveyor = conveyor
@@ -90,7 +93,7 @@ class CompressedSum(BucketOperation):
             self._compression.step,
             self._scratch,
         )
-        return self._conveyor.launch(communicator, self._sum(communicator, load))
+        return self._conveyor.launch(communicator, self._sum(communicator, load), (bucket.flat,))
 
     def reduced(self) -> None:
         self._compression.reduced()
@@ -129,7 +132,7 @@ class CompressedSum(BucketOperation):
             yield DonePending()
         if route.node is not None:
             yield route.node.broadcast(messages.gathered, FIRST_OF_NODE)
-        messages.sum_pair()
+        messages.sum_tail()
         return messages
 
     def _add_unsent(self, load: Load, route: Route) -> None:
@@ -149,7 +152,7 @@ class Messages:
         self._compression = compression
         self._size_bytes = size = compression.size_bytes(chunks.size)
         owners = chunks.owners
-        message = size + (0 if load.pair is None else _TAIL_BYTES)
+        message = size + (0 if load.tail is None else _TAIL_BYTES)
         filled = chunks.filled * chunks.size * load.plan.dtype.itemsize
         owned = (owners * size, message) if route.across is not None else (0, 0)
         self._block = load.scratch.take((owners * message, filled, *owned), load.plan.device)
@@ -170,16 +173,16 @@ class Messages:
 
     def reduce(self, coder: Coder) -> None:
         coder.reduce(self.received, self.own[: self._size_bytes])
-        if self._load.pair is not None:
+        if self._load.tail is not None:
             tail = self.own[self._size_bytes :]
             tail.zero_()
-            tail[:_PAIR_BYTES] = self._load.pair.view(torch.uint8)
+            tail[:_NUMBERS_BYTES] = self._load.tail.view(torch.uint8)
 
-    def sum_pair(self) -> None:
-        if self._load.pair is not None:
+    def sum_tail(self) -> None:
+        if self._load.tail is not None:
             begin = self._size_bytes
-            pairs = self.gathered[:, begin : begin + _PAIR_BYTES].contiguous().view(torch.float32)
-            torch.sum(pairs, dim=0, out=self._load.pair)
+            tails = self.gathered[:, begin : begin + _NUMBERS_BYTES].contiguous().view(torch.float32)
+            torch.sum(tails, dim=0, out=self._load.tail)
 
     def decompress(self, sums: torch.Tensor, scale: float = 1.0, add: bool = False) -> None:
         """To the bucket's values, or onto them. sums: as `gathered`."""
@@ -187,14 +190,20 @@ class Messages:
         if add:
             chunks.fill_up(load.values, self._filled)
         for owners, rows in chunks.runs(load.values, self._filled):
-            if load.pair is None:
+            if load.tail is None:
                 self._compression.decompress(sums[owners], rows, scale, add)
                 continue
             for message, row in zip(sums[owners], rows, strict=True):
                 self._compression.decompress(message[:size], row, scale, add)
         chunks.take_back(self._filled, load.values)
 
+    def nan_flag(self) -> torch.Tensor:
+        """Whether the sums hold NaN, as a tensor of the host. It may be read once the step is final, without a wait."""
+        flag = self._compression.nan_flag(self.gathered, self.chunks.size)
+        return device_order.order_of([flag]).copy_to_host(flag)
+
     def hold_nan(self) -> bool:
+        """The same now: the host waits for the device."""
         return self._compression.holds_nan(self.gathered, self.chunks.size)
 
     def give_back(self) -> None:

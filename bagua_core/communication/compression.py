@@ -1,11 +1,11 @@
-"""How is a chunk compressed, and what is remembered of what got lost by it?
+"""Compresses chunks, in eight bits or one, with or without error feedback.
 
-Owns the two compressions and the errors of the one-bit form. Knows no communicator. Invariant: errors are those of the
-last final step; a step under way works on copies, which `reduced` takes over and `failed` drops.
+Owns the compressions and the errors. Knows no communicator. Invariant: errors are those of the last final step; a step
+under way works on copies, which `reduced` takes over and `failed` drops.
 
-The one-bit form loses much in each step and nothing in the long run: each rank adds what it could not send of a bucket
-to its next contribution (its own error), and the owner of a chunk does so with the sum (the owner's error). When chunks
-change hands, in another generation, the owner's error becomes a part of its own error, at the chunk's place.
+With error feedback nothing is lost in the long run: each rank adds what it could not send of a bucket to its next
+contribution (its own error), and the owner of a chunk does so with the sum (the owner's error). When chunks change
+hands, in another generation, the owner's error becomes a part of its own error, at the chunk's place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import torch
 from bagua_core import kernels
 from bagua_core.communication.chunks import Chunks
 from bagua_core.kernels.formats import minmax_payload_at, one_bit_payload_at
+
+# A value that is larger than what its sign stands for comes later than the others, and keeps the error of its block
+# large. Stretching delivers it sooner, at the price of more noise in the small ones; beyond 1.5 the noise wins.
+STRETCH = 1.5
 
 
 class Coder(ABC):
@@ -53,8 +57,17 @@ class Compression(ABC):
         values, [chunks, count] or [count]."""
 
     @abstractmethod
+    def headers(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        """The headers before the values: fp32 as bytes, [chunks, ...]. A block that could not be represented has NaN in
+        its first one. compressed: [chunks, size_bytes or more], each of `count` values."""
+
+    def nan_flag(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        """Whether anything decompresses to NaN, as a tensor without dimensions on the device. compressed: as above."""
+        return self.headers(compressed, count).contiguous().view(torch.float32).isnan().any()
+
     def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
-        """Whether anything decompresses to NaN. compressed: [chunks, size_bytes or more], each of `count` values."""
+        """The same for the host, which waits for the device."""
+        return bool(self.nan_flag(compressed, count))
 
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
         """[elements], fp32: what this rank has not sent of bucket `number`. It will not be asked for again once
@@ -91,8 +104,8 @@ class MinMax(Compression):
     ) -> None:
         kernels.minmax_decompress(compressed, rows, scale=scale, add=add)
 
-    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
-        return _holds_nan(compressed[:, : minmax_payload_at(count)])
+    def headers(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        return compressed[:, : minmax_payload_at(count)]
 
 
 class _MinMaxCoder(Coder):
@@ -106,8 +119,8 @@ class _MinMaxCoder(Coder):
         kernels.minmax_reduce(received, self._chunks.size, out)
 
 
-class OneBit(Compression):
-    """One bit a value, with error feedback. Costs two copies of the values in fp32: a step that fails is done again
+class WithFeedback(Compression):
+    """Error feedback for a form of compression. Costs two copies of the values in fp32: a step that fails is done again
     with the errors that it began with."""
 
     def __init__(self) -> None:
@@ -115,32 +128,37 @@ class OneBit(Compression):
         self._kept: dict[int, _Errors] = {}
         self._spare: dict[int, _Errors] = {}
 
-    def size_bytes(self, count: int) -> int:
-        return kernels.one_bit_bytes(count)
+    @abstractmethod
+    def encode(self, rows: torch.Tensor, before: torch.Tensor, left: torch.Tensor, out: torch.Tensor) -> None:
+        """Compress rows + before into `out`; what is lost by it goes to `left`, which may be `before` and is finite,
+        whatever `rows` are. before, left: fp32, of the shape of `rows`."""
+
+    @abstractmethod
+    def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
+        """The sum of all rows of `received`, added in fp32 in their order. out: fp32, [values]."""
 
     def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         errors = self._spare.pop(number, None)
         if errors is None or not errors.are_of(chunks, owner):
             errors = _Errors(chunks, owner, device)
-        before = self._kept.get(number)
+        # what `unsent` has returned in this step was added to the values
+        before = None if number in step.errors else self._kept.get(number)
         if before is None or not before.are_of(chunks, owner):
             errors.take_over(before)
             before = errors
         step.errors[number] = errors
-        return _OneBitCoder(before, errors)
-
-    def decompress(
-        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
-    ) -> None:
-        kernels.one_bit_decompress(compressed, rows, scale=scale, add=add)
-
-    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
-        return _holds_nan(compressed[:, : one_bit_payload_at(count)])
+        return _FeedbackCoder(self, before, errors)
 
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
+        if number in step.errors:
+            return None
         kept = self._kept.get(number)
         step.errors[number] = None
         return None if kept is None else kept.in_place(elements)
+
+    def forget(self) -> None:
+        """Begin with errors of zero. Called between steps."""
+        self._kept.clear()
 
     def reduced(self) -> None:
         for number, errors in self.step.errors.items():
@@ -150,6 +168,55 @@ class OneBit(Compression):
                 if before is not None:
                     self._spare[number] = before
         super().reduced()
+
+
+class OneBit(WithFeedback):
+    """One bit a value: its sign, with STRETCH times the mean magnitude of its block."""
+
+    def size_bytes(self, count: int) -> int:
+        return kernels.one_bit_bytes(count)
+
+    def encode(self, rows: torch.Tensor, before: torch.Tensor, left: torch.Tensor, out: torch.Tensor) -> None:
+        kernels.one_bit_compress(rows, before, out, left=left)
+        kernels.one_bit_decompress(out, left, scale=1.0 - STRETCH, add=True)
+        left.nan_to_num_(0.0, 0.0, 0.0)  # a block that can't be represented decodes to NaN
+        headers = out[..., : one_bit_payload_at(rows.shape[-1])].view(torch.float32)
+        headers.mul_(STRETCH)
+
+    def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
+        kernels.one_bit_reduce_values(received, out)
+
+    def decompress(
+        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
+    ) -> None:
+        kernels.one_bit_decompress(compressed, rows, scale=scale, add=add)
+
+    def headers(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        return compressed[:, : one_bit_payload_at(count)]
+
+
+class MinMaxWithFeedback(WithFeedback):
+    """The eight bits of MinMax, with error feedback."""
+
+    def size_bytes(self, count: int) -> int:
+        return kernels.minmax_bytes(count)
+
+    def encode(self, rows: torch.Tensor, before: torch.Tensor, left: torch.Tensor, out: torch.Tensor) -> None:
+        torch.add(rows, before, out=left)
+        kernels.minmax_compress(left, out)
+        kernels.minmax_decompress(out, left, scale=-1.0, add=True)
+        left.nan_to_num_(0.0, 0.0, 0.0)  # a block that can't be represented decodes to NaN
+
+    def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
+        kernels.minmax_reduce_values(received, out)
+
+    def decompress(
+        self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
+    ) -> None:
+        kernels.minmax_decompress(compressed, rows, scale=scale, add=add)
+
+    def headers(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        return compressed[:, : minmax_payload_at(count)]
 
 
 class _Errors:
@@ -181,23 +248,19 @@ class _Errors:
         return whole
 
 
-class _OneBitCoder(Coder):
+class _FeedbackCoder(Coder):
     """before: read; after: written; the same if nothing is to be kept for another try."""
 
-    def __init__(self, before: _Errors, after: _Errors) -> None:
+    def __init__(self, form: WithFeedback, before: _Errors, after: _Errors) -> None:
+        self._form = form
         self._before = before
         self._after = after
 
     def compress(self, owners: slice, rows: torch.Tensor, out: torch.Tensor) -> None:
         before, after = (e.worker.view(e.chunks.owners, e.chunks.size) for e in (self._before, self._after))
-        kernels.one_bit_compress(rows, before[owners], out, left=after[owners])
+        self._form.encode(rows, before[owners], after[owners], out)
 
     def reduce(self, received: torch.Tensor, out: torch.Tensor) -> None:
         sums = torch.empty_like(self._after.owned)
-        kernels.one_bit_reduce_values(received, sums)
-        kernels.one_bit_compress(sums, self._before.owned, out, left=self._after.owned)
-
-
-def _holds_nan(headers: torch.Tensor) -> bool:
-    """headers: fp32 as bytes. A block that could not be represented has NaN in its first one."""
-    return bool(headers.contiguous().view(torch.float32).isnan().any())
+        self._form.sum_of(received, sums)
+        self._form.encode(sums, self._before.owned, self._after.owned, out)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from bagua_core.communication.trained_parameters import Candidates
+
 
 class Exchange:
     """Each call does nothing unless the algorithm needs it."""
@@ -23,8 +25,39 @@ class Exchange:
         """A backward pass began and was not finished, so peers may wait for this rank."""
         return False
 
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        """A forward begins: of `candidates`, all parameters of the module by name, those with a 1 in `choice` require a
+        gradient. Raises CannotTakeOn, FrozenWithinStep."""
+
+    @property
+    def layout_version(self) -> int:
+        """Changes when `reduces` may answer differently."""
+        return 0
+
+    def reduces(self, parameter: torch.Tensor) -> bool | None:
+        """Whether this exchange acts on the parameter's gradient; None: as when it was attached."""
+        return None
+
+    @property
+    def reductions(self) -> int | None:
+        """Reductions of the gradients that succeeded so far; None: not counted."""
+        return None
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """.grad holds contributions of this rank alone, of backwards since the last reduction."""
+        return False
+
+    def holds_reduced(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's .grad is memory in which this exchange leaves what it reduced."""
+        return True
+
     def forward_begins(self) -> None:
         """A forward that computes gradients begins, in a step that has not failed."""
+
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Make `value` the .grad of `parameter`; see step_interface.Model."""
+        parameter.grad = None if value is None else value.to(parameter.device)
 
     def step_committed(self) -> None:
         """The step is final, the optimizer has stepped."""

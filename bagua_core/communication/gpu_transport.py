@@ -1,4 +1,4 @@
-"""What does a rendezvous ask of the transport of GPUs? NCCL, or what stands for it in a test."""
+"""The transport of GPUs as a rendezvous sees it: NCCL, or a test's stand-in."""
 
 from __future__ import annotations
 

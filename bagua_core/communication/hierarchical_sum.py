@@ -12,6 +12,9 @@ from bagua_core.communication.conveyor import Conveyor
 class HierarchicalSum(BucketOperation):
     """See hierarchy.py."""
 
+    carries_pair = True
+    takes_new_buckets = True
+
     def __init__(self, conveyor: Conveyor) -> None:
         self._conveyor = conveyor
 
@@ -19,7 +22,9 @@ class HierarchicalSum(BucketOperation):
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
         assert communicator is not None
-        return self._conveyor.launch(communicator, hierarchy.stages(communicator, bucket.reducible))
+        return self._conveyor.launch(
+            communicator, hierarchy.stages(communicator, bucket.reducible), (bucket.flat,)
+        )
 
     def failed(self) -> None:
         self._conveyor.flush()

@@ -1,4 +1,4 @@
-"""Can this worker use NCCL, and what must the others know of it for that?
+"""States whether this worker can use NCCL, and what the other workers must know for that.
 
 Owns reading the machine: CuPy, libnccl, the GPU's address, the environment that NCCL itself reads. What follows from
 all members' answers is transport_choice.py's. Imports CuPy only for a script that has something on a GPU.

@@ -1,9 +1,9 @@
-"""How does a rank join a NCCL communicator, in bounded time?
+"""Joins a NCCL communicator, in bounded time.
 
 CuPy's constructor blocks, with nothing in hand that could be given up. So the library itself makes the handle, in its
 form that does not block, and a CuPy object gets it and owns it from then on. Where that can't be done (a CuPy of
-another layout, an old NCCL) CuPy's constructor it is; whoever calls must then be ready to leave the thread behind.
-Either way nobody begins before all are known to be there.
+another layout, an old NCCL) CuPy's constructor is called, and the caller must be ready to leave the thread behind.
+Either way no rank begins before all ranks are known to be there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_core.communication import nccl_end
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed
 from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl, NcclHandle
 
@@ -42,7 +43,7 @@ def share_unique_id(nccl: Nccl, store: Store, name: str, global_rank: int, world
     """The id that rank 0 makes, once all ranks have asked for it. Raises CollectiveFailed in the store's own time."""
     try:
         if global_rank == 0:
-            # Rank 0 alone counts the others, and what it has made nobody joins before: each of the rest asks once.
+            # Rank 0 alone counts the others, and no rank joins before it has: each of the others asks once.
             store.wait([f"nccl/{name}/here/{r}" for r in range(1, world_size)])
             store.set(f"nccl/{name}/id", bytes(nccl.module.get_unique_id()).hex())
         else:
@@ -134,7 +135,7 @@ def _join_without_blocking(
 
 def _drop(library: ctypes.CDLL, communicator: ctypes.c_void_p) -> None:
     if communicator.value is not None:
-        library.ncclCommAbort(communicator)
+        nccl_end.bounded(lambda: library.ncclCommAbort(communicator))
 
 
 # -- a CuPy object for it

@@ -1,4 +1,4 @@
-"""Where is NCCL, and what does it call torch's types? CuPy finds and loads the library; nothing here needs a GPU.
+"""Finds NCCL, and its names for torch's types. CuPy loads the library; nothing here needs a GPU.
 
 CuPy is imported when NCCL is first asked for, so a machine without it loses nothing but NCCL.
 """
@@ -19,10 +19,6 @@ from bagua_core.communication.reducible import NATIVE
 
 IN_PROGRESS = 7
 """The status of a communicator that does not block, while something is under way."""
-
-NCCL_ERRORS = (RuntimeError, KeyError)
-"""What a call of CuPy's may raise: its NcclError and CUDA's errors are the first, for a status that it has no text for
-it is the second."""
 
 _TYPES = {
     torch.int8: "NCCL_INT8",
@@ -87,11 +83,13 @@ class Nccl:
         return None if name is None else int(getattr(self.module, name))
 
     def status_of(self, error: Exception) -> int | None:
-        """NCCL's number for it; None if it is no error of NCCL."""
+        """NCCL's number for it; None if it is no error of NCCL: an error of CUDA or of torch, or no memory."""
         if isinstance(error, self.module.NcclError):
             return int(error.status)
-        # CuPy 14 looks the status up in a table that ends before this one
-        return IN_PROGRESS if isinstance(error, KeyError) and error.args == (IN_PROGRESS,) else None
+        # CuPy 14 looks a status up in a table that ends before the newest ones
+        if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], int):
+            return error.args[0]
+        return None
 
     def grouped(self, act: Callable[[], None]) -> None:
         """All that `act` starts counts as one operation, so none of it waits for another."""

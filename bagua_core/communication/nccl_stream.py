@@ -1,61 +1,33 @@
-"""In which order do the communicator's work and the script's run on a GPU?
+"""The stream on which a NCCL communicator's work runs.
 
-Owns one stream that does not block and is nobody else's, and the events between it and the script's current one. It
-waits for what the script has queued so far, and the script's stream for what it needs of it; the host only when it
-asks. Invariant: no stream is ever destroyed, for torch notes on memory which streams used it and asks them when that is
-given away, which may be long after a generation.
+It does not block and serves no other purpose. An operation waits on it for the moment of its start, and the stream of
+the thread that needs the result waits for the operation's mark (device_order.py). Invariant: no stream is ever
+destroyed, for torch notes on memory which streams used it and asks them when that is given away, which may be long
+after a generation.
 """
 
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-
-class Mark(Protocol):
-    """A moment in a stream."""
-
-    def is_past(self) -> bool:
-        """Whether the stream has come to it. Never blocks."""
-
-    def before_current(self) -> None:
-        """What the current stream is given from now on comes after it."""
+from bagua_core.communication.cuda_order import CudaOrder, CudaSideStream
+from bagua_core.communication.device_order import Moment, SideStream
 
 
-class Stream(Protocol):
+class Stream(SideStream, Protocol):
     """What NcclCommunicator needs of one; the fake of the tests writes down the order."""
 
     @property
     def address(self) -> int: ...
 
-    def after_current(self) -> None:
-        """What is given to it from now on comes after all that the current stream has so far."""
-
-    def mark(self) -> Mark: ...
-
-    def on_it(self) -> AbstractContextManager[object]:
-        """torch's operations within run on this stream."""
-
-    def uses(self, tensor: torch.Tensor) -> None:
-        """Keep the tensor's memory from being given away before the stream is done with it."""
+    def now(self) -> Moment:
+        """The moment after what the calling thread's current stream has been given so far."""
 
     def give_back(self) -> None:
         """Nothing more is given to it, and what was ends by itself: another may have it."""
-
-
-class _CudaMark:
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
-        self._event = event
-        self._device = device
-
-    def is_past(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def before_current(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 _idle: dict[int, list[Any]] = {}  # by the device's index: streams that were given back
@@ -71,37 +43,27 @@ def _take(device: torch.device) -> Any:
         if idle:
             owner = idle.pop()
         else:
-            with cupy.cuda.Device(device.index):
+            with torch.cuda.device(device):
                 owner = cupy.cuda.Stream(non_blocking=True)
         _in_use.add(owner)
     return owner
 
 
-class CudaStream:
+class CudaStream(CudaSideStream):
     """CuPy makes it, since torch hands out streams of a pool that others may be using."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._owner = _take(device)
-        self._stream = torch.cuda.ExternalStream(self._owner.ptr, device=device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device):
+            stream = torch.cuda.ExternalStream(self._owner.ptr, device=device)  # type: ignore[no-untyped-call]
+        super().__init__(stream, device)
 
     @property
     def address(self) -> int:
         return int(self._owner.ptr)
 
-    def after_current(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def mark(self) -> Mark:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return _CudaMark(event, self._device)
-
-    def on_it(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream)
-
-    def uses(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self._stream)
+    def now(self) -> Moment:
+        return CudaOrder(self._device).now()
 
     def give_back(self) -> None:
         with _taking:

@@ -15,17 +15,20 @@ from typing import Any
 
 import torch
 
-from bagua_core.communication.bucket_buffer import PAIR_ELEMENTS, Bucket
+from bagua_core.communication.bucket_layout import BucketLayout
 from bagua_core.communication.bucket_operation import BucketOperation, Sum
-from bagua_core.communication.buckets import (
-    DEFAULT_BUCKET_CAP_MB,
-    FIRST_BUCKET_BYTES,
-    GradientSpec,
-    carries_pair,
-    plan_buckets,
-)
+from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
+from bagua_core.communication.device_wait import wait_once
 from bagua_core.communication.exchange import Exchange
+from bagua_core.communication.step_tail import StepTail
+from bagua_core.communication.trained_parameters import (
+    Candidates,
+    CannotTakeOn,
+    FrozenWithinStep,
+    TrainedParameters,
+    listed,
+)
 from bagua_core.elastic.step_interface import MicroBatch, StepEngine
 
 
@@ -55,7 +58,7 @@ class Reducer(Exchange):
     script's own zero_grad and clipping do no harm. A parameter that took no part counts as zero; with
     find_unused_parameters one that took part on no rank keeps a .grad of None, so that no optimizer touches it, which
     costs one small message a step. average False: the mean times the number of workers that take part, which for
-    equal shares is the sum of their gradients. Close it to remove its hooks.
+    equal shares is the sum of their gradients. A frozen parameter keeps a .grad of None. Close it to remove its hooks.
     """
 
     def __init__(
@@ -68,30 +71,24 @@ class Reducer(Exchange):
         find_unused_parameters: bool = False,
         average: bool = True,
     ) -> None:
-        unique = {id(p): p for p in parameters if p.requires_grad}
-        self._parameters = list(unique.values())
-        if not self._parameters:
+        attached = list({id(p): p for p in parameters if p.requires_grad}.values())
+        if not attached:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
         self._operation = operation or Sum()
         self._finds_unused = find_unused_parameters
-        self._used = torch.zeros(len(self._parameters), dtype=torch.uint8)
-        specs = [GradientSpec(p.numel(), p.dtype, p.device) for p in self._parameters]
-        plans = plan_buckets(specs, bucket_cap_bytes, first_bucket_bytes)
-        rides = carries_pair(plans[-1]) and self._operation.carries_pair
-        self._buckets = [
-            Bucket(plan, self._parameters, with_pair=rides and plan is plans[-1]) for plan in plans
-        ]
-        self._pair_written = True  # whether the pair holds anything but zeros
-        self._lone_pair = None if rides else torch.zeros(PAIR_ELEMENTS)
-        self._bucket_of = [0] * len(self._parameters)
-        self._views: list[torch.Tensor] = [self._buckets[0].flat] * len(self._parameters)
-        for number, bucket in enumerate(self._buckets):
-            for index in bucket.plan.members:
-                self._bucket_of[index] = number
-        self._collect_views()
+        self._layout = BucketLayout(
+            attached, bucket_cap_bytes, first_bucket_bytes, self._operation.carries_pair
+        )
+        self._take_over_layout()
+        self._trained = TrainedParameters(self._layout.is_attached)
+        self._tail = StepTail(engine, self._trained)
+        self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
+        self._relays = False  # whether the next forward lays out the buckets anew
 
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
+        self._reductions = 0
+        self._has_local = False
         self._task: int | None = None  # autograd's id of the backward under way
         self._end: weakref.ref[_End] | None = None
         self._communicator: Communicator | None = None
@@ -99,22 +96,19 @@ class Reducer(Exchange):
         self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
         self._skips = False
         self._next_bucket = 0
-        self._ready = bytearray(len(self._parameters))
-        # 1: the view already holds something that goes into the mean as it is, so contributions are added
-        self._accumulated = bytearray(len(self._parameters))
         self._separates_mean = False
         self._average = average
         self._scale = 1.0  # of this step's contributions
-        self._hooks: list[Any] = [
-            p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
-            for i, p in enumerate(self._parameters)
-        ]
+        self._hooked: set[int] = set()
+        self._mean_hooked: set[int] = set()
+        self._hooks: list[Any] = []
+        self._hook_parameters()
         if not average:  # what .grad still holds is scaled already
             self._separate_mean()
 
     @property
     def bucket_sizes_bytes(self) -> tuple[int, ...]:
-        """Of the buckets in launch order, the switch pair included."""
+        """Of the buckets in launch order, the tail included."""
         return tuple(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     @property
@@ -122,37 +116,145 @@ class Reducer(Exchange):
         """A backward began and did not reach its end: it raised, or it runs now."""
         return self._task is not None
 
+    @property
+    def reductions(self) -> int:
+        """See Exchange."""
+        return self._reductions
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """See Exchange."""
+        return self._has_local
+
+    def holds_reduced(self, parameter: torch.Tensor) -> bool:
+        """See Exchange. Not while a backward runs: its contributions lie there too."""
+        index = self._index_of.get(id(parameter))
+        whole = self._task is None and not self._has_local
+        return whole and index is not None and parameter.grad is self._views[index]
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    # -- which parameters are trained
+
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        """See Exchange. Parameters that are unfrozen get buckets of their own behind the others, which are reduced once
+        all ranks are known to have the same ones. The layout changes at a forward after that, on all ranks alike."""
+        trained = self._trained
+        if (choice == trained.choice and not self._relays) or self._task is not None:
+            return
+        with self._lock:
+            trained.candidates = candidates
+            changed = trained.changed(choice)
+            if changed and self._earlier_weight:
+                raise FrozenWithinStep(
+                    f"{listed(changed)}: frozen or unfrozen between two micro-batches; do it at a step boundary"
+                )
+            if self._relays:
+                self._relays = False
+                assert trained.agreed is not None
+                self._layout.lay_out(trained.chosen(trained.agreed))
+            chosen = trained.chosen(choice)
+            new = [p for p in chosen if id(p) not in self._layout.index_of]
+            if new and not self._operation.takes_new_buckets:
+                raise CannotTakeOn(
+                    f"{listed(trained.names_of(new))}: these parameters were frozen when the model was wrapped, and "
+                    "its algorithm cannot take them on later. Wrap the model first and freeze them after that"
+                )
+            if new:
+                self._layout.append(new)
+            self._take_over_layout()
+            self._hook_parameters()
+            trained.choose(choice)
+            known = {id(p) for p in chosen}
+            self._frozen = [p for p in self._parameters if id(p) not in known]
+
+    @property
+    def layout_version(self) -> int:
+        """See Exchange."""
+        return self._layout.version
+
+    def reduces(self, parameter: torch.Tensor) -> bool:
+        """See Exchange."""
+        return id(parameter) in self._index_of
+
+    def _take_over_layout(self) -> None:
+        """Between steps. What is read for each gradient is kept here."""
+        layout = self._layout
+        self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
+        self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
+        count = len(self._parameters)
+        self._used = torch.zeros(count, dtype=torch.uint8)
+        self._ready = bytearray(count)
+        # 1: the view already holds something that goes into the mean as it is, so contributions are added
+        self._accumulated = bytearray(count)
+
+    def _hook_parameters(self) -> None:
+        for p in self._parameters:
+            if p.requires_grad and id(p) not in self._hooked:
+                self._hooked.add(id(p))
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._accumulated_in))  # type: ignore[no-untyped-call]
+            if p.requires_grad and self._separates_mean and id(p) not in self._mean_hooked:
+                self._mean_hooked.add(id(p))
+                self._hooks.append(p.register_hook(self._before_accumulation(p)))  # type: ignore[no-untyped-call]
+
+    def _reduce_late(self, communicator: Communicator) -> None:
+        """The buckets of parameters that were unfrozen. All ranks have the same ones."""
+        weight = self._earlier_weight + self._micro_batch.weight
+        first, begin = self._layout.settled, self._layout.settled_parameters
+        self._layout.settle()
+        for number, bucket in enumerate(self._buckets[first:], first):
+            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+        for bucket in self._buckets[first:]:
+            assert bucket.pending is not None
+            self._engine.wait(bucket.pending)
+        if self._finds_unused and begin < len(self._parameters):
+            self._engine.wait(communicator.allreduce(self._used[begin:], ReduceOp.MAX))
 
     def step_rolled_back(self) -> None:
         """The step did not happen: forget accumulations; .grad is the caller's to clear."""
         with self._lock:
             self._forget()
 
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """See Exchange. A value lies in the bucket, where a mean that all ranks hold is recognized."""
+        index = next((i for i, p in enumerate(self._parameters) if p is parameter), None)
+        if value is None or index is None:
+            super().put_gradient(parameter, value)
+        else:
+            self._views[index].copy_(value)
+            parameter.grad = self._views[index]
+
     def communicator_changed(self) -> None:
         """Nothing of the old communicator outlives this."""
         with self._lock:
             self._forget()
             self._communicator = None
+            # a worker that joins has the layout of its wrapping, so all ranks begin with that one again
+            self._trained.forget()
+            self._relays = False
+            self._frozen = []
+            if self._layout.reset():
+                self._take_over_layout()
             self._operation.communicator_changed()
 
     # -- during backward, called by autograd
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def gradient_accumulated(parameter: torch.Tensor) -> None:
-            if not self.synced:
-                return
-            with self._lock:
-                if torch.is_grad_enabled():  # backward(create_graph=True)
-                    with torch.no_grad():
-                        self._take(index, parameter)
-                else:
+    def _accumulated_in(self, parameter: torch.Tensor) -> None:
+        index = self._index_of.get(id(parameter))
+        if index is None:
+            return
+        if not self.synced:
+            self._has_local = True
+            return
+        with self._lock:
+            if torch.is_grad_enabled():  # backward(create_graph=True)
+                with torch.no_grad():
                     self._take(index, parameter)
-
-        return gradient_accumulated
+            else:
+                self._take(index, parameter)
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         self._enter_backward()
@@ -235,21 +337,23 @@ class Reducer(Exchange):
             return
         buckets = self._buckets
         weight = self._earlier_weight + self._micro_batch.weight
-        while self._next_bucket < len(buckets) and buckets[self._next_bucket].missing == 0:
+        while self._next_bucket < self._layout.settled and buckets[self._next_bucket].missing == 0:
             number, bucket = self._next_bucket, buckets[self._next_bucket]
             self._next_bucket += 1
-            if bucket.pair is not None and communicator is not None:
-                self._write_pair(bucket.pair)
+            if bucket.tail is not None and communicator is not None:
+                self._tail.write(bucket.tail)
             bucket.pending = self._operation.launch(communicator, bucket, number, weight)
 
     def _launch_small(self, communicator: Communicator) -> list[Pending]:
-        """What goes beside the buckets. The pair is last: it says that all of the step succeeded here."""
+        """What goes beside the buckets. The tail is last: its pair says that all of the step succeeded here."""
         pendings: list[Pending] = []
         if self._finds_unused:
-            pendings.append(communicator.allreduce(self._used, ReduceOp.MAX))
-        if self._lone_pair is not None:
-            self._write_pair(self._lone_pair)
-            pendings.append(communicator.allreduce(self._lone_pair))
+            settled = self._used[: self._layout.settled_parameters]
+            pendings.append(communicator.allreduce(settled, ReduceOp.MAX))
+        lone = self._layout.lone_tail
+        if lone is not None:
+            self._tail.write(lone)
+            pendings.append(communicator.allreduce(lone))
         return pendings
 
     def _note_used(self) -> None:
@@ -262,14 +366,6 @@ class Reducer(Exchange):
                 ]
             )
         )
-
-    def _write_pair(self, pair: torch.Tensor) -> None:
-        v = self._engine.switch_value()
-        if (
-            v or self._pair_written
-        ):  # in most steps it is zero before and after, and writing costs more than asking
-            pair[0], pair[1] = v, v * v  # as it is: neither weighted nor averaged
-        self._pair_written = True
 
     # -- the end of backward, called by autograd after the last gradient
 
@@ -285,6 +381,9 @@ class Reducer(Exchange):
         last = self._micro_batch.last
         if last and self._finds_unused:
             self._note_used()
+        # As in torch, freezing a parameter changes nothing of its .grad: a gradient that an earlier backward of the
+        # step made stays, and None does not become zero, by which weight decay and momentum would move it.
+        frozen_without = [p for p in self._frozen if p.grad is None]
         for index, parameter in enumerate(self._parameters):
             if not self._ready[index]:
                 if self._separates_mean:
@@ -306,6 +405,8 @@ class Reducer(Exchange):
             return
         self._accumulated = bytearray(len(self._parameters))
         self._earlier_weight = 0.0
+        self._reductions += 1
+        self._has_local = False
         self._engine.reduction_done(pair)
         if self._engine.step_failed:
             self._operation.failed()
@@ -315,6 +416,8 @@ class Reducer(Exchange):
         if self._finds_unused:
             for index in (self._used == 0).nonzero().flatten().tolist():
                 self._parameters[index].grad = None
+        for parameter in frozen_without:
+            parameter.grad = None
 
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launch what is left and wait for everything. Returns the sums of the switch pair."""
@@ -323,21 +426,29 @@ class Reducer(Exchange):
         if communicator is None:
             for bucket in self._buckets:
                 bucket.pending = None
+            self._layout.settle()
             return None
         small = self._launch_small(communicator) if self._operation.starts_at_once else None
-        for bucket in self._buckets:
-            assert bucket.pending is not None
-            self._engine.wait(bucket.pending)
+        settled = self._buckets[: self._layout.settled]
+        pendings = [bucket.pending for bucket in settled if bucket.pending is not None]
+        assert len(pendings) == len(settled)
+        # one wait of the host a device: for its last bucket, with the tail if that carries it
+        devices = [bucket.plan.device for bucket in settled]
+        tail = wait_once(pendings, self._engine.wait, settled[-1].tail, devices)
         self._operation.before_vote(communicator)
         for pending in self._launch_small(communicator) if small is None else small:
             self._engine.wait(pending)
+        sums = self._tail.read(self._layout.tail if tail is None else tail, communicator)
+        if sums.choices_differ:
+            self._trained.agree(communicator, self._engine.wait)
+            self._reduce_late(communicator)
+        elif self._operation.takes_new_buckets:
+            # by what all ranks know alike: none has changed its choice since they agreed
+            is_small = self._layout.is_compact and not self._frozen
+            self._relays = self._trained.agreed is not None and not is_small
         for bucket in self._buckets:
             bucket.pending = None
-        pair = self._lone_pair if self._lone_pair is not None else self._buckets[-1].pair
-        assert pair is not None
-        total, squares = pair.tolist()
-        self._pair_written = total != 0.0
-        return total, squares
+        return sums.pair
 
     # -- several backwards in a step of several micro-batches
 
@@ -350,19 +461,17 @@ class Reducer(Exchange):
         if self._separates_mean:
             return
         self._separates_mean = True
-        self._hooks += [
-            p.register_hook(self._before_accumulation(i))  # type: ignore[no-untyped-call]
-            for i, p in enumerate(self._parameters)
-        ]
+        self._hook_parameters()
 
-    def _before_accumulation(self, index: int) -> Callable[[torch.Tensor], None]:
+    def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         def gradient_computed(_: torch.Tensor) -> None:
-            if not self.synced:
+            index = self._index_of.get(id(parameter))
+            if index is None or not self.synced:
                 return
             with self._lock:
                 self._enter_backward()
                 if not self._skips:
-                    self._set_mean_aside(index, self._parameters[index])
+                    self._set_mean_aside(index, parameter)
 
         return gradient_computed
 
@@ -386,6 +495,7 @@ class Reducer(Exchange):
 
     def _forget(self) -> None:
         self._task = None
+        self._has_local = False
         self._earlier_weight = 0.0
         self._accumulated = bytearray(len(self._parameters))
         if any(b.pending is not None for b in self._buckets):
@@ -396,16 +506,7 @@ class Reducer(Exchange):
         """Operations that were given up may still write: into memory that nothing else uses any more."""
         self._operation.failed()
         self._used = torch.zeros_like(self._used)
-        if self._lone_pair is not None:
-            self._lone_pair = torch.zeros(PAIR_ELEMENTS)
-        for bucket in self._buckets:
-            bucket.renew()
-        self._collect_views()
-
-    def _collect_views(self) -> None:
-        for bucket in self._buckets:
-            for index, view in zip(bucket.plan.members, bucket.views, strict=True):
-                self._views[index] = view
+        self._layout.renew()
 
     def _zero_gradients(self) -> None:
         self._accumulated = bytearray(len(self._parameters))
@@ -413,3 +514,5 @@ class Reducer(Exchange):
             bucket.flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
+        for parameter in self._frozen:
+            parameter.grad = None

@@ -1,8 +1,9 @@
-"""How does a tensor of a GPU travel where no transport takes it? Through the CPU's memory, which one is for.
+"""Carries tensors of a GPU through the CPU's memory, where no transport takes them.
 
 Every operation copies what it sends to the host when it is called, and what has arrived back when it is waited for.
-That is slow, for the host waits for the GPU each time, but any tensor and every operation goes this way. What a
-transport that was given up still writes it writes into the copy.
+That is slow, for the host waits for the GPU before each operation, but any tensor and every operation goes this way.
+The copies lie in pinned memory, and the way back runs on the stream of the thread that waits. What a transport that was
+given up still writes it writes into the copy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from bagua_core.communication import device_order
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
 from bagua_core.communication.pending import DonePending
 from bagua_core.communication.shapes import (
@@ -100,7 +102,7 @@ class Staged(Communicator):
         hosts = {peer: [_room(tensor) for tensor in theirs] for peer, theirs in incoming.items()}
         begun = self._of_cpu.swap([_copied(tensor) for tensor in outgoing], hosts, tag)
         pairs = [pair for peer in incoming for pair in zip(incoming[peer], hosts[peer], strict=True)]
-        # whoever waits for all of them has waited for what arrives before it is copied
+        # a wait for all of them, in order, has waited for what arrives before it is copied
         return [*begun, *(_Arriving(DonePending(), tensor, host) for tensor, host in pairs)]
 
     def barrier(self) -> Pending:
@@ -134,7 +136,7 @@ class _Arriving(Pending):
         with self._lock:  # once: the script may have changed the tensor since
             if self._host is not None:
                 with torch.no_grad():
-                    self._target.copy_(self._host)
+                    device_order.order_of([self._target]).copy_from_host(self._host, self._target)
                 self._host = None
 
     def is_done(self) -> bool:
@@ -142,9 +144,17 @@ class _Arriving(Pending):
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, with the same strides: what is not contiguous is refused there."""
-    return tensor.detach().to("cpu", copy=True)
+    """On the host, with the same strides: what is not contiguous is refused there. Waits for the device."""
+    order = device_order.order_of([tensor])
+    host = order.copy_to_host(tensor)
+    order.now().wait(_any_length)
+    return host
+
+
+def _any_length() -> None:
+    """The device works on what the script has given it, and on nothing of a peer's."""
+    return None
 
 
 def _room(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="cpu", requires_grad=False)
+    return device_order.order_of([tensor]).room_on_host(tensor)

@@ -1,4 +1,4 @@
-"""When in a step do the weights of several ranks meet, and when does what came of it count?
+"""Exchanges the weights of several ranks within a step: when it begins, and when its result counts.
 
 Owns the order of calls that all algorithms share whose ranks keep their gradients and exchange weights: `begin` once
 a step, at the first forward whose backward is shared; then the step's vote (the switch pair, after `before_vote`);

@@ -9,6 +9,8 @@ Invariant: one boundary per step.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.data import own_counters
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
 from bagua_core.data.division import Division, EvenDivision
@@ -124,6 +127,8 @@ class ElasticDataLoader:
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
         self._steady = (0, 1, 0)  # rank, world size and step of the plan last taken, for the prediction
         self._iteration = 0
+        self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
+        self._looked_for_enumerate = False
         self._prefetcher = Prefetcher(
             dataset,
             self,
@@ -170,7 +175,26 @@ class ElasticDataLoader:
         """The batches that are left of the epoch that `epochs` named, or else of the job's current one."""
         epoch, self._announced = self._announced, None
         self._iteration += 1
-        return self._iterate(epoch, self._iteration)
+        iterator = self._iterate(epoch, self._iteration)
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """As `for i, batch in enumerate(loader)`, with the job's own position for the index.
+
+        The index is `start` plus the number of steps of this epoch that are committed. All workers see the same one, a
+        worker that joined and a step that is done again included. Micro-batches of one step have the same index.
+        """
+        for batch in self:
+            yield start + self._batch, batch
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the job has committed, the same on all workers; 0 before the first one.
+
+        In the loop body this is the number of the step under way, counted from 0 over all epochs.
+        """
+        return self._attached_engine().plan.step
 
     def close(self) -> None:
         """Stop the loader's worker processes, within a few seconds."""
@@ -183,6 +207,7 @@ class ElasticDataLoader:
     def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
         engine = self._attached_engine()
         look_again = True
+        drawn: int | None = None  # what enumerate gives to the next draw, less where the first one began
         while True:
             if iteration != self._iteration:
                 raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
@@ -212,10 +237,27 @@ class ElasticDataLoader:
                 engine.begin_micro_batch(MicroBatch(weight, micro == micro_batches - 1))
                 if micro == 0:
                     self._division.step_begun(plan, self._total)
+                if drawn is None:
+                    # An iteration that begins again after a break counts from 0 in one process too.
+                    drawn = 0 if iteration == 1 else batch
+                if drawn != batch and micro_batches == 1:
+                    self._warn_if_enumerated(drawn)
+                drawn += 1
                 yield data
                 del data  # the script's batch must not live on while the next one is loaded
                 if iteration != self._iteration:
                     raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+
+    def _warn_if_enumerated(self, drawn: int) -> None:
+        """This process drew another number of batches of the epoch than the job has. Looked into once per loader."""
+        if self._looked_for_enumerate:
+            return
+        self._looked_for_enumerate = True
+        script, iterator = sys._getframe(2), self._iterator()
+        if iterator is None or not own_counters.may_enumerate(script.f_code):
+            return
+        if own_counters.is_enumerated(iterator):
+            print(f"bagua: {own_counters.warning(drawn, self._batch)}", file=sys.stderr, flush=True)
 
     def _take_boundary(self) -> None:
         engine = self._attached_engine()

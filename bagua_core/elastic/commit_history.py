@@ -21,7 +21,8 @@ class Entry:
     """A committed step: all that is needed to write any rank's line of it.
 
     step: its number, as in its StepPlan. position: of the loader, as sorted items. workers: worker_ids by
-    global_rank. healing: ranks with a share of 0. time_s: when this rank, or the one it copied, committed it.
+    global_rank. healing: ranks with a share of 0. time_s: when this rank, or the one it copied, committed it. job: the
+    nonce of the job that committed it, which a job that goes on from its checkpoint is not.
     """
 
     generation: int
@@ -30,6 +31,7 @@ class Entry:
     workers: tuple[str, ...]
     healing: frozenset[int] = frozenset()
     time_s: float = 0.0
+    job: str = ""
 
     @property
     def world_size(self) -> int:
@@ -62,7 +64,8 @@ class History:
         """This rank committed `entry` at a boundary. Raises ValueError if it does not follow the last one."""
         if self.kept:
             last = self.kept[-1].entry
-            if entry.step != last.step + 1 or entry.generation < last.generation:
+            is_earlier = entry.job == last.job and entry.generation < last.generation
+            if entry.step != last.step + 1 or is_earlier:
                 raise ValueError(
                     f"step {entry.step} of generation {entry.generation} committed after "
                     f"step {last.step} of generation {last.generation}"
@@ -116,6 +119,10 @@ class History:
             for line in _lines(k.entry, me, roster, own=True)
         )
 
+    def resumed(self) -> History:
+        """As a job holds it that goes on from a checkpoint: all of it is final, but lines may be missing."""
+        return History(tuple(replace(k, released_in_step=k.entry.step) for k in self.kept))
+
     def encode(self) -> str:
         """JSON that `decode` reads back to an equal value; travels with a copied state."""
         return json.dumps(
@@ -127,6 +134,7 @@ class History:
                     "workers": list(k.entry.workers),
                     "healing": sorted(k.entry.healing),
                     "time_s": k.entry.time_s,
+                    "job": k.entry.job,
                     "released_in_step": k.released_in_step,
                 }
                 for k in self.kept
@@ -145,6 +153,7 @@ class History:
                         workers=tuple(k["workers"]),
                         healing=frozenset(k["healing"]),
                         time_s=k["time_s"],
+                        job=k["job"],
                     ),
                     k["released_in_step"],
                 )

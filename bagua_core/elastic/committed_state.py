@@ -1,4 +1,4 @@
-"""What is committed on this worker, under which name, and how does it travel as one value?
+"""The committed state of this worker, its name, and the form in which it travels.
 
 Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps
 that are final, beside the registry's models and optimizers. Knows no peers: who copies from whom is heal_plan.py's,
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from bagua_contract.records import StateName
+from bagua_core.elastic import heal, state_codec
 from bagua_core.elastic.commit_history import History, Line, Roster
 from bagua_core.elastic.heal_plan import HalfCopy
 from bagua_core.elastic.operations import OperationLog
@@ -25,6 +26,12 @@ class CommittedState:
         self.history = History()
         self.final_parts = 0  # optimizer steps of the step under way that are final, even if it fails later
         self.half = HalfCopy.NONE
+        # The last commit ended an epoch, and not all workers are known to have it yet.
+        self.owes_epoch_end = False
+        # A checkpoint of the last commit is due once the script begins its next step.
+        self.owes_checkpoint = False
+        # The registry's snapshot is of the step under way, or of the one that next_step() announced.
+        self.resume_point_is_current = False
         self._script_step = 0  # the step after which the script asked for what `operations` holds
 
     def step_committed(self, generation: int) -> None:
@@ -56,6 +63,7 @@ class CommittedState:
         self.history = History()
         self.operations.forget()
         self.final_parts = 0
+        self.owes_epoch_end = self.owes_checkpoint = False
 
     # -- travelling
 
@@ -70,32 +78,49 @@ class CommittedState:
                 total += sum(getattr(value, "nbytes", 0) for value in of_one.values())
         return total
 
-    def live(self) -> dict[str, Any]:
-        """The part of `capture` that is live memory: parameters, buffers and optimizers."""
-        captured = self.registry.capture()
-        return {"modules": captured["modules"], "optimizers": captured["optimizers"]}
+    def bulk(self, *, with_gradients: bool) -> dict[str, Any]:
+        """What no step changes before its first optimizer step: live tensors, to be read before that.
 
-    def capture(self) -> dict[str, Any]:
-        """All of it as nested plain values and tensors. Parameters and optimizer state are the live ones: whoever
-        reads them does so before the next optimizer step."""
-        state = self.registry.capture()
-        # A forward pass may change buffers while the copy is under way; parameters wait for it.
-        state["modules"] = [
-            {n: t.clone() if n.startswith("buffer.") else t for n, t in tensors.items()}
-            for tensors in state["modules"]
-        ]
-        state["name"] = [self.name.generation, self.name.step, self.name.operations]
-        state["history"] = self.history.encode()
-        state["operations"] = self.operations.results()
-        state["final_parts"] = self.final_parts
-        return state
+        with_gradients: also what .grad holds; only between two steps.
+        """
+        bulk = self.registry.bulk()
+        if with_gradients:
+            bulk["gradients"] = self.registry.gradients()
+        return bulk
+
+    def layout(self) -> int:
+        """A digest of the layout of `bulk`: holders that agree in it may send stripes of one state."""
+        manifest, _ = state_codec.encode(self.bulk(with_gradients=True))
+        return heal.layout_of(manifest)
+
+    def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
+        """Everything but `bulk`, as copies. at_resume_point: as it was where a failed step would go back to, because
+        the script has gone on since then by a way that the receiver takes itself."""
+        return {"rest": self.registry.rest(at_resume_point=at_resume_point), **self.log()}
+
+    def log(self) -> dict[str, Any]:
+        """What the job did last, without the state that came of it."""
+        return {
+            "name": [self.name.generation, self.name.step, self.name.operations],
+            "history": self.history.encode(),
+            "operations": self.operations.results(),
+            "final_parts": self.final_parts,
+            "owes": [self.owes_epoch_end, self.owes_checkpoint],
+        }
 
     def restore(self, state: dict[str, Any], worker_id: str, roster: Roster) -> tuple[Line, ...]:
-        """Take over a captured state. Returns the ledger lines to write now (see History.copied)."""
-        self.registry.restore(state)
+        """Take over what was captured: a whole state, `bulk` with `rest`, or `log` alone.
+
+        Returns the ledger lines to write now (see History.copied).
+        """
+        if "bulk" in state:
+            self.registry.restore_parts(state["bulk"], state["rest"])
+        elif "modules" in state:
+            self.registry.restore(state)
         self.name = StateName(*state["name"])
         self.half = HalfCopy.NONE
         self.final_parts = state["final_parts"]
+        self.owes_epoch_end, self.owes_checkpoint = state["owes"]
         self.history, due = History.decode(state["history"]).copied(worker_id, roster)
         self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)
         self._script_step = self.name.step

@@ -1,8 +1,11 @@
-"""When is a step final on this worker, and what is undone when it is not?
+"""The boundary of a step: commits what is final, rolls back what is not, and follows changes of membership.
 
-Owns the step under way and its boundary. What is committed is committed_state.py's; copies are copying.py's, the
-script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines are due
-commit_history.py. Everything runs in the script's thread.
+Owns the step under way; its states are step_states.py's. What is committed is committed_state.py's; copies are
+copying.py's, the script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines
+are due commit_history.py. Everything runs in the script's thread.
+
+The *resume point* of a step is where the script stands when the step is done again: the loader's yield, or the return
+of next_step(). What a failed step changed goes back to its values there.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ from bagua_core.elastic.commit_history import Entry
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
 from bagua_core.elastic.default_group import forbid_default_group
-from bagua_core.elastic.digest_check import DigestCheck
 from bagua_core.elastic.failpoints import Failpoints
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.ledger import LedgerWriter
 from bagua_core.elastic.ledger_lines import LedgerLines
 from bagua_core.elastic.member import Member
 from bagua_core.elastic.outside_collectives import OutsideCollectives, check_averages
+from bagua_core.elastic.replica_checks import ReplicaChecks
 from bagua_core.elastic.state_registry import Stateful
 from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
 from bagua_core.elastic.step_seed import seed_generators
-from bagua_core.elastic.stragglers import ComputingTime, StragglerWatch
+from bagua_core.elastic.step_states import Event, Phase, StepStates
 from bagua_core.optimizer_gate import gate_scaler, gate_scheduler
 
 
@@ -68,28 +71,25 @@ class Engine:
         self._environment = environment
         self._models: list[Model] = []
         self._source: DataSource | None = None
-        self._seed = 0
+        self._seed: int | None = None  # the script's; None until the first boundary
 
         self._job_step = 0
         self._workers: tuple[str, ...] = ("",)
         self._roster: dict[str, int] = {}
-        self._finished = False
-        self._ended = False
+        self._ended = False  # the process leaves the job
 
         # the step under way
+        self._step = StepStates()
         self._plan = StepPlan(0, 0, 0, 1)
         self._micro_batch = MicroBatch(1.0, True)
-        self._armed: MicroBatch | None = None
-        self._step_begun = False
-        self._failed: Exception | None = None
-        self._reduced = False
+        self._announced = MicroBatch(1.0, True)  # what a step that next_step() announced begins with
+        self._failure: Exception | None = None  # why the step failed
         self._part = 0  # optimizer steps of this step so far
-        self._healing: frozenset[int] = frozenset()
+        # ranks that joined with this generation, until its first commit: they copy the state beside the first step,
+        # and take part in nothing before it
         self._newcomers: frozenset[int] = frozenset()
+        self._joining = False  # this worker is one of them, or was when it last took part
 
-        self._digest_check = DigestCheck(environment.digest_every_steps if environment else 0)
-        self._computing = ComputingTime()
-        self._stragglers = StragglerWatch()
         self._step_from_s = 0.0
         self._failpoints = Failpoints()
         writer: LedgerWriter | None = None
@@ -108,6 +108,7 @@ class Engine:
             self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._outside = OutsideCollectives(self, self.state, member)
             self._reports = AgentReports(member)
+            self.registry.watches = True
             self._checkpoints = JobCheckpoints(
                 settings_of(environment),
                 self.state,
@@ -118,6 +119,9 @@ class Engine:
                 self.fingerprint,
                 self._say,
             )
+        self._checks = ReplicaChecks(
+            environment.digest_every_steps if environment else 0, self._parameters, self.wait, self._reports
+        )
 
     # -- what this worker is now
 
@@ -142,7 +146,7 @@ class Engine:
     def place_of_script(self) -> tuple[int, int]:
         """Rank and world size as the script should see them: between steps, those of the collectives that it can
         take part in there, which leave newcomers out until their first step."""
-        if self._step_begun or not self._newcomers:
+        if self.in_step or not self._newcomers:
             return self.global_rank, self.world_size
         if self.global_rank in self._newcomers:
             return 0, 1
@@ -151,7 +155,7 @@ class Engine:
 
     @property
     def local_rank(self) -> int:
-        return self._environment.slot if self._environment else 0
+        return self._environment.local_rank if self._environment else 0
 
     @property
     def _worker_id(self) -> str:
@@ -159,15 +163,16 @@ class Engine:
 
     @property
     def step_failed(self) -> bool:
-        return self._failed is not None
+        return self._step.phase is Phase.FAILED
 
     @property
     def in_step(self) -> bool:
-        return self._step_begun
+        return self._step.in_step
 
     @property
-    def is_reduced(self) -> bool:
-        return self._reduced
+    def is_final(self) -> bool:
+        """All that the step has done so far can't be undone any more."""
+        return self._step.phase is Phase.FINAL
 
     @property
     def newcomers(self) -> frozenset[int]:
@@ -175,7 +180,7 @@ class Engine:
 
     @property
     def micro_batch(self) -> MicroBatch:
-        if not self._step_begun and self.launched:
+        if not self.in_step and self.launched:
             raise OutsideStepError(
                 "gradients were computed outside a step; draw batches from bagua.ElasticDataLoader, "
                 "or call bagua.next_step() at the top of the loop"
@@ -205,7 +210,7 @@ class Engine:
     def attach_source(self, source: DataSource) -> None:
         if self._source is source:
             return
-        if self._source is not None and (self._step_begun or self.state.name.step):
+        if self._source is not None and (self.in_step or self.state.name.step):
             raise SecondLoaderError(
                 "a second ElasticDataLoader was iterated; one loader defines the job's steps. "
                 "Use a plain torch DataLoader for evaluation"
@@ -214,9 +219,16 @@ class Engine:
         self._seed = int(source.fingerprint().get("seed", "0"))
         source.seek(self.state.position)
 
+    def seed(self, seed: int) -> None:
+        """What a step's random numbers follow from, unless a loader brings a seed of its own."""
+        if self._source is None:
+            self._seed = seed
+
     def attach_model(self, model: Model) -> None:
         self._models.append(model)
-        self.registry.add_model(model.module, model.optimizers, model.travelling, model.equal_states)
+        self.registry.add_model(
+            model.module, model.optimizers, model.travelling, model.equal_states, model.put_gradient
+        )
         if self._member is not None:
             self._member.rendezvous.lanes |= model.lanes
             self._note_gpus(self._member)
@@ -246,91 +258,149 @@ class Engine:
 
     def boundary(self) -> StepPlan:
         """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
-        if self._step_begun:
+        if self.in_step:
             self._end_step()
+        if self._seed is None:
+            self._seed = torch.initial_seed()
         if self._member is not None:
             forbid_default_group()
             if not self._member.rendezvous.gpus or self._member.generation is None:
                 self._note_gpus(self._member)  # models may have been moved, or there are none
             try:
-                self._member.follow()
+                self._follow(self._member)
             except SystemExit:
                 self._ended = True
                 raise
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
-        step = self._job_step if self.global_rank in self._healing else self.state.name.step
-        self._plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self._healing)
+        step = self._job_step if self.global_rank in self._newcomers else self.state.name.step
+        self._plan = StepPlan(
+            self.generation_number, step, self.global_rank, self.world_size, self._newcomers
+        )
         self._step_from_s = time.monotonic()
         if self._member is not None:
             self._member.waited_s = 0.0
         return self._plan
 
+    def _follow(self, member: Member) -> None:
+        """To the generation in force. At an epoch's end not before all workers have its last step: what the script
+        does between two epochs is done once by each of them, so no worker may copy it from another."""
+        assert self._outside is not None
+        while True:
+            if self._owes_epoch_end() and member.generation is not None:
+                self._outside.confirm(self._owes_epoch_end)
+                if not self._is_newcomer:
+                    self.state.owes_epoch_end = False
+            member.follow()
+            if not self._owes_epoch_end():
+                return
+
+    def _owes_epoch_end(self) -> bool:
+        """A newcomer takes part in nothing before its first step, even if the state that it copied at once owes it."""
+        return self.state.owes_epoch_end and not self._is_newcomer
+
+    @property
+    def _is_newcomer(self) -> bool:
+        return self.global_rank in self._newcomers
+
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         self._micro_batch = micro_batch
-        self._armed = None
-        if self._step_begun:
+        if self.in_step:
             return
-        seed_generators(self._seed, self._plan.step, self._plan.global_rank)
-        self.registry.snapshot()
-        self._step_begun = True
-        self._reduced = False
+        if not self.state.resume_point_is_current:
+            self._resume_point()
+        self._seed_generators()
+        self._step.take(Event.BEGIN, f"step {self._plan.step} of generation {self._plan.generation}")
         self._part = 0
-        self._failed = None
+        self._failure = None
         member = self._member
         if member is not None:
             member.agreed = None
             if member.broken or member.number != self._plan.generation:
-                self._failed = CollectiveAborted("the generation changed before the step began")
+                self._fail(CollectiveAborted("the generation changed before the step began"))
+            elif self._copying is not None:
+                self._copying.step_begins()
         self.reach("step.begin")
 
-    def next_step(self) -> int:
-        """Boundary of loops without the loader; returns the number of steps committed so far."""
-        if self._armed is not None:
-            self.begin_micro_batch(self._armed)  # its body trained nothing, and counts all the same
+    def _resume_point(self) -> None:
+        """What the script did since the last commit is part of the state now, and of the checkpoint that is due."""
+        if self.state.owes_checkpoint and self._checkpoints is not None:
+            self.state.owes_checkpoint = False
+            if self._plan.active_index is not None:
+                self._checkpoints.write(self._plan.active_index, self._plan.active_count)
+        self.registry.snapshot()
+        self.state.resume_point_is_current = True
+
+    def _seed_generators(self) -> None:
+        seed_generators(self._seed or 0, self._plan.step, self._plan.global_rank)
+
+    def next_step(self, resumes_here: bool = True) -> int:
+        """Boundary of loops without the loader; returns the number of steps committed so far.
+
+        resumes_here: when the step is done again, so is what the script does from here to the first forward.
+        """
+        if self._step.phase is Phase.ANNOUNCED:
+            self.begin_micro_batch(self._announced)  # its body trained nothing, and counts all the same
         plan = self.boundary()
         weight = 0.0 if plan.active_index is None else 1.0 / plan.active_count
-        self._armed = MicroBatch(weight, True)
-        seed_generators(self._seed, plan.step, plan.global_rank)
-        if not self._models:
-            self.begin_micro_batch(self._armed)
+        self._announced = MicroBatch(weight, True)
+        if resumes_here:
+            self._resume_point()
+        self._seed_generators()
+        if self._models:
+            self._step.take(Event.ANNOUNCE)
+        else:
+            self.begin_micro_batch(self._announced)
         return plan.step
 
     def forward_begins(self) -> None:
         """A model is about to compute gradients: the step that next_step() announced begins. After the last one the
         loop ends instead, and what follows is outside steps."""
-        if self._armed is not None and not self._step_begun:
-            self.begin_micro_batch(self._armed)
+        if self._step.phase is Phase.ANNOUNCED:
+            self.begin_micro_batch(self._announced)
+
+    def backward_begins(self) -> None:
+        """See StepEngine."""
+        if self.in_step and self.launched:
+            self.registry.backward_begins()
 
     def _end_step(self) -> None:
-        if self._failed is None and any(model.is_unfinished for model in self._models):
+        if not self.step_failed and any(model.is_unfinished for model in self._models):
             # Peers may stand in the middle of its buckets: no other collective can follow.
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
-        if self._failed is None and not self._reduced and self.communicator() is not None:
+        if self._step.phase is Phase.RUNNING:
             self._reduce_pair_alone()
-        self._step_begun = False
-        if self._failed is not None:
-            self._roll_back(self._failed)
-        else:
+        self.state.resume_point_is_current = False
+        if self.is_final:
             self.reach("commit.before")
             self._commit()
             self.reach("commit.after")
+        else:
+            self._roll_back()
 
-    def _roll_back(self, why: Exception) -> None:
-        self.registry.roll_back()
+    def _roll_back(self) -> None:
+        why, self._failure = self._failure, None
+        unknown = self.registry.roll_back()
         for model in self._models:
             model.step_rolled_back()
+        self.registry.roll_back_gradients()
         if self._source is not None:
             self._source.seek(self.state.position)
-        self._healing = frozenset()
+        self._newcomers = frozenset()
         self._drop_copy()
+        self._step.take(Event.ROLL_BACK)
         self._say(f"step {self.state.name.step} in generation {self._plan.generation} did not happen: {why}")
+        if unknown:
+            self._say(
+                f"warning: the script changed {', '.join(unknown)} in that step, before it failed, by something else "
+                "than the optimizer and for the first time: that change stays"
+            )
 
     def _commit(self) -> None:
         state = self.state
         lasted_s = time.monotonic() - self._step_from_s
         waited_s = 0.0 if self._member is None else self._member.waited_s
         if self._member is not None and not self._plan.healing:
-            self._computing.step_done(lasted_s, waited_s)
+            self._checks.step_timed(lasted_s, waited_s)
         state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
@@ -339,50 +409,32 @@ class Engine:
                 workers=self._workers,
                 healing=self._plan.healing,
                 time_s=time.time(),
+                job=self._lines.job,
             )
         )
+        epoch = state.position["epoch"]
         if self._source is not None:
             self._source.step_committed(self._plan, max(0.0, lasted_s - waited_s))
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)
+        state.owes_epoch_end = self._member is not None and state.position["epoch"] != epoch
         for model in self._models:
             model.step_committed()
-        self._healing = self._newcomers = frozenset()
+        self._newcomers = frozenset()
+        self._joining = False
         self._drop_copy()
-        if self._reports is None:
+        self._step.take(Event.COMMIT)
+        if self._reports is None or self._member is None:
             return
         self._reports.entered(state.name.step)
         if self._reports.is_progress_due():
             self._report_progress()
-        self._check_digest()
+        self._checks.after_commit(self._member, state.name.step)
         if self._checkpoints is not None:
-            self._checkpoints.after_commit()
+            state.owes_checkpoint |= self._checkpoints.is_due()
 
-    def _check_digest(self) -> None:
-        communicator, step = self.communicator(), self.state.name.step
-        if communicator is None or communicator.world_size == 1:
-            return
-        if not self._digest_check.is_due(step):
-            self._digest_check.step_done(self._parameters, step)
-            return
-        try:
-            computing_us = self._digest_check.compare(
-                communicator,
-                [p.detach() for p in self._parameters()],
-                step,
-                self.wait,
-                self._computing.take(),
-            )
-        except CollectiveFailed as error:
-            assert self._member is not None
-            self._member.break_generation(error)
-            return
-        found = self._stragglers.observe(communicator.generation, computing_us)
-        if self._reports is not None and (found.named or found.recovered):
-            self._reports.stragglers(step, found)
-
-    def _parameters(self) -> list[torch.Tensor]:
+    def _parameters(self) -> list[torch.nn.Parameter]:
         """What must be the same on all ranks: the very ones, whatever memory a script gives them later."""
         if not self.registry.equal_states:
             return []
@@ -400,7 +452,9 @@ class Engine:
     def _reduce_pair_alone(self) -> None:
         """A step that reduced no gradients commits all the same, by the pair alone."""
         communicator = self.communicator()
-        assert communicator is not None
+        if communicator is None:
+            self.reduction_done(None)
+            return
         v = self.switch_value()
         pair = torch.tensor([v, v * v], dtype=torch.float32)
         try:
@@ -422,19 +476,29 @@ class Engine:
         else:
             pending.wait()
 
-    def takes_optimizer_step(self) -> bool:
+    def takes_optimizer_step(self, final: bool = True) -> bool:
         """Several optimizer steps in one step are parts of it, each final once its own reduction succeeded: when the
-        step is done again, those that are final already are not."""
+        step is done again, those that are final already are not. final False: the part has further reductions."""
         self._part += 1
         if self._part <= self.state.final_parts:
             return False
         self.parameters_change()
-        self.state.part_committed(self.generation_number, self._part)
+        if final:
+            self.optimizer_step_is_final()
         return True
+
+    def optimizer_step_is_final(self) -> None:
+        """See StepEngine."""
+        self.state.part_committed(self.generation_number, self._part)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
+        if not self.step_failed:
+            self.registry.stepped(optimizer)
 
     def parameters_change(self) -> None:
         """See StepEngine."""
-        if self._copying is None or self.global_rank in self._healing:
+        if self._copying is None or self.global_rank in self._newcomers:
             return
         try:
             self._copying.sent()
@@ -445,30 +509,41 @@ class Engine:
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         self.reach("reduction.done")
-        if self._copying is not None and self.global_rank in self._healing and self._copying.is_under_way:
+        copying = self._copying
+        if copying is not None and self.global_rank in self._newcomers and copying.is_under_way:
             try:
-                self._copying.swap_in()
+                copying.swap_in()
             except CollectiveFailed as error:
                 self.reduction_failed(error)
                 return
-        self._reduced = True
+        elif self._step.phase is Phase.RUNNING:
+            self.registry.find_changed()
+            if copying is not None:
+                copying.reduced()
+        if self.in_step:  # under plain `python` a script may train without steps
+            self._step.take(Event.REDUCE)
         if pair is not None and self._member is not None:
             self._member.pair_reduced(pair)
-        self._release(self.state.name.step + 1, self._healing)
+        self._release(self.state.name.step + 1, self._newcomers)
 
     def broadcast_failed(self, error: Exception) -> None:
         """Buffers could not be shared before a forward. Once the step's reduction is in, that changes nothing of the
         step; a further reduction fails by itself, for the generation is broken."""
-        if not self._reduced:
+        if not self.is_final:
             self.reduction_failed(error)
         elif self._member is not None:
             self._member.break_generation(error)
 
     def reduction_failed(self, error: Exception) -> None:
-        if self._failed is None:
-            self._failed = error
+        self._fail(error)
         if self._member is not None:
             self._member.break_generation(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.step_failed:
+            self._failure = error
+            self.registry.protect()
+        self._step.take(Event.FAIL, str(error)[:80])
 
     # -- entering a generation (called by the member)
 
@@ -482,13 +557,16 @@ class Engine:
             stages,
             state.half,
             self.registry.equal_states,
+            0 if state.name.is_none or not self.registry.equal_states else state.layout(),
+            self._joining and not state.name.is_none,
+            state.final_parts,
         )
 
     def stepped_out(self, *, keeps_state: bool) -> None:
         self._drop_copy()
         if not keeps_state:
             self.state.forget()
-        self._healing = self._newcomers = frozenset()
+        self._newcomers = frozenset()
         for model in self._models:
             model.communicator_changed()
 
@@ -498,8 +576,8 @@ class Engine:
         self._lines.job = generation.nonce
         plan, infos = self._checkpoints.resume(generation, plan, infos)
         self._newcomers = plan.newcomers
-        self._healing = plan.beside
-        self._computing.forget()
+        self._joining = communicator.global_rank in plan.newcomers
+        self._checks.generation_entered()
         self._workers = tuple(m.worker_id for m in generation.members)
         self._roster = {m.worker_id: m.since_generation for m in generation.members}
         self._drop_copy()
@@ -516,7 +594,8 @@ class Engine:
     def _swap_in(self, copied: dict[str, Any]) -> None:
         self.reach("heal.swap")
         self._lines.write(self.state.restore(copied, self._worker_id, self._roster))
-        self._digest_check.state_replaced(self._parameters, self.state.name.step)
+        if "bulk" in copied or "modules" in copied:
+            self._checks.state_replaced(self.state.name.step)
 
     def _drop_copy(self) -> None:
         if self._copying is not None:
@@ -548,10 +627,11 @@ class Engine:
         False: meanwhile the job went elsewhere with this worker (it was left out and joined again): the
         source's position says where, and there is more to do.
         """
-        if self._finished:
+        if self._step.phase is Phase.ENDED:
             return True
-        if self._step_begun:
+        if self.in_step:
             self._end_step()
+        self.state.owes_epoch_end = False  # the collectives of the end show as much
         member = self._member
         if member is not None and member.generation is not None:
             assert self._outside is not None and self._reports is not None
@@ -560,7 +640,7 @@ class Engine:
             if self.global_rank in self._newcomers:
                 # It came for a step that the job did not need any more.
                 member.wait_closed()
-                self._finished = True
+                self._step.take(Event.FINISH)
                 return True
             outside = self._outside
             for model in self._models:
@@ -576,18 +656,20 @@ class Engine:
                 self._checkpoints.finish(*self.place_of_script())
             self.reach("finish.done")
             self._reports.training_done(self.state.name.step)
-        self._finished = True
+        self._step.take(Event.FINISH)
         return True
 
     def _finish_copy(self) -> None:
         """A copy that would have run beside the next step, were there one."""
         copying = self._copying
-        if copying is None or not copying.is_under_way:
+        if copying is None:
             return
         try:
-            if self.global_rank in self._healing:
+            if self.global_rank in self._newcomers and copying.is_under_way:
                 copying.swap_in()
             else:
+                copying.step_begins()
+                copying.reduced()
                 copying.sent()
         except CollectiveFailed as error:
             assert self._member is not None
@@ -598,7 +680,8 @@ class Engine:
         member = self._member
         if member is None:
             return False
-        if exit_code == 0 and not self._finished and not self._ended and member.generation is not None:
+        is_over = self._ended or self._step.phase is Phase.ENDED
+        if exit_code == 0 and not is_over and member.generation is not None:
             self.finish()
         self._report_progress()
         if self._checkpoints is not None:

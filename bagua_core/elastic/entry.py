@@ -15,14 +15,16 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.elastic import heal_plan
 from bagua_core.elastic.heal_plan import HalfCopy, StateGone
 
-_COLUMNS = 8
+_COLUMNS = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
     """One member's row. outside: it stands in a collective outside a step, not at a boundary. stages: a copy would
     not touch its own state until it is verified. half: what a copy that failed has left of its state.
-    equal_states: holders have the same parameters; it follows from the algorithm, so it is not sent."""
+    layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: final parts of
+    the step under way. equal_states: holders have the same parameters; it follows from the algorithm, so it is not
+    sent."""
 
     name: StateName
     outside: bool
@@ -30,6 +32,9 @@ class Info:
     stages: bool = True
     half: HalfCopy = HalfCopy.NONE
     equal_states: bool = True
+    layout: int = 0
+    joining: bool = False
+    parts: int = 0
 
     def to_row(self) -> list[int]:
         return [
@@ -41,6 +46,9 @@ class Info:
             self.position["batch"],
             int(self.stages),
             int(self.half),
+            self.layout,
+            int(self.joining),
+            self.parts,
         ]
 
     @staticmethod
@@ -51,6 +59,9 @@ class Info:
             {"epoch": row[4], "batch": row[5]},
             bool(row[6]),
             HalfCopy(row[7]),
+            layout=row[8],
+            joining=bool(row[9]),
+            parts=row[10],
         )
 
 
@@ -71,6 +82,9 @@ def exchange(
             [i.stages for i in infos],
             [i.half for i in infos],
             own.equal_states,
+            [i.layout for i in infos],
+            [i.joining for i in infos],
+            [i.parts for i in infos],
         )
     except StateGone as error:
         if communicator.global_rank in error.ranks:

@@ -7,6 +7,7 @@ silent; who heals from whom is decided in heal_plan.py, when the copy is swapped
 
 from __future__ import annotations
 
+import json
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.device_order import Handover
 from bagua_core.elastic import state_codec
 from bagua_core.elastic.landing import Landing, Staging
 
@@ -23,6 +25,11 @@ TAG = 7001  # one transfer at a time between two ranks of one communicator
 # A peer that neither dies nor sends: long, for it may be held up as a whole machine can be, but not for ever.
 SILENCE_S = 600.0
 LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors travel beside it
+
+
+def layout_of(manifest: bytes) -> int:
+    """A digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
+    return zlib.crc32(json.dumps(json.loads(manifest)["tensors"], sort_keys=True).encode())
 
 
 class HealMismatch(CollectiveFailed):
@@ -35,6 +42,7 @@ def send_state(
     """Send this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
     manifest, tensors = state_codec.encode(state)
     total_bytes = state_codec.flat_size_bytes(tensors)
+    layout = layout_of(manifest)
     own = list(holders).index(communicator.global_rank)
     begin, end = state_codec.byte_ranges(total_bytes, len(holders), own)
     for receiver in receivers:
@@ -42,6 +50,7 @@ def send_state(
             header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
             _send(communicator, header, receiver)
             _send(communicator, torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver)
+        _send(communicator, torch.tensor([layout], dtype=torch.int64), receiver)
         checksum = 0
         for at in range(begin, end, CHUNK_BYTES):
             chunk = torch.empty(min(CHUNK_BYTES, end - at), dtype=torch.uint8)
@@ -51,11 +60,23 @@ def send_state(
         _send(communicator, torch.tensor([checksum], dtype=torch.int64), receiver)
 
 
-def receive_state(communicator: Communicator, holders: Sequence[int], landing: Landing | None = None) -> Any:
-    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch."""
+def receive_state(
+    communicator: Communicator,
+    holders: Sequence[int],
+    landing: Landing | None = None,
+    *,
+    patient: bool = False,
+) -> Any:
+    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch.
+
+    patient: they begin when their scripts come to their next step; the generation's end alone ends the wait for that.
+    """
     where: Landing = Staging() if landing is None else landing
     header = torch.zeros(3, dtype=torch.int64)
-    _receive(communicator, header, holders[0])
+    if patient:
+        communicator.receive(header, holders[0], TAG).wait()
+    else:
+        _receive(communicator, header, holders[0])
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
         raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
@@ -68,12 +89,15 @@ def receive_state(communicator: Communicator, holders: Sequence[int], landing: L
     if total_bytes != expected_bytes:
         raise HealMismatch(f"{total_bytes} bytes were announced for a state of {expected_bytes}")
     where.open(text, total_bytes)
+    layout = layout_of(text)
 
     failures: list[Exception] = []
+    handover = Handover()
 
     def stripe(part: int) -> None:
         try:
-            _receive_stripe(communicator, where, total_bytes, holders, part)
+            with handover.taken_over():
+                _receive_stripe(communicator, where, total_bytes, holders, part, layout)
         except Exception as error:  # noqa: BLE001 (handed to the caller below)
             failures.append(error)
 
@@ -92,9 +116,16 @@ def receive_state(communicator: Communicator, holders: Sequence[int], landing: L
 
 
 def _receive_stripe(
-    communicator: Communicator, where: Landing, total_bytes: int, holders: Sequence[int], part: int
+    communicator: Communicator,
+    where: Landing,
+    total_bytes: int,
+    holders: Sequence[int],
+    part: int,
+    layout: int,
 ) -> None:
     begin, end = state_codec.byte_ranges(total_bytes, len(holders), part)
+    announced = torch.zeros(1, dtype=torch.int64)
+    _receive(communicator, announced, holders[part])
     checksum = 0
     for at in range(begin, end, CHUNK_BYTES):
         chunk = where.chunk(at, min(at + CHUNK_BYTES, end))
@@ -103,6 +134,11 @@ def _receive_stripe(
         where.put(at, chunk)
     expected = torch.zeros(1, dtype=torch.int64)
     _receive(communicator, expected, holders[part])
+    if int(announced) != layout:
+        raise HealMismatch(
+            f"global rank {holders[part]} holds a state of another layout than global rank {holders[0]}; its stripe "
+            "is not used"
+        )
     if int(expected) != checksum:
         raise HealMismatch(f"stripe {part} of the state arrived with another checksum; it is not used")
 
@@ -131,6 +167,7 @@ class Transfer:
     def __init__(self, run: Callable[[], Any], changed: threading.Condition) -> None:
         self._run = run
         self._changed = changed
+        self._handover = Handover()  # the script's stream may still write the live state
         self.done = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -138,7 +175,8 @@ class Transfer:
 
     def _work(self) -> None:
         try:
-            self.result = self._run()
+            with self._handover.taken_over():
+                self.result = self._run()
         except Exception as error:  # noqa: BLE001 (whoever waits for the transfer raises it)
             self.error = error
         with self._changed:

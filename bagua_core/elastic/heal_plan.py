@@ -44,6 +44,9 @@ class HealPlan:
     they take part in nothing before their first step. spared: of those at once, whoever copies only when all others
     have verified theirs, for until then it holds the only complete state that is neither read nor written.
     one_source: holders' parameters differ by the algorithm's nature, so a copy must come from one of them.
+    replaying: of those at once, the ones that have every step of the holders and miss only results of collectives
+    outside steps; they copy these results and keep their own state, because the holders' scripts may have gone on.
+    striping: the holders that send, if not all; they agree in the layout of what they send.
     """
 
     furthest: StateName
@@ -55,21 +58,24 @@ class HealPlan:
     newcomers: frozenset[int] = frozenset()
     spared: frozenset[int] = frozenset()
     one_source: bool = False
+    replaying: frozenset[int] = frozenset()
+    striping: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # no copy may ever be written over by another
-        if not self.holders or self.healing & set(self.holders) or not self.spared <= self.at_once:
+        writes_over_holder = not self.holders or self.healing & set(self.holders)
+        if writes_over_holder or not self.spared <= self.at_once or not self.replaying <= self.at_once:
             raise ValueError(f"not a plan: {self}")
 
     @property
     def sources(self) -> tuple[int, ...]:
         """Those of the holders that send, striped if several."""
-        return self.holders[:1] if self.one_source else self.holders
+        return self.holders[:1] if self.one_source else self.striping or self.holders
 
     @property
     def rounds(self) -> tuple[frozenset[int], ...]:
-        """Who copies at once, round by round: one begins when all copies of the one before are verified."""
-        return tuple(r for r in (self.at_once - self.spared, self.spared) if r)
+        """Who copies the state at once, round by round: one begins when all copies of the one before are verified."""
+        return tuple(r for r in (self.at_once - self.spared - self.replaying, self.spared) if r)
 
     @property
     def healing(self) -> frozenset[int]:
@@ -97,15 +103,24 @@ def plan(
     stages: Sequence[bool] | None = None,
     half: Sequence[HalfCopy] | None = None,
     equal_states: bool = True,
+    layouts: Sequence[int] | None = None,
+    joining: Sequence[bool] | None = None,
+    parts: Sequence[int] | None = None,
 ) -> HealPlan:
     """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
-    a copy is verified; default: all), half (default: none), by global_rank. equal_states: of all holders.
+    a copy is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all
+    alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
+    under way; default: 0), by global_rank. equal_states: of all holders.
 
     Raises ValueError when they do not describe the same members, StateGone.
     """
     stages = [True] * len(names) if stages is None else stages
     half = [HalfCopy.NONE] * len(names) if half is None else half
-    lengths = {len(names), len(outside), len(since), len(stages), len(half)}
+    layouts = [0] * len(names) if layouts is None else layouts
+    joining = [False] * len(names) if joining is None else joining
+    parts = [0] * len(names) if parts is None else parts
+    rows = (names, outside, since, stages, half, layouts, joining, parts)
+    lengths = {len(row) for row in rows}
     if lengths != {len(names)} or not names:
         raise ValueError(f"rows of {sorted(lengths)} members: not one world")
     counted = [counted_name(name, first) for name, first in zip(names, since, strict=True)]
@@ -113,21 +128,47 @@ def plan(
     if furthest.is_none:
         return _initial(half)
     holders = tuple(r for r, name in enumerate(counted) if name == furthest)
+    # One that joined and copied at once has not followed what the scripts of the others did since then.
+    holders = tuple(r for r in holders if not joining[r]) or holders
     healing = frozenset(range(len(names))) - frozenset(holders)
     # A member that is one commit behind may stand before the same evaluation as the others, and must not go
     # into it with old parameters: only those without any state copy beside the step. One that stands outside a step
     # without a state lost it in a copy: it is in the middle of that collective, unlike a newcomer.
-    newcomers = frozenset(r for r in healing if counted[r].is_none and not outside[r])
+    newcomers = frozenset(r for r in healing if (counted[r].is_none or joining[r]) and not outside[r])
     beside = newcomers if not any(outside) else frozenset()
     at_once = healing - beside
-    spared = _spared(counted, holders, at_once, stages)
+    replaying = frozenset(
+        r
+        for r in at_once
+        if outside[r] and counted[r].step == furthest.step and not counted[r].is_none and not any(parts)
+    )
+    spared = _spared(counted, holders, at_once, stages) if not replaying else frozenset()
+    striping = tuple(r for r in holders if layouts[r] == layouts[holders[0]])
     if not healing:
         reason = "all members have the same state"
     else:
         reason = f"ranks {sorted(at_once)} copy at once, ranks {sorted(beside)} beside the first step"
     if spared:
         reason += f", ranks {sorted(spared)} when the others have"
-    return HealPlan(furthest, holders, at_once, beside, False, reason, newcomers, spared, not equal_states)
+    if replaying:
+        reason += f"; ranks {sorted(replaying)} only results of collectives"
+    if striping != holders:
+        reason += (
+            f"; ranks {sorted(set(holders) - set(striping))} send nothing, their state has another layout"
+        )
+    return HealPlan(
+        furthest,
+        holders,
+        at_once,
+        beside,
+        False,
+        reason,
+        newcomers,
+        spared,
+        not equal_states,
+        replaying,
+        striping,
+    )
 
 
 def _initial(half: Sequence[HalfCopy]) -> HealPlan:

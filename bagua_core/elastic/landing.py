@@ -36,24 +36,29 @@ class Landing(Protocol):
 
 
 class Staging:
-    """Memory of its own for the whole state."""
+    """Memory of its own for the whole state, a piece for each tensor: what is kept of it must own its memory."""
 
     def __init__(self) -> None:
         self._manifest = b""
-        self._run = torch.empty(0, dtype=torch.uint8)
+        self._tensors = state_codec.FlatTensors([])
 
     def open(self, manifest: bytes, total_bytes: int) -> None:
         self._manifest = manifest
-        self._run = torch.empty(total_bytes, dtype=torch.uint8)
+        try:
+            self._tensors = state_codec.allocate(manifest)
+        except state_codec.StateCodecError as error:
+            if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+                raise error.__cause__  # noqa: B904 (the caller looks for another place)
+            raise
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        return self._run[begin:end]
+        return torch.empty(end - begin, dtype=torch.uint8)
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
-        return None  # it was received where it belongs
+        state_codec.write_bytes(self._tensors, begin, chunk)
 
     def state(self) -> Any:
-        return state_codec.decode(self._manifest, self._run, copy=False)
+        return state_codec.decode(self._manifest, self._tensors)
 
     def give_up(self) -> None:
         return None

@@ -37,7 +37,7 @@ class LedgerLines:
                     world_size=step.world_size,
                     epoch=position["epoch"],
                     samples=self.source.samples_of(position, plan, line.global_rank),
-                    job=self.job,
+                    job=step.job or self.job,
                 )
             )
 

@@ -57,8 +57,8 @@ class Steps(Protocol):
     def step_failed(self) -> bool: ...
 
     @property
-    def is_reduced(self) -> bool:
-        """The step's reduction is in, so the step is final."""
+    def is_final(self) -> bool:
+        """All that the step has done so far can't be undone any more."""
 
     @property
     def plan(self) -> StepPlan: ...
@@ -162,7 +162,7 @@ class OutsideCollectives:
             assert communicator is not None
             result = asked.run(communicator, root or 0, steps.wait)
         except CollectiveFailed as error:
-            if steps.is_reduced:
+            if steps.is_final:
                 member.break_generation(error)
             else:
                 steps.reduction_failed(error)
@@ -178,7 +178,19 @@ class OutsideCollectives:
         """Run one reduction of the log until it succeeded among the members that are left."""
         return self._operate(Allreduce(tensor, op), self._workers(), finishing)[0]
 
-    def _operate(self, request: Request, workers: Sequence[str], finishing: bool = False) -> Result:
+    def confirm(self, is_owed: Callable[[], bool]) -> None:
+        """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
+        out meanwhile and joins the job anew. May raise SystemExit."""
+        self._operate(Allreduce(torch.zeros(1), ReduceOp.SUM), self._workers(), is_owed=is_owed)
+
+    def _operate(
+        self,
+        request: Request,
+        workers: Sequence[str],
+        finishing: bool = False,
+        is_owed: Callable[[], bool] | None = None,
+    ) -> Result:
+        """is_owed: without a generation wait for the next one, as long as it says so."""
         member, log = self._member, self._state.operations
         index, own_id = log.next_index, self._own_id
         unconfirmed: list[Result] = []
@@ -189,6 +201,11 @@ class OutsideCollectives:
                 if recorded is not None:
                     log.returned()
                     return _answered(request, recorded, unconfirmed)
+                if member.generation is None and is_owed is not None:
+                    member.follow()
+                    if not is_owed():
+                        return []
+                    continue
                 if member.generation is None or (finishing and member.is_closed):
                     log.returned()
                     return request.own(

@@ -156,10 +156,12 @@ class Rendezvous:
         own_store = PrefixStore(prefix, store)
         if building.suffix != ALL:
             device = self._devices[building.generation.number]
-            return self._connect(building, building.members, global_rank, own_store, device)
+            return self._connect(
+                building, building.members, global_rank, own_store, device, building.abort_flag
+            )
         gpus = self.gpus
         transport_agreement.tell(own_store, global_rank, self._gpu_transport.statement(self._setting, gpus))
-        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store)
+        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
         # By now all that connected have told theirs.
         choice = transport_agreement.agree(own_store, global_rank, building.generation.world_size)
         device = self._adopt(building, global_rank, choice, gpus)
@@ -192,7 +194,9 @@ class Rendezvous:
             members = lanes.members_of(lane, main.nodes, main.global_rank)
             if members is not None:
                 own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
-                built[lane] = self._connect(building, members, main.global_rank, own_store, device)
+                # a flag of its own: an algorithm may abort its lane, and the generation goes on
+                flag = building.abort_flag.below()
+                built[lane] = self._connect(building, members, main.global_rank, own_store, device, flag)
         return built
 
     def _connect(
@@ -202,12 +206,18 @@ class Rendezvous:
         global_rank: int,
         store: PrefixStore,
         device: torch.device | None,
+        abort_flag: AbortFlag,
     ) -> Communicator:
-        of_cpu = self._connect_cpu(building, members, global_rank, store)
+        of_cpu = self._connect_cpu(building, members, global_rank, store, abort_flag)
         return self._with_gpus(building, members, global_rank, store, device, of_cpu)
 
     def _connect_cpu(
-        self, building: Building, members: tuple[int, ...], global_rank: int, store: PrefixStore
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        abort_flag: AbortFlag,
     ) -> Communicator:
         made = build_gloo(
             building.generation.number,
@@ -216,7 +226,7 @@ class Rendezvous:
             store,
             self._bind_host,
             OPERATION_TIMEOUT_S,
-            building.abort_flag,
+            abort_flag,
             CONNECT_TIMEOUT_S,
         )
         building.made.append(made)
@@ -240,7 +250,7 @@ class Rendezvous:
             store,
             device,
             CONNECT_TIMEOUT_S,
-            building.abort_flag,
+            of_cpu.abort_flag,
         )
         building.made.append(of_gpu)
         return ByDevice(of_cpu, of_gpu)

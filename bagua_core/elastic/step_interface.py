@@ -101,6 +101,9 @@ class Model(Protocol):
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See Exchange.travelling."""
 
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Make `value` the .grad of `parameter`, in the memory where the next backward expects it."""
+
     def step_committed(self) -> None:
         """The step is final and the optimizer has stepped."""
 
@@ -161,6 +164,10 @@ class StepEngine(Protocol):
     def step_failed(self) -> bool:
         """A collective of this step failed: no more are started, gradients are zeroed."""
 
+    @property
+    def is_final(self) -> bool:
+        """A reduction of this step is in, so all that it has done so far can't be undone any more."""
+
     def switch_value(self) -> float:
         """v of the switch pair: pending minus current generation if built here, else 0."""
 
@@ -183,6 +190,16 @@ class StepEngine(Protocol):
     def forward_begins(self) -> None:
         """A forward that computes gradients begins."""
 
-    def takes_optimizer_step(self) -> bool:
+    def backward_begins(self) -> None:
+        """A backward is about to add to .grad. Called at least once in a step that has a backward."""
+
+    def takes_optimizer_step(self, final: bool = True) -> bool:
         """Whether the optimizer's step, the next one in this step, is to be done here and now. Blocks until copies of
-        the state that are being sent to others no longer read the parameters."""
+        the state that are being sent to others no longer read the parameters. final: it can't fail any more; if False,
+        `optimizer_step_is_final` follows unless it fails."""
+
+    def optimizer_step_is_final(self) -> None:
+        """The optimizer's step that was taken with final=False is done."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step that was taken has returned: its parameters have new values."""

@@ -1,6 +1,7 @@
-"""How does a kernel start on a GPU? CuPy compiles cuda.cu when first needed and launches it on torch's stream.
+"""Starts kernels on a GPU: CuPy compiles cuda.cu when first needed and launches it on torch's current stream.
 
-Memory belongs to torch alone: kernels get its addresses, and CuPy allocates nothing.
+Memory belongs to torch alone: kernels get its addresses, and CuPy allocates nothing. The thread's device is set by
+torch: CuPy's `Device` selects the device before it again on leaving, which from CUDA 12 on makes a context there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class CupyLauncher:
             ) from error
         self._cupy = cupy
         self._module = functools.cache(self._compile)
+        self._streams: dict[tuple[int, int], Any] = {}  # CuPy's objects for torch's streams
         self._tables: OrderedDict[tuple[torch.device, tuple[int, ...]], Tensor] = OrderedDict()
         self.description = f"CuPy {cupy.__version__}"
 
@@ -42,19 +44,35 @@ class CupyLauncher:
         self, device: torch.device, name: str, passes: int, thread_blocks: int, arguments: Sequence[Any]
     ) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
-        stream = torch.cuda.current_stream(index).cuda_stream
-        with self._cupy.cuda.Device(index), self._cupy.cuda.ExternalStream(stream):
+        with torch.cuda.device(index), self._on(torch.cuda.current_stream(index), index):
             kernel = self._module(index, passes).get_function(name)
             kernel((thread_blocks,), (THREADS,), tuple(arguments))
 
+    def _on(self, stream: Any, index: int) -> Any:
+        """CuPy's object for a stream of torch's, which never destroys one."""
+        key = (index, int(stream.cuda_stream))
+        found = self._streams.get(key)
+        if found is None:
+            kind = self._cupy.cuda.Stream
+            if hasattr(kind, "from_external") and hasattr(stream, "__cuda_stream__"):
+                found = kind.from_external(stream)
+            else:  # CuPy before 14, where ExternalStream is not deprecated yet, or an older torch
+                found = self._cupy.cuda.ExternalStream(key[1], index)
+            self._streams[key] = found
+        return found
+
     def table(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         key = (device, tuple(numbers))
-        if key in self._tables:
+        table = self._tables.get(key)
+        if table is None:
+            table = torch.tensor(numbers, dtype=torch.int64).to(
+                device
+            )  # waits, so that every stream may read it
+            self._tables[key] = table
+            if len(self._tables) > KEPT_TABLES:
+                self._tables.popitem(last=False)
+        else:
             self._tables.move_to_end(key)
-            return self._tables[key]
-        table = torch.tensor(numbers, dtype=torch.int64).to(device)  # waits, so that every stream may read it
-        self._tables[key] = table
-        if len(self._tables) > KEPT_TABLES:
-            _, oldest = self._tables.popitem(last=False)
-            oldest.record_stream(torch.cuda.current_stream(device))
+        # for the day on which it is let go, while a kernel may still read it
+        table.record_stream(torch.cuda.current_stream(device))
         return table

@@ -81,7 +81,7 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """This worker's place on its node: fixed for the life of the process."""
+    """Index of this worker's device on its node; fixed for the life of the process. 0 under --virtual-local-rank."""
     return this_script().engine.local_rank
 
 

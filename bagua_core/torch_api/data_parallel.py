@@ -53,7 +53,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         own, chosen = reified(algorithm or GradientAllReduceAlgorithm(), module, optimizers)
         super().__init__(
             module,
-            optimizers=optimizers,
+            optimizers=optimizers or None,  # None: those that the script makes are found at the first forward
             algorithm=chosen,
             bucket_cap_mb=bucket_cap_mb,
             broadcast_buffers=broadcast_buffers,

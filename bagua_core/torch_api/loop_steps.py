@@ -20,7 +20,7 @@ class Boundaries(Protocol):
     @property
     def in_step(self) -> bool: ...
 
-    def next_step(self) -> int: ...
+    def next_step(self, resumes_here: bool = True) -> int: ...
 
 
 class LoopSteps:
@@ -71,4 +71,6 @@ class LoopSteps:
     def _announce(self) -> None:
         self._announced, self._begun, self._any_stepped = True, False, False
         self._due.clear()
-        self._engine.next_step()
+        self._engine.next_step(
+            resumes_here=False
+        )  # here a loop draws its next batch, even after a failed step

@@ -170,6 +170,9 @@ class BeforeModels:
     def travelling(self) -> Mapping[str, torch.Tensor]:
         return {}
 
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        return None
+
     def step_committed(self) -> None:
         return None
 

@@ -166,7 +166,11 @@ def attach(
     """with_bagua for a given script."""
     own, chosen = reified(algorithm, model, optimizers)
     parallel = DistributedDataParallel(
-        Unforwarded(model), optimizers=optimizers, algorithm=chosen, engine=script.engine
+        # None: the optimizers that the script makes are found at the first forward
+        Unforwarded(model),
+        optimizers=optimizers or None,
+        algorithm=chosen,
+        engine=script.engine,
     )
     handle = Wrapped(script, parallel, own)
     register(model, handle)

@@ -23,7 +23,8 @@ class WorkerEnvironment:
     """Every field is the variable BAGUA_<NAME IN CAPITALS>.
 
     session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
-    slot: place on the node, fixed for the process's life. ledger_dir: empty for none. gate_fd: file
+    slot: place on the node, fixed for the process's life. virtual_local_rank: 1 if the worker sees one GPU only, as
+    device 0; else 0. ledger_dir: empty for none. gate_fd: file
     descriptor on which the runner waits for the agent's word to start the script; -1 for none.
     failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. digest_every_steps: 0 for never.
     checkpoint_dir: empty for none. checkpoint_every: see checkpoint_every.py; needed with a checkpoint_dir. What a job
@@ -49,6 +50,12 @@ class WorkerEnvironment:
     checkpoint_every: str = ""
     staging_bytes: int = -1
     transport: str = "auto"
+    virtual_local_rank: int = 0
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this worker's GPU among those that it sees, as torchrun's LOCAL_RANK."""
+        return 0 if self.virtual_local_rank else self.slot
 
     def encode(self) -> dict[str, str]:
         """Environment variables that `decode` reads back to an equal value.

@@ -525,7 +525,7 @@ def test_in_a_step_a_message_to_a_lost_worker_fails_the_step() -> None:
 def test_after_the_steps_reduction_a_loss_ends_the_generation_only() -> None:
     job = Job(2)
     lonely = job.workers[0]
-    lonely.in_step = lonely.is_reduced = True
+    lonely.in_step = lonely.is_final = True
     job.lose("w1")
     assert acting(lambda w: bagua.allgather(torch.tensor(3)).tolist())(lonely) == [3, 3]
     assert lonely.failed == [] and len(lonely.breaks) == 1

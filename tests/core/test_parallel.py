@@ -68,18 +68,28 @@ def test_algorithms_are_found_by_name() -> None:
     with pytest.raises(
         UnknownAlgorithmError, match=r"'gradient_alreduce' is unknown; use one of .*gradient_allreduce"
     ):
-        DistributedDataParallel(nn.Linear(1, 1), algorithm="gradient_alreduce", engine=FakeEngine())
+        DistributedDataParallel(nn.Linear(1, 1), None, algorithm="gradient_alreduce", engine=FakeEngine())
 
 
 def test_models_that_cannot_be_trained_are_refused() -> None:
     with pytest.raises(SparseGradientError, match="table has sparse=True"):
         DistributedDataParallel(
-            nn.ModuleDict({"table": nn.Embedding(3, 2, sparse=True)}), engine=FakeEngine()
+            nn.ModuleDict({"table": nn.Embedding(3, 2, sparse=True)}), None, engine=FakeEngine()
         )
     with pytest.raises(ValueError, match=r"weight has no shape yet"):
-        DistributedDataParallel(nn.LazyLinear(3), engine=FakeEngine())
+        DistributedDataParallel(nn.LazyLinear(3), None, engine=FakeEngine())
     with pytest.raises(ValueError, match="nothing to train"):
-        DistributedDataParallel(nn.Tanh(), engine=FakeEngine())
+        DistributedDataParallel(nn.Tanh(), None, engine=FakeEngine())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"optimizers": []}])
+def test_a_model_without_optimizers_is_refused_unless_the_script_says_that_it_has_none(
+    arguments: dict[str, list[torch.optim.Optimizer]],
+) -> None:
+    with pytest.raises(ValueError, match=r"pass optimizers=\[optimizer\].*optimizers=None"):
+        DistributedDataParallel(nn.Linear(1, 1), engine=FakeEngine(), **arguments)
+    model = DistributedDataParallel(nn.Linear(1, 1), optimizers=None, engine=FakeEngine())
+    assert model.optimizers == []
 
 
 def test_no_sync_covers_the_forward_as_in_torch() -> None:
@@ -171,7 +181,7 @@ def test_a_failure_while_waiting_for_copies_holds_the_step_back() -> None:
     worker = Worker()
     before = worker.weights()
 
-    def fails() -> bool:
+    def fails(final: bool = True) -> bool:
         worker.engine.failed = CollectiveFailed("x")
         return True
 

@@ -45,7 +45,7 @@ class Worker:
         for layer in inner.modules():
             if isinstance(layer, SyncBatchNorm):
                 layer._engine = self.engine
-        self.model = DistributedDataParallel(inner, broadcast_buffers=False, engine=self.engine)
+        self.model = DistributedDataParallel(inner, None, broadcast_buffers=False, engine=self.engine)
         self.global_rank = communicator.global_rank
 
 

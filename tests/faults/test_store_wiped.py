@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 
 from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import Node
+from tests.faults.job import Job, Node
 from tests.lab.etcd import EtcdCluster
 from tests.lab.wait import eventually
 
@@ -17,6 +18,12 @@ def wipe(cluster: EtcdCluster) -> None:
     for member in cluster.members:
         shutil.rmtree(member.data)
     cluster.restart()
+
+
+def commits_known(cluster: EtcdCluster, job: Job) -> int:
+    """How many members have told etcd of a commit."""
+    found = cluster.standing(JobKeys(job.job_id).members).values()
+    return sum(pb.Member.FromString(standing.value).committed_generation > 0 for standing in found)
 
 
 def elections(nodes: list[Node]) -> int:
@@ -76,6 +83,8 @@ def test_somebody_starts_the_job_anew_in_the_empty_store(job: MakeJob, make_lab:
     one = job(endpoints=cluster.endpoints, nodes="2:3")
     nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1])]
     one.await_world(2)
+    # Agents that know of no commit would give way to the job that is begun anew.
+    eventually(lambda: commits_known(cluster, one) == 2, 20.0, lambda: "commits are known", 0.05)
     lab.hosts[2].cut()
     wipe(cluster)
     nodes.append(one.start(lab.hosts[2]))

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from bagua_contract.records import StateName
 from bagua_core.elastic import heal_plan, switch_pair
 from bagua_core.elastic.commit_history import Entry, History, Line
 from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.step_states import TRANSITIONS, Event, Phase
 
 NAMES = "abcd"
 
@@ -83,6 +84,17 @@ class State(NamedTuple):
 
 class Violation(AssertionError):
     pass
+
+
+@cache
+def step_after(phase: Phase, *events: Event) -> Phase:
+    """Where a step that is in `phase` comes by `events`, by the engine's own table."""
+    for event in events:
+        after = TRANSITIONS.get((phase, event))
+        if after is None:
+            raise Violation(f"a step that is {phase.value} cannot {event.value}")
+        phase = after
+    return phase
 
 
 def _name(chain: Chain) -> StateName:
@@ -219,6 +231,19 @@ class Model:
             return False
         return gen.members.index(w) in self.plan_of(gen).healing
 
+    def step_of(self, s: State, w: int, worker: Worker) -> Phase:
+        """The state of the step on a worker, as the engine has it. At the end collectives are outside steps."""
+        if worker.phase == FAILED:
+            return Phase.FAILED
+        if worker.phase in (WAIT, *GONE) or worker.round == 0:
+            return Phase.BETWEEN
+        gen = self.gen_of(s, worker.gen)
+        lacking = self.must_copy(gen, w, worker)
+        if worker.phase == DONE and not lacking:
+            return Phase.FINAL
+        chain = self._known_chain(gen, self.plan_of(gen)) if lacking else worker.chain
+        return Phase.RUNNING if _name_of(chain).step < self.setup.steps else Phase.BETWEEN
+
     def is_broken(self, s: State, gen: Gen) -> bool:
         return any(s.workers[m].phase in GONE for m in gen.members)
 
@@ -329,6 +354,9 @@ class Model:
                 s.workers[m].gen > gen.number for m in gen.members
             ):
                 self.coverage["failed what others completed"] += 1
+            step = self.step_of(s, w, worker)
+            if step is not Phase.BETWEEN:
+                assert step_after(step, Event.FAIL) is Phase.FAILED
             yield f"{me} fails in {gen.number}", self._set(s, w, worker._replace(phase=FAILED))
 
         if listed and number > worker.gen and (worker.phase != DONE or overtaken):
@@ -419,7 +447,12 @@ class Model:
             healing=self.healing_now(gen, worker.round),
         )
         history = self.rules.trim(_histories[worker.history].committed(step))
-        committed = worker._replace(chain=(*worker.chain, _intern(step)), history=_intern_history(history))
+        before = self.step_of(s, w, worker)
+        events = (Event.COMMIT,) if before is Phase.FINAL else (Event.REDUCE, Event.COMMIT)
+        assert step_after(before, *events) is Phase.BETWEEN
+        committed = worker._replace(
+            phase=WAIT, chain=(*worker.chain, _intern(step)), history=_intern_history(history)
+        )
         if self.rules.own_line_at_commit:
             own = (Line(step, step.workers.index(NAMES[w])),)
             s = list(self._write(s, w, own, label))[-1][1]
@@ -456,6 +489,11 @@ class Model:
             yield text, self._set(after, w, copied if alive else Worker(DEAD))
 
     def _enter(self, s: State, w: int, worker: Worker, gen: Gen) -> State:
+        step = self.step_of(s, w, worker)
+        if step is Phase.RUNNING:
+            step = step_after(step, Event.FAIL)  # a loss ends a step that no reduction has made final
+        if step is not Phase.BETWEEN:
+            assert step_after(step, Event.ROLL_BACK) is Phase.BETWEEN
         since = gen.since[gen.members.index(w)]
         if worker.chain[0] == DIRTY or (
             self.rules.forget_when_dropped
@@ -463,7 +501,7 @@ class Model:
             and heal_plan.counted_name(_name_of(worker.chain), since).is_none
         ):
             # Named none from here on, but the parameters are still what they became.
-            if worker.phase != WAIT:
+            if len(worker.chain) > 1 or worker.phase != WAIT:
                 self.coverage["forgot what the job may have undone"] += 1
             worker = worker._replace(chain=(DIRTY,), history=0)
         known = (worker.chain, worker.history, worker.chain[0] != DIRTY)

@@ -111,3 +111,43 @@ def test_a_history_travels_whole() -> None:
 def test_a_step_that_does_not_follow_is_refused() -> None:
     with pytest.raises(ValueError, match="committed after"):
         History().committed(_entry(1)).committed(_entry(3))
+
+
+# -- which members copy what
+
+
+def test_a_member_that_has_every_step_copies_results_only() -> None:
+    """It waits in a collective after the step; the other's script has gone on from there."""
+    plan = heal_plan.plan([StateName(4, 8, 2), StateName(4, 8, 1)], [True, True], [1, 1])
+    assert (plan.at_once, plan.replaying, plan.rounds) == ({1}, {1}, ())
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "outside", "parts"),
+    [
+        ("behind by a step", StateName(4, 7, 3), True, 0),
+        ("at a boundary, without a final part of the step", StateName(4, 8, 1), False, 0),
+        ("in a collective, and a part of the step is final", StateName(4, 8, 1), True, 1),
+        ("lost its state in a copy", NONE, True, 0),
+    ],
+)
+def test_all_others_that_are_behind_copy_the_state(
+    what: str, name: StateName, outside: bool, parts: int
+) -> None:
+    plan = heal_plan.plan([StateName(4, 8, 2), name], [parts == 0, outside], [1, 1], parts=[parts, 0])
+    assert plan.at_once == {1} and not plan.replaying and plan.rounds == ({1},), what
+
+
+def test_holders_of_another_layout_send_nothing() -> None:
+    names = [StateName(4, 8)] * 3 + [NONE]
+    plan = heal_plan.plan(names, [False] * 4, [1, 1, 1, 5], layouts=[7, 9, 7, 0])
+    assert plan.holders == (0, 1, 2) and plan.sources == (0, 2)
+
+
+def test_one_that_joined_and_has_not_committed_is_no_holder_beside_others() -> None:
+    """It copied at once while others stood outside a step, and has not followed what their scripts did since."""
+    names = [StateName(4, 8, 1), StateName(4, 8, 1)]
+    plan = heal_plan.plan(names, [False, False], [1, 4], joining=[False, True])
+    assert plan.holders == (0,) and plan.newcomers == plan.beside == {1}
+    alone = heal_plan.plan(names[1:], [False], [4], joining=[True])
+    assert alone.holders == (0,) and not alone.healing

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
 
+import model
 import pytest
 from model import Exploration, Lines, Rules, Setup, Violation, explore
 
 from bagua_core.elastic import switch_pair
 from bagua_core.elastic.commit_history import History, Line, Roster
+from bagua_core.elastic.step_states import TRANSITIONS, Event, Phase
 
 SETUPS = {
     "two losses of three": Setup(kills=2, steps=3),
@@ -236,6 +238,30 @@ def test_without_the_rule_an_invariant_breaks(name: str) -> None:
     invariant, setup = MUTANTS[name]
     with pytest.raises(Violation, match=f"^{invariant}"):
         explore(setup)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (Phase.RUNNING, Event.REDUCE),
+        (Phase.RUNNING, Event.FAIL),
+        (Phase.FINAL, Event.COMMIT),
+        (Phase.FAILED, Event.ROLL_BACK),
+    ],
+    ids=lambda key: f"{key[0].value}, {key[1].value}",
+)
+def test_the_model_goes_by_the_engine_s_table_of_a_step(
+    missing: tuple[Phase, Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an entry of the table the exploration meets a step that cannot go on."""
+    rest = {key: after for key, after in TRANSITIONS.items() if key != missing}
+    monkeypatch.setattr(model, "TRANSITIONS", rest)
+    model.step_after.cache_clear()
+    try:
+        with pytest.raises(Violation, match=f"a step that is {missing[0].value} cannot {missing[1].value}"):
+            explore(Setup(workers=2, kills=1))
+    finally:
+        model.step_after.cache_clear()
 
 
 def test_a_dropped_worker_that_kept_its_name_would_bring_back_an_undone_step() -> None:

@@ -130,17 +130,15 @@ class Checkpointer:
 
     # -- every commit
 
-    def after_commit(
-        self,
-        moment: Moment,
-        communicator: Communicator | None,
-        capture: Callable[[], dict[str, Any]],
-        wait: Callable[[Pending], None],
-    ) -> None:
-        """Have this rank's part written if one is due. capture: the state as it is now; the tensors are the live
-        ones. Raises CollectiveFailed if what is due could not be agreed on."""
+    def is_due(
+        self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
+    ) -> bool:
+        """Whether a checkpoint of the step that was just committed is due, the same on every rank.
+
+        Raises CollectiveFailed if that could not be agreed on.
+        """
         if self._settings is None:
-            return
+            return False
         is_due = due.is_due_by_steps(self._settings.every, moment.name.step)
         generation = moment.name.generation
         by_seconds = self._settings.every.seconds > 0
@@ -149,8 +147,7 @@ class Checkpointer:
         ):
             self._looked_in_generation = generation
             is_due |= self._look(moment, communicator, wait)
-        if is_due:
-            self._stage(moment, capture)
+        return is_due
 
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
@@ -175,7 +172,8 @@ class Checkpointer:
         self._last_look = (step, now_s)
         return due.look(every, step, now_s - self._last_due_s, self._pace)
 
-    def _stage(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
+    def write(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
+        """Have this rank's part written. capture: the state as it is now; the tensors are the live ones."""
         if moment.alone and moment.part != 0:
             return
         parts = 1 if moment.alone else moment.parts
@@ -213,7 +211,7 @@ class Checkpointer:
             return
         deadline_s = self._clock() + limit_s
         if self.writer.wait(limit_s):
-            self._stage(moment, capture)
+            self.write(moment, capture)
         if not self.writer.wait(max(0.0, deadline_s - self._clock())):
             self._say(f"the job's last checkpoint is not written after {limit_s:g} s: it is given up")
         self.close()

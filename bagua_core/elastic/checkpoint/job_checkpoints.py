@@ -104,33 +104,43 @@ class JobCheckpoints:
             {
                 **restored.state,
                 "name": [generation.number, restored.step, 0],
-                "history": History().encode(),
+                "history": History.decode(restored.state.get("history", "[]")).resumed().encode(),
                 "operations": [],
                 "final_parts": 0,
+                "owes": [False, False],
             }
         )
         self._state.position = dict(restored.position)
 
     # -- boundaries
 
-    def after_commit(self) -> None:
-        """Raises nothing: what can't be agreed on breaks the generation, as any collective that fails."""
+    def is_due(self) -> bool:
+        """Whether a checkpoint of the step just committed is due. It is written when the script's next step begins,
+        with what the script did until then. An agreement that fails breaks the generation, as any collective does."""
         if not self._checkpointer.is_on or self._member.broken:
-            return
+            return False
         communicator = self._member.communicator
         assert communicator is not None
         moment = self._moment(communicator.global_rank, communicator.world_size)
         try:
-            self._checkpointer.after_commit(
-                moment, communicator, self._state.registry.capture, self._member.wait
-            )
+            return self._checkpointer.is_due(moment, communicator, self._member.wait)
         except CollectiveFailed as error:
             self._member.break_generation(error)
+            return False
+
+    def write(self, part: int, parts: int) -> None:
+        """Have this worker's part written. part, parts: its place among those that have the state."""
+        if self._checkpointer.is_on and self._member.generation is not None:
+            self._checkpointer.write(self._moment(part, parts), self._captured)
+
+    def _captured(self) -> dict[str, Any]:
+        """The state, with the steps whose ledger lines may still be missing."""
+        return {**self._state.registry.capture(), "history": self._state.history.encode()}
 
     def finish(self, part: int, parts: int) -> None:
         """All members that have the state call it, at the job's end. part, parts: this one's place among them."""
         if self._checkpointer.is_on and self._member.generation is not None:
-            self._checkpointer.finish(self._moment(part, parts), self._state.registry.capture)
+            self._checkpointer.finish(self._moment(part, parts), self._captured)
 
     def close(self) -> None:
         """This worker goes: let a part that is being written come to its end, within reason."""

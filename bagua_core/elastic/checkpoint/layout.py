@@ -18,6 +18,7 @@ import torch
 from bagua_core.elastic import state_codec
 
 _BUFFER = "buffer."
+_BODY = ("modules", "optimizers", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,10 @@ def stripe(state: dict[str, Any], part: int, parts: int) -> Stripe:
 def decode(
     lead_manifest: bytes, lead: torch.Tensor, body_manifest: bytes, body: torch.Tensor
 ) -> dict[str, Any]:
-    """The state that `stripe` was given. Tensors are views of `lead` and `body` where they can be."""
+    """The state that `stripe` was given. Each tensor owns its memory: optimizers keep some of them."""
     return _joined(
-        state_codec.decode(lead_manifest, lead, copy=False),
-        state_codec.decode(body_manifest, body, copy=False),
+        state_codec.decode(lead_manifest, lead),
+        state_codec.decode(body_manifest, body),
     )
 
 
@@ -82,12 +83,13 @@ def layout_digest(manifest: bytes) -> str:
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    lead = {key: value for key, value in state.items() if key not in ("modules", "optimizers")}
+    lead = {key: value for key, value in state.items() if key not in _BODY}
     lead["modules"] = [
         {name: tensor for name, tensor in tensors.items() if name.startswith(_BUFFER)}
         for tensors in state["modules"]
     ]
     body = {
+        **({"gradients": state["gradients"]} if "gradients" in state else {}),
         "modules": [
             {name: tensor for name, tensor in tensors.items() if not name.startswith(_BUFFER)}
             for tensors in state["modules"]
@@ -99,4 +101,4 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _joined(lead: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     modules = [{**a, **b} for a, b in zip(lead["modules"], body["modules"], strict=True)]
-    return {**lead, "modules": modules, "optimizers": body["optimizers"]}
+    return {**lead, **body, "modules": modules}

@@ -147,7 +147,6 @@ class OwnExchange(Reducer):
 class Operations(BucketOperation):
     """All that a script has appended, bucket by bucket."""
 
-    carries_pair = False
     acts_alone = True
 
     def __init__(self, engine: StepEngine, model: ScriptModel) -> None:

@@ -138,10 +138,10 @@ def world_on_nodes(nodes: Sequence[int], generation: int = 1) -> list[Communicat
     size = sum(nodes)
     main = build_in_process(size, generation)
     begins = [sum(nodes[:i]) for i in range(len(nodes))]
-    leaders = build_in_process(len(nodes), generation, [main[b].abort_flag for b in begins])
+    leaders = build_in_process(len(nodes), generation, [main[b].abort_flag.below() for b in begins])
     ranks = tuple(tuple(range(b, b + n)) for b, n in zip(begins, nodes, strict=True))
     for node, of_node in enumerate(ranks):
-        lane = build_in_process(len(of_node), generation, [main[r].abort_flag for r in of_node])
+        lane = build_in_process(len(of_node), generation, [main[r].abort_flag.below() for r in of_node])
         for place, rank in enumerate(of_node):
             main[rank].nodes = ranks
             main[rank].lanes = {Lane.NODE: lane[place]}

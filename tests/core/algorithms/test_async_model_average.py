@@ -244,3 +244,32 @@ def test_weights_stay_within_a_step_whose_forwards_come_before_its_backward() ->
         assert w.exchange.rounds == 2
 
     run_ranks(members, act)
+
+
+def test_parameters_that_no_worker_uses_keep_no_gradient_if_asked_for() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.used(x)
+            return y
+
+    def act(communicator: Communicator) -> None:
+        engine, inner = FakeEngine(communicator), Spare()
+        algorithm = AsyncModelAverage(sync_interval_ms=60_000, warmup_steps=1)
+        model = DistributedDataParallel(
+            inner, None, algorithm=algorithm, find_unused_parameters=True, engine=engine
+        )
+        for step in range(2):
+            engine.step = step
+            inner.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            assert inner.spare.weight.grad is None and inner.used.weight.grad is not None, f"step {step}"
+            model.step_committed()
+
+    world = in_process_world(2)
+    for main, beside in zip(world, in_process_world(2), strict=True):
+        main.lanes = {Lane.BACKGROUND: beside}
+    run_ranks(world, act)

@@ -138,7 +138,7 @@ def test_the_pair_is_exact(build: object, dtype: torch.dtype, nodes: list[int]) 
     reducer = members[0].model._exchange
     assert isinstance(reducer, Reducer)
     last = reducer._buckets[-1]
-    assert (last.pair is not None) == (dtype == torch.float32)
+    assert (last.tail is not None) == (dtype == torch.float32)
     if dtype == torch.float32:
         assert (last.plan.elements >= LEAST_ELEMENTS) == (build is net)
 
@@ -294,7 +294,7 @@ class TwoModels:
         self.first = Rank(communicator, ByteGrad())
         self.second = seeded(small_last)
         self.model = DistributedDataParallel(
-            self.second, algorithm=ByteGrad(), bucket_cap_mb=BUCKET_CAP_MB, engine=self.first.engine
+            self.second, None, algorithm=ByteGrad(), bucket_cap_mb=BUCKET_CAP_MB, engine=self.first.engine
         )
 
     def gradients(self) -> list[torch.Tensor]:

@@ -414,7 +414,7 @@ def test_parameters_that_nobody_uses_keep_no_gradient_if_asked_for() -> None:
     def act(communicator: Communicator) -> None:
         engine, inner = FakeEngine(communicator), Spare()
         model = DistributedDataParallel(
-            inner, algorithm="decentralized", find_unused_parameters=True, engine=engine
+            inner, None, algorithm="decentralized", find_unused_parameters=True, engine=engine
         )
         model(torch.ones(2, 6)).sum().backward()
         assert inner.spare.weight.grad is None and inner.used.weight.grad is not None

@@ -97,7 +97,7 @@ def test_it_is_found_by_name_and_refuses_what_it_cannot_do() -> None:
     with pytest.raises(
         ValueError, match=r"local_sgd\(compress='uint8'\) compresses weights of 32 or 16 bits"
     ):
-        DistributedDataParallel(nn.Linear(4, 2).double(), algorithm=UINT8, engine=FakeEngine())
+        DistributedDataParallel(nn.Linear(4, 2).double(), None, algorithm=UINT8, engine=FakeEngine())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -92,7 +92,7 @@ def test_it_is_found_by_name_and_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="communication_interval=-1"):
         LowPrecisionDecentralized(communication_interval=-1)
     with pytest.raises(ValueError, match=r"shape \(2, 4\) is torch.float64. Convert the model to float32"):
-        DistributedDataParallel(nn.Linear(4, 2).double(), algorithm=found, engine=FakeEngine())
+        DistributedDataParallel(nn.Linear(4, 2).double(), None, algorithm=found, engine=FakeEngine())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])

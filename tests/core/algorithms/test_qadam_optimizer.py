@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,23 +117,6 @@ def test_each_groups_own_betas_count() -> None:
     torch.testing.assert_close(
         second.double(), by_hand(1, (0.8, 0.99), 0.2, lr=0.02)[0], rtol=1e-5, atol=1e-6
     )
-
-
-def test_what_had_no_gradient_in_the_warm_up_stays_and_is_said() -> None:
-    parameter = nn.Parameter(torch.ones(4))
-    optimizer = QAdamOptimizer([parameter], lr=0.01, warmup_steps=2)
-    seen: list[str] = []
-    for _ in range(4):
-        parameter.grad = torch.tensor([1.0, 0.0, 1.0, 0.0])
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            optimizer.step()
-        seen += [str(w.message) for w in caught]
-    assert len(seen) == 1 and seen[0].startswith("2 of 4 parameters had no gradient in the warm-up")
-    parameter.grad = torch.ones(4)
-    optimizer.step()
-    assert parameter[1] == parameter[3] == 1.0
-    assert parameter[0] < 1.0 and torch.isfinite(parameter).all()
 
 
 def test_a_state_that_travelled_goes_on_alike() -> None:

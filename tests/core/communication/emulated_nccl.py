@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import AbortFlag
+from bagua_core.communication.device_order import Moment, PastMoment
 from bagua_core.communication.nccl import NcclCommunicator
 from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl
-from bagua_core.communication.nccl_stream import Mark
 
 REMOTE_ERROR, INVALID_USAGE = 6, 5
 TYPES = {
@@ -261,25 +261,17 @@ class Module:
         handle.post([call for _, call in group])
 
 
-class PastMark:
-    def is_past(self) -> bool:
-        return True
-
-    def before_current(self) -> None:
-        return None
-
-
 class EmulatedStream:
     """Work is done when it is given to it."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
-    def after_current(self) -> None:
-        return None
+    def now(self) -> Moment:
+        return PastMoment()
 
-    def mark(self) -> Mark:
-        return PastMark()
+    def mark(self) -> Moment:
+        return PastMoment()
 
     def on_it(self) -> AbstractContextManager[object]:
         return nullcontext()

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.buckets import GradientSpec, carries_pair, plan_buckets
+from bagua_core.communication.bucket_buffer import TAIL_ELEMENTS, Bucket
+from bagua_core.communication.buckets import GradientSpec, carries_tail, plan_buckets
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -41,7 +41,7 @@ def test_kinds_do_not_mix_and_leave_as_they_fill() -> None:
         (torch.float16, CPU, (1,)),
         (torch.float32, CPU, (3, 0)),
     ]
-    assert [carries_pair(b) for b in plan] == [False, False, True]
+    assert [carries_tail(b) for b in plan] == [False, False, True]
 
 
 @given(
@@ -83,20 +83,20 @@ def test_views_keep_strides_and_do_not_overlap() -> None:
     ]
     parameters.append(torch.empty(6)[::2])
     (plan,) = plan_buckets([GradientSpec(p.numel(), p.dtype, p.device) for p in parameters])
-    bucket = Bucket(plan, parameters, with_pair=True)
+    bucket = Bucket(plan, parameters, with_tail=True)
     for number, (member, view) in enumerate(zip(plan.members, bucket.views, strict=True)):
         assert view.shape == parameters[member].shape
         view.fill_(number + 1)
     assert bucket.views[2].stride() == parameters[1].stride()
-    assert bucket.pair is not None
-    assert torch.equal(bucket.pair, torch.zeros(2))
+    assert bucket.tail is not None
+    assert torch.equal(bucket.tail, torch.zeros(TAIL_ELEMENTS))
     assert float(bucket.flat.sum()) == sum((n + 1) * v.numel() for n, v in enumerate(bucket.views))
 
 
 def test_renewed_memory_is_other_memory() -> None:
     parameter = torch.empty(3)
     (plan,) = plan_buckets(fp32(3))
-    bucket = Bucket(plan, [parameter], with_pair=False)
+    bucket = Bucket(plan, [parameter], with_tail=False)
     old = bucket.views[0]
     bucket.renew()
     old.fill_(7)
@@ -106,4 +106,4 @@ def test_renewed_memory_is_other_memory() -> None:
 def test_only_fp32_on_the_cpu_carries_the_pair() -> None:
     (plan,) = plan_buckets([GradientSpec(3, torch.float16, CPU)])
     with pytest.raises(ValueError, match="float16"):
-        Bucket(plan, [torch.empty(3, dtype=torch.float16)], with_pair=True)
+        Bucket(plan, [torch.empty(3, dtype=torch.float16)], with_tail=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bagua_core.communication.chunks import Chunks
-from bagua_core.communication.compression import Compression, MinMax, OneBit
+from bagua_core.communication.compression import Compression, MinMax, MinMaxWithFeedback, OneBit, WithFeedback
 from bagua_core.communication.scratch import ALIGNMENT, Scratch
 
 ELEMENTS = 20011  # can be dealt evenly to nobody
@@ -37,7 +37,7 @@ def held(ranks: list[Compression], elements: int = ELEMENTS) -> torch.Tensor:
     """What the ranks have not sent, all together."""
     total = torch.zeros(elements)
     for r in ranks:
-        assert isinstance(r, OneBit)
+        assert isinstance(r, WithFeedback)
         for errors in r._kept.values():
             total += errors.in_place(elements)
     return total
@@ -47,13 +47,14 @@ def one_bits(count: int) -> list[Compression]:
     return [OneBit() for _ in range(count)]
 
 
-def test_one_bit_loses_nothing_over_steps_and_generations() -> None:
-    ranks = one_bits(3)
+@pytest.mark.parametrize("form", [OneBit, MinMaxWithFeedback])
+def test_feedback_loses_nothing_over_steps_and_generations(form: type[WithFeedback]) -> None:
+    ranks: list[Compression] = [form() for _ in range(3)]
     asked, got = torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
     for step, size in enumerate([3, 3, 3, 5, 5, 4, 4, 1, 3]):
         # whoever goes takes its errors along, so what it held is not asked for any more
         asked -= held(ranks[size:])
-        ranks = ranks[:size] + one_bits(size - len(ranks))
+        ranks = ranks[:size] + [form() for _ in range(size - len(ranks))]
         contributions = torch.randn(size, ELEMENTS, generator=RANDOM)
         asked += contributions.sum(0)
         got += exchange(ranks, contributions)
@@ -148,3 +149,15 @@ def test_memory_is_used_again_unless_it_was_given_up() -> None:
     scratch.give_back(second)
     assert scratch.take([1000], CPU).memory is not second.memory
     assert scratch.take([10], CPU).memory is not second.memory, "the larger one stands for it"
+
+
+@pytest.mark.parametrize("form", [OneBit, MinMaxWithFeedback])
+def test_feedback_is_finite_after_a_block_that_could_not_be_represented(form: type[WithFeedback]) -> None:
+    ranks: list[Compression] = [form() for _ in range(2)]
+    contributions = torch.randn(2, ELEMENTS, generator=RANDOM)
+    contributions[1, 5] = torch.inf
+    assert exchange(ranks, contributions)[:64].isnan().all()
+    for r in ranks:
+        r.reduced()
+    assert held(ranks).isfinite().all()
+    assert exchange(ranks, torch.ones(2, ELEMENTS)).isfinite().all()

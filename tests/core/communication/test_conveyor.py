@@ -62,7 +62,7 @@ def test_jobs_behind_a_flush_begin_when_those_before_it_have_ended() -> None:
     assert notes == ["a0", "b0", "a1", "b1", "c0"]
 
 
-def test_an_unflushed_job_stands_still_until_somebody_waits() -> None:
+def test_an_unflushed_job_stands_still_until_a_wait() -> None:
     conveyor, notes = Conveyor(), list[str]()
     pending = conveyor.launch(alone(), noting(notes, "a", 1))
     await_true(lambda: notes == ["a0"], "it has begun")
@@ -102,7 +102,7 @@ def test_ranks_of_different_pace_match_their_collectives(build: object) -> None:
     assert found == [[30.0 * (3 * i + 3) for i in range(6)]] * 3
 
 
-def test_an_abort_releases_whoever_waits_and_the_thread_goes_on() -> None:
+def test_an_abort_releases_the_waits_and_the_thread_goes_on() -> None:
     (here, _), conveyor = in_process_world(2), Conveyor()  # the peer is silent for ever
     pending = conveyor.launch(here, reducing(here, torch.ones(1)))
     waiting = threading.Event()

@@ -20,10 +20,12 @@ from bagua_core.communication.communicator import (
     AbortFlag,
     CollectiveAborted,
     CollectiveFailed,
+    Lane,
     Pending,
     ReduceOp,
 )
 from bagua_core.communication.nccl import NcclCommunicator, build_nccl
+from bagua_core.communication.nccl_end import abort_handle, bounded
 from bagua_core.communication.nccl_library import Nccl, NcclUnavailableError
 from bagua_core.communication.reducible import NATIVE
 from tests.core.communication.emulated_nccl import (
@@ -35,7 +37,7 @@ from tests.core.communication.emulated_nccl import (
     emulated_world,
 )
 from tests.core.communication.nccl_worlds import nccl_world, skip_without_nccl
-from tests.core.communication.worlds import await_true, run_ranks
+from tests.core.communication.worlds import DEADLINE_S, await_true, run_ranks
 
 STREAM, MESSAGES = 11, 12
 
@@ -51,6 +53,30 @@ class NotingMark:
     def before_current(self) -> None:
         self._stream.note("current waits for mark")
 
+    def wait(self, look: Callable[[], None]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not self.past:
+            look()
+            assert time.monotonic() < deadline_s
+            threading.Event().wait(0.001)
+        look()
+
+
+class NotingNow:
+    """A moment of the script's stream."""
+
+    def __init__(self, stream: NotingStream) -> None:
+        self._stream = stream
+
+    def is_past(self) -> bool:
+        return False
+
+    def before_current(self) -> None:
+        self._stream.note("stream waits for script")
+
+    def wait(self, look: Callable[[], None]) -> None:
+        raise AssertionError("the host does not wait for the script's work")
+
 
 class NotingStream:
     """Writes down what it is asked. is_quick: a mark is past as soon as it is made."""
@@ -65,8 +91,9 @@ class NotingStream:
     def note(self, what: str) -> None:
         self.notes.append(what)
 
-    def after_current(self) -> None:
-        self.note("stream waits for current")
+    def now(self) -> NotingNow:
+        self.note("moment of script")
+        return NotingNow(self)
 
     def mark(self) -> NotingMark:
         self.note("mark")
@@ -135,14 +162,15 @@ def one() -> Iterator[One]:
 def test_the_scripts_work_comes_before_and_what_follows_after(one: One) -> None:
     pending = one.communicator.allreduce(torch.ones(3))
     assert one.notes == [
-        "stream waits for current",
+        "moment of script",
         "stream is current",
+        "stream waits for script",
         f"allReduce on {STREAM}",
         "stream is current no more",
         "mark",
     ]
     pending.wait()
-    assert one.notes[5:] == ["current waits for mark"]
+    assert one.notes[6:] == ["current waits for mark"]
 
 
 def test_what_is_done_with_the_result_is_done_on_the_stream_too(
@@ -152,7 +180,7 @@ def test_what_is_done_with_the_result_is_done_on_the_stream_too(
 
     monkeypatch.setattr(nccl, "divide", lambda total, count: one.notes.append("divide"))
     one.communicator.allreduce(torch.ones(3), ReduceOp.AVG)
-    assert one.notes[2:5] == [f"allReduce on {STREAM}", "divide", "stream is current no more"]
+    assert one.notes[3:6] == [f"allReduce on {STREAM}", "divide", "stream is current no more"]
 
 
 def test_tensors_are_handed_over_by_address_and_kept(one: One) -> None:
@@ -208,7 +236,7 @@ def test_the_host_waits_until_the_stream_has_come_to_the_mark() -> None:
     assert one.notes[-1] == "current waits for mark"
 
 
-def test_nobody_blocks_for_peers_that_have_not_come() -> None:
+def test_no_call_blocks_for_peers_that_have_not_come() -> None:
     """A first operation connects the peers; those behind it keep their order."""
     here, there = emulated_world(2)
     began_s = time.monotonic()
@@ -232,7 +260,7 @@ def test_a_failed_peer_is_a_failure_of_the_operation(is_with_gpu: bool) -> None:
     if is_with_gpu:
         handle._open = [SimpleNamespace(done=False)]  # type: ignore[list-item]
     handle.lose()
-    with pytest.raises(CollectiveFailed, match="allreduce: NCCL status 6") as caught:
+    with pytest.raises(CollectiveFailed, match=r"allreduce: .*NCCL status 6") as caught:
         pending.wait()
     assert not isinstance(caught.value, CollectiveAborted)
     if not is_with_gpu:
@@ -247,6 +275,88 @@ def test_a_call_that_nccl_refuses_is_a_failure(one: One) -> None:
         one.communicator.broadcast(torch.ones(3), 0).wait()
     one.handles[0].ended = ""
     one.communicator.broadcast(torch.ones(3), 0).wait()
+
+
+def test_a_call_never_sleeps_while_nccl_is_at_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient hook starts collectives: backward must not stand still for the network."""
+    here, there = emulated_world(2)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("a call slept"))
+    for c in (here, there):
+        for _ in range(3):
+            c.allreduce(torch.ones(2))
+    monkeypatch.undo()
+    run_ranks([here, there], lambda c: c.allreduce(torch.ones(2)).wait())
+
+
+def test_following_leaves_the_host_free() -> None:
+    one = One(is_quick=False)
+    one.communicator.allreduce(torch.ones(3)).follow()
+    assert one.notes[-1] == "current waits for mark" and not one.stream.marks[0].past
+
+
+def test_work_that_an_abort_ended_is_no_result() -> None:
+    """ncclCommAbort ends the kernels, so that the mark is past as if they had come to their end."""
+    one = One(is_quick=False)
+    pending = one.communicator.allreduce(torch.ones(3))
+    one.communicator.abort("lost")
+    one.stream.marks[0].past = True
+    for wait in (pending.wait, pending.follow):
+        with pytest.raises(CollectiveAborted, match="lost"):
+            wait()
+
+
+class OutOfMemoryError(RuntimeError):
+    """torch's."""
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error"), KeyError("x")]
+)
+def test_an_error_of_this_process_is_no_failed_collective(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making the generation anew would not help; the script gets the error as it is."""
+    from bagua_core.communication import nccl
+
+    one = One()
+
+    def full(tensor: torch.Tensor, op: ReduceOp) -> Any:
+        raise error
+
+    monkeypatch.setattr(nccl, "carrier_of", full)
+    failed = one.communicator.allreduce(torch.ones(3))
+    monkeypatch.undo()
+    with pytest.raises(type(error)) as caught:
+        failed.wait()
+    assert caught.value is error
+    # Peers are in an operation that was not begun here: a later one must not be taken for it.
+    with pytest.raises(CollectiveFailed, match="an operation before it failed"):
+        one.communicator.allreduce(torch.ones(3)).wait()
+    assert not any(note.startswith("allReduce") for note in one.notes)
+
+
+@pytest.mark.parametrize("status", [1, 5, 8])
+def test_a_status_that_cupy_has_no_text_for_is_nccls(status: int) -> None:
+    nccl = Nccl(Module())
+    assert nccl.status_of(KeyError(status)) == status
+    assert nccl.status_of(KeyError("allReduce")) is None and nccl.status_of(MemoryError()) is None
+
+
+def test_a_failure_of_a_lane_ends_the_wait_for_what_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations of a lane are followed, and only the last one of the step is waited for."""
+    one = One(is_quick=False)
+    lane = Handle(one.module, _World(2), 0)
+    flag = one.communicator.abort_flag
+    stream = NotingStream(21, one.notes, is_quick=False)
+    other = NcclCommunicator(
+        Nccl(one.module), (lane, stream), (lane, stream), torch.device("cpu"), 1, 0, 2, flag
+    )
+    one.communicator.lanes = {Lane.STATISTICS: other}
+    pending = one.communicator.allreduce(torch.ones(3))
+    other.allreduce(torch.ones(3))
+    lane.lose()
+    with pytest.raises(CollectiveFailed, match="NCCL status 6"):
+        pending.wait()
 
 
 # -- messages
@@ -320,6 +430,59 @@ def test_an_abort_gets_through_while_a_call_hangs() -> None:
     one.communicator.abort("lost")
     hanging.join(10.0)
     assert not hanging.is_alive() and time.monotonic() - began_s < 5.0
+
+
+@pytest.mark.parametrize("how", ["abort", "destroy"])
+def test_the_end_runs_with_the_communicators_device(how: str) -> None:
+    """NCCL selects the device again that the thread had, which in a new thread is GPU 0, and that makes a context."""
+    one = One()
+    setattr(one.handles[0], how, lambda: one.notes.append(how))
+    setattr(one.handles[1], how, lambda: one.notes.append(f"{how} of messages"))
+    if how == "abort":
+        one.communicator.abort("lost")
+    else:
+        one.communicator.close()
+    await_true(lambda: one.notes.count("given back") == 2, "both to end")
+    for ended in (how, f"{how} of messages"):
+        place = one.notes.index(ended)
+        entered, left = (
+            one.notes[:place].count("stream is current"),
+            one.notes[:place].count("stream is current no more"),
+        )
+        assert entered > left
+
+
+def test_an_abort_that_does_not_return_ends_the_process() -> None:
+    hangs, told = threading.Event(), threading.Event()
+
+    class Stuck(Handle):
+        def abort(self) -> None:
+            assert hangs.wait(20.0)
+
+    limits: list[float] = []
+
+    def stuck(limit_s: float) -> None:
+        limits.append(limit_s)
+        told.set()
+
+    handle = Stuck(Module(), _World(1), 0)
+    aborting = threading.Thread(target=bounded, args=(handle.abort, 0.05, stuck), daemon=True)
+    aborting.start()
+    assert told.wait(10.0) and limits == [0.05]
+    hangs.set()
+    aborting.join(10.0)
+    assert not aborting.is_alive()
+
+
+def test_an_abort_that_returns_is_not_held_against_the_process() -> None:
+    guards_before = {t for t in threading.enumerate() if t.name == "nccl-abort-guard"}
+    handle = Handle(Module(), _World(1), 0)
+    abort_handle(handle)
+    assert handle.ended == "aborted"
+    await_true(
+        lambda: {t for t in threading.enumerate() if t.name == "nccl-abort-guard"} <= guards_before,
+        "the guard to end",
+    )
 
 
 def test_closing_gives_the_communicators_back() -> None:

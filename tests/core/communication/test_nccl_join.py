@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from bagua_core.communication import nccl_join, nccl_library
+from bagua_core.communication import nccl_end, nccl_join, nccl_library
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed
 from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl, NcclUnavailableError
 from tests.core.communication.emulated_nccl import NcclError
@@ -186,3 +186,36 @@ def test_that_something_is_under_way_is_told_from_errors() -> None:
         with pytest.raises((nccl.module.NcclError, KeyError)) as caught:
             nccl.module.check_status(status)
         assert nccl.status_of(caught.value) in ((IN_PROGRESS,) if status == IN_PROGRESS else (6, None))
+
+
+def test_a_joining_that_cannot_be_given_up_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, hangs = threading.Event(), threading.Event()
+    monkeypatch.setattr(nccl_end, "ABORT_LIMIT_S", 0.05)
+    monkeypatch.setattr(nccl_end, "end_process", lambda limit_s: told.set())
+
+    def begin(communicator: Any, *_: Any) -> int:
+        communicator._obj.value = 5
+        return IN_PROGRESS
+
+    def state_of(communicator: Any, state: Any) -> int:
+        state._obj.value = IN_PROGRESS
+        return 0
+
+    stub: Any = SimpleNamespace(
+        ncclCommInitRankConfig=begin,
+        ncclCommGetAsyncError=state_of,
+        ncclCommAbort=lambda communicator: hangs.wait(20.0),
+    )
+    flag = AbortFlag()
+    flag.set("another generation")
+
+    def joining() -> None:
+        with pytest.raises(CollectiveAborted):
+            nccl_join._join_without_blocking(stub, ID, 2, 0, time.monotonic() + 20.0, flag)
+
+    thread = threading.Thread(target=joining, daemon=True)
+    thread.start()
+    assert told.wait(10.0)
+    hangs.set()
+    thread.join(10.0)
+    assert not thread.is_alive()

@@ -63,6 +63,7 @@ class FakeEngine:
         self.in_step = True
         self.v = 0.0
         self.waits_before_step = 0
+        self.final_steps = 0
         self.parameter_changes = 0
         self.step = 0
         self.healing: frozenset[int] = frozenset()
@@ -96,6 +97,10 @@ class FakeEngine:
     def step_failed(self) -> bool:
         return self.failed is not None
 
+    @property
+    def is_final(self) -> bool:
+        return False
+
     def switch_value(self) -> float:
         return self.v
 
@@ -109,14 +114,24 @@ class FakeEngine:
     def wait(self, pending: Pending) -> None:
         pending.wait(self.stalls.append, self.stall_after_s)
 
-    def takes_optimizer_step(self) -> bool:
+    def takes_optimizer_step(self, final: bool = True) -> bool:
         self.waits_before_step += 1
+        self.final_steps += final
         return True
+
+    def optimizer_step_is_final(self) -> None:
+        self.final_steps += 1
 
     def broadcast_failed(self, error: Exception) -> None:
         self.reduction_failed(error)
 
     def forward_begins(self) -> None:
+        pass
+
+    def backward_begins(self) -> None:
+        pass
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
     def parameters_change(self) -> None:

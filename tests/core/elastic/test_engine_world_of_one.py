@@ -199,7 +199,7 @@ def test_a_loop_without_the_loader_trains_as_plain_torch_does() -> None:
         x, y = DATA.tensors[0][step::5], DATA.tensors[1][step::5]
         script.step(model, x, y)
     for step in range(5):
-        seed_generators(0, step, 0)
+        seed_generators(3, step, 0)  # what the script gave to torch.manual_seed
         other.step(other.net, DATA.tensors[0][step::5], DATA.tensors[1][step::5])
     assert script.state() == other.state()
 
@@ -261,3 +261,76 @@ def test_the_fingerprint_names_all_that_must_agree() -> None:
     assert fingerprint["seed"] == str(SEED)
     assert fingerprint["registered"] == "scheduler"
     assert fingerprint["algorithm"] == "gradient_allreduce"
+
+
+def dropped(engine: Engine) -> list[list[float]]:
+    """What dropout leaves in three steps."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), None, engine=engine)
+    found = []
+    while engine.next_step() < 3:
+        found.append((model(torch.ones(1, 6)) != 0).flatten().float().tolist())
+    return found
+
+
+def test_random_numbers_of_steps_follow_from_the_script_s_seed() -> None:
+    def drawn(script_seed: int, given: int | None) -> list[list[float]]:
+        torch.manual_seed(script_seed)
+        engine = Engine(None)
+        if given is not None:
+            engine.seed(given)
+        return dropped(engine)
+
+    assert drawn(1, None) == drawn(1, None)
+    assert drawn(1, None) != drawn(2, None)
+    assert drawn(1, 5) == drawn(2, 5) != drawn(1, 6)
+
+
+def test_the_job_s_position_is_on_the_loader() -> None:
+    engine = Engine(None)
+    loader = ElasticDataLoader(DATA, BATCH, seed=SEED, engine=engine)
+    positions = [
+        (epoch, index, loader.step) for epoch in loader.epochs(2) for index, _ in loader.enumerate(start=1)
+    ]
+    assert positions == [(s // 6, s % 6 + 1, s) for s in range(2 * STEPS_PER_EPOCH)]
+
+
+def test_a_step_done_again_keeps_its_index_and_enumerate_is_warned_of(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def indices(enumerated: bool) -> list[int]:
+        script, engine = Script(), Engine(None)
+        model = DistributedDataParallel(script.net, [script.optimizer], engine=engine)
+        loader = ElasticDataLoader(DATA, BATCH, seed=SEED, engine=engine)
+        found = []
+        for index, (x, y) in enumerate(loader) if enumerated else loader.enumerate():
+            found.append(index)
+            if len(found) == 3:
+                engine.reduction_failed(CollectiveFailed("a peer is gone"))
+            script.step(model, x, y)
+            if len(found) == STEPS_PER_EPOCH:
+                break
+        return found
+
+    assert indices(enumerated=False) == [0, 1, 2, 2, 3, 4]
+    assert "loader.enumerate()" not in capfd.readouterr().err
+    assert indices(enumerated=True) == [0, 1, 2, 3, 4, 5]
+    said = capfd.readouterr().err
+    assert said.count("enumerate(loader) gives index 3 to what is step 2 of the job's epoch") == 1
+
+
+def test_under_plain_python_a_script_needs_no_steps() -> None:
+    """Neither the loader nor next_step(): a model that is wrapped trains as it would without."""
+
+    def trained(wrapped: bool) -> list[Any]:
+        script = Script()
+        model = (
+            DistributedDataParallel(script.net, [script.optimizer], engine=Engine(None))
+            if wrapped
+            else script.net
+        )
+        torch.manual_seed(5)
+        for step in range(3):
+            script.step(model, DATA.tensors[0][step::3], DATA.tensors[1][step::3])
+        return script.state()
+
+    assert trained(wrapped=True) == trained(wrapped=False)

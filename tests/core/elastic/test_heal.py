@@ -127,14 +127,19 @@ class Corrupting(InProcessCommunicator):
         return super().send(tensor, destination, tag)
 
 
-@pytest.mark.parametrize("message", [1, 2, 3], ids=["its first", "a later one", "a third"])
+@pytest.mark.parametrize("message", [1, 2, 3], ids=["its layout", "a chunk", "another chunk"])
 def test_a_corrupted_stripe_is_not_used(message: int) -> None:
-    """Rank 1 sends chunks and, last, their checksum: whichever is hit, the two differ."""
+    """Rank 1 sends its layout, chunks and, last, their checksum: whichever is hit is seen."""
     first, second, receiver = build_in_process(3)
     world = [first, Corrupting(second, message), receiver]
     state = state_of(1)
     # the receiver learns it only at the end, so both holders have sent everything
-    with pytest.raises(HealMismatch, match="stripe 1 of the state arrived with another checksum"):
+    what = (
+        "holds a state of another layout"
+        if message == 1
+        else "stripe 1 of the state arrived with another checksum"
+    )
+    with pytest.raises(HealMismatch, match=what):
         heal_in(world, (0, 1), (2,), state)
 
 

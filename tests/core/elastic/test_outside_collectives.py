@@ -42,7 +42,7 @@ class Steps:
     ) -> None:
         self.in_step = in_step
         self.step_failed = False
-        self.is_reduced = False
+        self.is_final = False
         self.plan = StepPlan(1, 5, communicator.global_rank, communicator.world_size, healing)
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []

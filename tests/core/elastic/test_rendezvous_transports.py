@@ -274,6 +274,22 @@ def test_an_abort_releases_waits_of_both_and_of_lanes(meeting: Make) -> None:
         pending.wait()
 
 
+def test_aborting_a_lane_leaves_the_generation_and_its_other_lanes(meeting: Make) -> None:
+    one = meeting(able(2), lanes=frozenset({Lane.BACKGROUND, Lane.STATISTICS}))
+    world = one.built(1)
+    tensors = [torch.ones(2), torch.ones(WORDS)]
+    waits = [world[0].lanes[Lane.BACKGROUND].allreduce(tensor) for tensor in tensors]  # rank 1 never comes
+    world[0].lanes[Lane.BACKGROUND].abort("training is over")
+    for pending in waits:
+        with pytest.raises(CollectiveAborted, match="training is over"):
+            pending.wait()
+    assert not any(c.abort_flag.is_set() for c in world)
+    assert_reduces(world)
+    assert_reduces([c.lanes[Lane.STATISTICS] for c in world])
+    world[0].abort("lost")
+    assert world[0].lanes[Lane.STATISTICS].abort_flag.reason == "lost"
+
+
 # -- builds that end otherwise
 
 

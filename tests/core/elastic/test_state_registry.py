@@ -265,6 +265,210 @@ def test_a_snapshot_is_a_copy_to_the_bottom() -> None:
         assert nested.values["set"] == {1}
 
 
+# -- what the script changes by itself
+
+
+class Odd(nn.Module):
+    """Changes much of itself in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.encoder = nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("late", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        if self.late is None:
+            self.late = torch.ones(2)
+        for momentum, parameter in zip(self.encoder.parameters(), self.layer.parameters(), strict=True):
+            momentum.data = momentum.data * 0.9 + parameter.data * 0.1
+        result: torch.Tensor = self.layer(x) + self.encoder(x)
+        return result
+
+
+def odd(watches: bool = True) -> tuple[Odd, torch.optim.Optimizer, StateRegistry]:
+    torch.manual_seed(1)
+    model = Odd()
+    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    registry = StateRegistry()
+    registry.watches = watches
+    registry.add_model(model, [optimizer])
+    return model, optimizer, registry
+
+
+def clamp(model: Odd) -> None:
+    model.layer.weight.data.clamp_(-0.01, 0.01)  # no version counter sees it
+
+
+def shrink(model: Odd) -> None:
+    with torch.no_grad():
+        model.layer.bias.mul_(0.5)
+
+
+@pytest.mark.parametrize("before", [lambda model: None, clamp, shrink], ids=["forward", "clamp", "shrink"])
+@pytest.mark.parametrize("after", [lambda model: None, clamp, shrink], ids=["none", "clamp", "shrink"])
+def test_a_failed_step_gives_back_what_the_script_changed(
+    before: Callable[[Odd], None], after: Callable[[Odd], None]
+) -> None:
+    """Before the step is known to have failed, and after."""
+    model, _, registry = odd()
+    form = wire_form(registry.capture())
+    for _ in range(3):
+        registry.snapshot()
+        before(model)
+        model(torch.ones(1, 3))
+        registry.protect()
+        after(model)
+        assert registry.roll_back() == ()
+        assert wire_form(registry.capture()) == form
+        assert model.late is None
+
+
+def test_a_step_that_did_not_fail_keeps_what_the_script_changed() -> None:
+    model, _, registry = odd()
+    for step in range(1, 9):
+        registry.snapshot()
+        shrink(model)
+        model(torch.ones(1, 3))
+        registry.find_changed()
+        assert float(model.count) == step
+    registry.snapshot()
+    registry.roll_back()
+    assert float(model.count) == 8
+
+
+def test_a_change_that_was_never_seen_before_is_said() -> None:
+    """By then the first steps, in which all parameters are compared, are over."""
+    model, _, registry = odd()
+    for _ in range(9):
+        registry.snapshot()
+        model(torch.ones(1, 3))
+        registry.find_changed()
+    registry.snapshot()
+    shrink(model)
+    registry.protect()
+    assert registry.roll_back() == ("parameter.layer.bias",)
+    registry.snapshot()
+    value = model.layer.bias.tolist()
+    shrink(model)
+    registry.protect()
+    assert registry.roll_back() == (), "from then on there is a copy"
+    assert model.layer.bias.tolist() == value
+
+
+def test_a_part_that_is_final_stays_when_a_later_part_fails() -> None:
+    model, optimizer, registry = odd()
+    registry.snapshot()
+    shrink(model)
+    model(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    registry.find_changed()
+    optimizer.step()
+    registry.stepped(optimizer)
+    stepped = [p.tolist() for p in model.layer.parameters()]
+    registry.protect()
+    shrink(model)
+    registry.roll_back()
+    assert [p.tolist() for p in model.layer.parameters()] == stepped
+
+
+def test_groups_that_were_added_or_removed_in_a_failed_step_are_put_right() -> None:
+    _, optimizer, registry = odd()
+    kept = optimizer.param_groups[0]
+    registry.snapshot()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    del optimizer.param_groups[0]
+    registry.protect()
+    registry.roll_back()
+    assert len(optimizer.param_groups) == 1 and optimizer.param_groups[0] is kept
+
+
+# -- gradients that stay over several steps
+
+
+def test_a_failed_step_gives_back_the_gradients_of_earlier_ones() -> None:
+    model, _, registry = odd()
+    model(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    before = [g.grad.clone() for g in model.layer.parameters() if g.grad is not None]
+    for _ in range(2):
+        registry.snapshot()
+        loss = model(torch.ones(1, 3)).sum()
+        registry.backward_begins()
+        loss.backward()
+        registry.protect()
+        for parameter in model.layer.parameters():
+            parameter.grad = None
+        registry.roll_back()
+        registry.roll_back_gradients()
+        after = [g.grad for g in model.layer.parameters()]
+        assert all(a is not None and torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_without_gradients_at_the_begin_there_are_none_after_a_failure() -> None:
+    model, _, registry = odd()
+    registry.snapshot()
+    loss = model(torch.ones(1, 3)).sum()
+    registry.backward_begins()
+    loss.backward()
+    registry.protect()
+    registry.roll_back()
+    registry.roll_back_gradients()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_are_in_a_state_where_there_are_any() -> None:
+    """A script may add to them in its next step; nothing tells before that whether it will."""
+    model, optimizer, registry = odd()
+    assert "gradients" not in registry.capture()
+    model(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    assert set(registry.capture()["gradients"][0]) == {"parameter.layer.weight", "parameter.layer.bias"}
+    optimizer.zero_grad()
+    assert "gradients" not in registry.capture()
+
+
+# -- a copy in two parts, in the middle of a step
+
+
+def without_gradients(registry: StateRegistry) -> tuple[bytes, bytes]:
+    """A worker that joins gets them with the step's reduction."""
+    captured = registry.capture()
+    captured.pop("gradients", None)
+    return wire_form(captured)
+
+
+def test_a_copy_holds_what_the_holder_s_script_did_until_then_and_where_a_failure_goes_back_to() -> None:
+    holder_model, holder_optimizer, holder = odd()
+    for _ in range(3):
+        holder.snapshot()
+        holder_model(torch.ones(1, 3))
+        holder.find_changed()
+    at_begin = without_gradients(holder)
+    holder.snapshot()
+    bulk = through_the_wire(holder.bulk())
+    holder_optimizer.param_groups[0]["lr"] = 0.7
+    shrink(holder_model)
+    holder_model(torch.ones(1, 3))
+    rest = through_the_wire(holder.rest(at_resume_point=False))
+
+    model, optimizer, registry = odd()
+    clamp(model)
+    registry.snapshot()
+    loss = model(torch.ones(1, 3)).sum()
+    loss.backward(retain_graph=True)
+    registry.restore_parts(bulk, rest)
+    assert without_gradients(registry) == without_gradients(holder)
+    assert optimizer.param_groups[0]["lr"] == 0.7
+    loss.backward()  # a second one through the same graph: the copy must not be taken for the script's own change
+
+    for each in (registry, holder):
+        each.protect()
+        each.roll_back()
+    for one in (model, holder_model):
+        one.zero_grad()
+    assert without_gradients(holder) == at_begin == without_gradients(registry)
+
+
 # -- registration and errors
 
 

@@ -36,7 +36,7 @@ class Worker:
         # an engine
         self.in_step = False
         self.step_failed = False
-        self.is_reduced = False
+        self.is_final = False
         self.healing: frozenset[int] = frozenset()
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []

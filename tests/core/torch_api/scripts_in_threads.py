@@ -38,7 +38,7 @@ class LoopEngine(FakeEngine):
         super().attach_model(model)
         self.registry.add_model(model.module, model.optimizers, model.travelling, model.equal_states)
 
-    def next_step(self) -> int:
+    def next_step(self, resumes_here: bool = True) -> int:
         if self.in_step:
             self._end_step()
         self._is_announced = True

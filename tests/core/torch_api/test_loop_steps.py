@@ -14,7 +14,7 @@ class Engine:
         self.announced = 0
         self._is_announced = False
 
-    def next_step(self) -> int:
+    def next_step(self, resumes_here: bool = True) -> int:
         self.in_step = False
         self.announced += 1
         self._is_announced = True

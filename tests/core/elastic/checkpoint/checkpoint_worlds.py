@@ -78,7 +78,8 @@ class Rank:
     def step(self, *, settle: bool = True) -> None:
         self.training.train(1, seed=self.name.step)
         self.name = StateName(self.generation, self.name.step + 1)
-        self.checkpointer.after_commit(self.moment, self.communicator, self.training.registry.capture, wait)
+        if self.checkpointer.is_due(self.moment, self.communicator, wait):
+            self.checkpointer.write(self.moment, self.training.registry.capture)
         if settle:
             assert self.checkpointer.writer.wait(DEADLINE_S)
 

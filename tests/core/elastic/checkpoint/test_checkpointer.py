@@ -273,7 +273,7 @@ def test_without_settings_nothing_happens() -> None:
     off = checkpointer.Checkpointer(None, lambda text: None, dict)
     moment = Rank(Path("/nonexistent/never"), None).moment
     assert not off.is_on and off.choose(None, "job", lambda pending: None) is None
-    off.after_commit(moment, None, dict, lambda pending: None)
+    assert not off.is_due(moment, None, lambda pending: None)
     off.finish(moment, dict)
     off.close()
 

@@ -1,0 +1,32 @@
+"""The sum of gradients of which few are not zero, uncompressed.
+
+Late elements are mostly those of rows that are rarely used: in a step only the rows of its samples have a gradient. So
+the values are taken in segments, ranks agree in one small message on the segments in which any of them has something,
+and only these travel. Knows neither buckets nor moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+
+# The message that chooses segments takes a byte for each: a 256th of the values in fp32.
+SEGMENT = 64
+
+
+def sum_where_touched(communicator: Communicator, values: Tensor) -> Generator[Pending, None, Tensor]:
+    """The sum over all ranks. values: [count], the same count on all ranks. Returns [count], the same bits on all."""
+    segments = values.new_zeros((-(-values.numel() // SEGMENT), SEGMENT))
+    segments.view(-1)[: values.numel()] = values
+    touched = (segments != 0).any(dim=1).to(torch.uint8)
+    yield communicator.allreduce(touched, ReduceOp.MAX)
+    chosen = touched.bool()
+    moved = segments[chosen]
+    if moved.numel():
+        yield communicator.allreduce(moved)
+        segments[chosen] = moved
+    return segments.view(-1)[: values.numel()]

@@ -1,0 +1,270 @@
+"""The sum of the workers' momentum over a bucket, compressed with error feedback: what QAdam does with gradients.
+
+After the warm-up each rank has a momentum of its own, of its part g of the mean gradient, in units of the step that
+Adam would take, d = sqrt(exp_avg_sq) + eps. One compressor then serves layers of any scale, and what it loses is a part
+of such a step. With C the compression, ' for the step before, and sums over ranks:
+
+    c = beta1 * c' + g / d                 this rank's momentum
+    sent = C(c + E');  E = c + E' - sent   error feedback, here and once more at the owner of each chunk
+    S = sum of sent                        the momentum on which all ranks agree
+    .grad = d * (S - beta1 * S')           the gradient by which the optimizer comes to that momentum
+
+In 1-bit Adam c' is the rank's share of S'. Then each step repeats the errors of the steps before, smoothed by beta1;
+here each rank goes on from its own momentum, and S has the errors of two steps only.
+
+.grad is linear in the gradients and is the mean gradient, but for errors that the next steps make up for: loss scaling,
+accumulation and weight decay mean what they always do.
+
+Late elements (qadam_optimizer.py) have no d yet. Their gradients travel uncompressed, beside the compressed message of
+the others.
+
+Invariants: c, E and S are those of the last final step, a step under way writes to other memory. S is the same on all
+ranks, so all begin it anew in the same steps: the first of a generation, one in which a rank heals, and one after a
+bucket travelled uncompressed or could not be represented. Then S' is the optimizer's own momentum, and c' the rank's
+share of it; so are those of an element that is no longer late. E outlives that; it begins at zero, and again when a
+state was loaded into the optimizer.
+Which elements are late is read from the optimizer's state, so all ranks that hold the job's state agree on it; the
+others receive their number from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from bagua_core.algorithms.bucket_moments import BucketMoments
+from bagua_core.algorithms.late_elements import sum_where_touched
+from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.communication.bucket_buffer import Bucket
+from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.communication.compressed_sum import CompressedSum, Load, is_compressed
+from bagua_core.communication.compression import MinMaxWithFeedback, OneBit, WithFeedback
+from bagua_core.communication.conveyor import Conveyor, Job
+from bagua_core.communication.routes import route_of
+from bagua_core.elastic.step_interface import StepEngine
+
+# With one bit an element of g / d is cut to so many times its neighbours' mean. A second moment from a short warm-up
+# may be far too small, and one such element would be the scale of its whole block.
+REACH = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """reach: in means; see REACH."""
+
+    compression: Callable[[], WithFeedback]
+    reach: float
+
+
+FORMS = {8: Form(MinMaxWithFeedback, reach=math.inf), 1: Form(OneBit, reach=REACH)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a step leaves to the next, of one bucket. contribution: c, fp32, in the bucket's layout; None: zero. sums:
+    S, likewise. late: the mask of late elements, of which neither says anything; None if there are none. holds_nan: a
+    flag for the host, see Messages.nan_flag; the next step does not build on NaN."""
+
+    contribution: Tensor | None
+    sums: Tensor
+    late: Tensor | None
+    holds_nan: Tensor
+
+
+@dataclass(slots=True)
+class _Phase:
+    """One step. What it leaves to the next is taken over when it is final.
+
+    has_state: this rank holds the job's state; one that heals does not. is_warm: so far as this rank knows. asks: some
+    rank heals, so the others say what it needs to know.
+    """
+
+    has_state: bool = False
+    is_warm: bool = False
+    asks: bool = False
+    kept: dict[int, _Kept] = field(default_factory=dict)
+    late: dict[int, Tensor | None] = field(default_factory=dict)
+    undecoded: list[Callable[[], None]] = field(default_factory=list)
+
+
+class MomentumSum(CompressedSum):
+    """Averages gradients until the warm-up is over, then sums momentum.
+
+    A rank that heals contributes nothing and needs the moments only at the end, when they have arrived.
+    """
+
+    carries_pair = True
+
+    def __init__(
+        self,
+        conveyor: Conveyor,
+        form: Form,
+        hierarchical: bool,
+        optimizer: QAdamOptimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        engine: StepEngine,
+    ) -> None:
+        self._feedback = form.compression()
+        super().__init__(conveyor, self._feedback, hierarchical)
+        self._reach = form.reach
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._engine = engine
+        self._loads = optimizer.loads
+        self._phase = _Phase()
+        self._kept: dict[int, _Kept] = {}
+        self._spare: dict[int, Tensor] = {}
+        self._late_when_sent: dict[int, Tensor | None] = {}  # the elements that E has no place for
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        if number == 0:
+            self._begin_step()
+        return super().launch(communicator, bucket, number, weight)
+
+    def _begin_step(self) -> None:
+        plan = self._engine.plan
+        has_state = plan.active_index is not None
+        if not has_state or self._optimizer.loads != self._loads:  # c, E and S belong to a state that is gone
+            self._loads = self._optimizer.loads
+            self._feedback.forget()
+            self._kept.clear()
+        is_warm = has_state and self._optimizer.is_warm(self._parameters)
+        self._phase = _Phase(has_state, is_warm, asks=bool(plan.healing))
+
+    def reduced(self) -> None:
+        super().reduced()
+        phase, self._phase = self._phase, _Phase()
+        for decode in phase.undecoded:
+            decode()
+        if not phase.has_state:
+            self._loads = self._optimizer.loads  # the state that has arrived is the one of this step
+        for number, kept in self._kept.items():
+            if kept.contribution is not None:
+                self._spare[number] = kept.contribution
+        self._kept = phase.kept
+        self._late_when_sent.update(phase.late)
+
+    def failed(self) -> None:
+        super().failed()
+        self._phase = _Phase()
+
+    def communicator_changed(self) -> None:
+        # A rank that was behind lacks the S of the last step, and the other ranks do not know that.
+        self._kept.clear()
+
+    def _sum(self, communicator: Communicator, load: Load) -> Job:
+        return self._sum_in_phase(communicator, load, self._phase)
+
+    # -- in the conveyor's thread
+
+    def _sum_in_phase(self, communicator: Communicator, load: Load, phase: _Phase) -> Job:
+        moments = BucketMoments(self._optimizer, self._parameters, load)
+        is_warm, late_count = phase.is_warm, moments.late_count() if phase.is_warm else 0
+        if phase.asks:
+            said = torch.tensor([is_warm, late_count])
+            yield communicator.allreduce(said, ReduceOp.MAX)
+            is_warm, late_count = bool(said[0]), int(said[1])
+        route = route_of(communicator, self._hierarchical)
+        plan = replace(load.plan, elements=load.plan.elements - late_count)
+        if not is_warm or not is_compressed(plan, route):
+            yield communicator.allreduce(load.reducible)
+            return
+
+        late = moments.late_mask() if phase.has_state and late_count else None
+        of_late = load.values.new_zeros(late_count) if late is None else load.values[late]
+        before = None if phase.asks else self._kept.get(load.number)
+        if before is not None and bool(before.holds_nan):
+            before = None  # on all ranks, for all have received it
+        if before is not None and phase.has_state:
+            before = _extended(before, late, load, moments)
+        contribution = self._encode(load, moments, before) if phase.has_state else None
+        compact = load if not late_count else _without_late(load, late, late_count)
+        if phase.has_state:
+            self._send_again_elsewhere(compact, load.plan.elements, late)
+        messages = yield from self._exchange(compact, route)
+        messages.decompress(messages.gathered)
+        holds_nan = messages.nan_flag()
+        messages.give_back()
+        if late_count:
+            of_late = yield from sum_where_touched(communicator, of_late)
+            if load.tail is not None and compact.tail is not None:
+                load.tail.copy_(compact.tail)
+
+        def decode(late: Tensor | None) -> None:
+            if late is not None:
+                load.values.zero_().masked_scatter_(~late, compact.values)
+            sums = load.values.to(torch.float32, copy=True)
+            phase.kept[load.number] = _Kept(contribution, sums, late, holds_nan)
+            moments.decode(None if before is None else before.sums)
+            if late is not None:
+                load.values.masked_scatter_(late, of_late)
+            phase.late[load.number] = late
+
+        if phase.has_state:
+            decode(late)
+        else:  # the moments are still on their way
+            phase.undecoded.append(lambda: decode(moments.late_mask() if late_count else None))
+
+    def _encode(self, load: Load, moments: BucketMoments, before: _Kept | None) -> Tensor:
+        """To c, in place. Returns a copy of it in fp32, whose infinities and NaNs are 0."""
+        after = self._spare.pop(load.number, None)
+        if after is None:
+            after = load.values.new_empty(load.plan.elements, dtype=torch.float32)
+        if before is None:
+            moments.begin(load.weight, after)
+            moments.encode(after, after, self._reach)
+        elif before.contribution is None:
+            moments.encode(after.zero_(), after, self._reach)
+        else:
+            moments.encode(before.contribution, after, self._reach)
+        return after
+
+    def _send_again_elsewhere(self, compact: Load, elements: int, late: Tensor | None) -> None:
+        """When other elements are late than when E was made, E goes into the values, each where it belongs now."""
+        if compact.number not in self._late_when_sent:
+            return
+        before = self._late_when_sent[compact.number]
+        if _are_alike(before, late):
+            return
+        sent = elements if before is None else elements - int(before.sum())
+        unsent = self._feedback.unsent(compact.step, compact.number, sent)
+        if unsent is None:
+            return
+        if before is not None:
+            unsent = unsent.new_zeros(elements).masked_scatter_(~before, unsent)
+        compact.values.add_(unsent if late is None else unsent[~late])
+
+
+def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _extended(kept: _Kept, late: Tensor | None, load: Load, moments: BucketMoments) -> _Kept:
+    """With the elements that are no longer late."""
+    if _are_alike(kept.late, late) or kept.late is None:
+        return kept
+    fresh = kept.late if late is None else kept.late & ~late
+    begun = torch.empty_like(kept.sums)
+    moments.begin(1.0, begun)
+    sums = torch.where(fresh, begun, kept.sums)
+    own = torch.zeros_like(kept.sums) if kept.contribution is None else kept.contribution
+    return _Kept(torch.where(fresh, begun.mul_(load.weight), own), sums, late, kept.holds_nan)
+
+
+def _without_late(load: Load, late: Tensor | None, late_count: int) -> Load:
+    """The load of the other elements alone, in their order; of zeros if `late` is None."""
+    plan = replace(load.plan, elements=load.plan.elements - late_count)
+    flat = load.flat.new_zeros(load.flat.numel() - late_count)
+    if late is not None:
+        flat[: plan.elements] = load.values[~late]
+    if load.tail is not None:
+        flat[plan.elements :] = load.tail
+    return replace(load, plan=plan, reducible=flat, flat=flat, views=())

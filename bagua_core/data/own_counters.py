@@ -1,0 +1,31 @@
+"""Notices a script that counts its own draws with enumerate(loader).
+
+Python's enumerate counts what this process drew. That is not the job's position once a step is done again, or in a
+worker that joined, and a script that decides by it (`if (i + 1) % 4 == 0: optimizer.step()`) then trains wrongly.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+
+def may_enumerate(code: CodeType) -> bool:
+    """Whether the code that draws mentions enumerate at all."""
+    return "enumerate" in code.co_names
+
+
+def is_enumerated(iterator: Iterator[Any]) -> bool:
+    """Whether an enumerate object draws from `iterator`. Walks all objects of the process, which can take a second."""
+    return any(type(referrer) is enumerate for referrer in gc.get_referrers(iterator))
+
+
+def warning(counted: int, position: int) -> str:
+    """counted: the index that enumerate gives to the next draw; position: the job's, within the epoch."""
+    return (
+        f"warning: enumerate(loader) gives index {counted} to what is step {position} of the job's epoch, because a "
+        "step was done again or this worker joined later. A script that decides by this index trains otherwise than "
+        "one process would: use `for i, batch in loader.enumerate()`, or loader.step"
+    )

@@ -1,0 +1,28 @@
+"""Scales a loss that is a sum over samples, so that the job's gradient is that of the sum over the global batch.
+
+The reducer adds weight times gradient over all ranks and micro-batches. The weight of a micro-batch is its samples over
+those of the global batch, which is right for a mean: (n / N) * (1 / n) per sample makes 1 / N. A sum over samples must
+count with 1 instead, so its loss is divided by the weight.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bagua_core.elastic import runtime
+from bagua_core.elastic.step_interface import MicroBatch
+
+
+def scale_loss(loss: torch.Tensor) -> torch.Tensor:
+    """`loss`, a sum over this worker's samples (times or divided by a constant), as backward() must see it.
+
+    Call it after the forward. After backward() the gradient is that of the sum over the samples of all workers, for any
+    shares and micro-batches. For losses that are means over samples call backward() on the loss itself.
+    """
+    return scaled(loss, runtime.engine().micro_batch)
+
+
+def scaled(loss: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    """scale_loss for a given micro-batch."""
+    # without a share the gradient is replaced by zero, and the loss may be one of filler samples
+    return loss if micro_batch.weight == 0.0 else loss / micro_batch.weight

@@ -1,0 +1,52 @@
+"""Counts the optimizer steps of each step of the job, so that ranks can compare them.
+
+One count per engine. The gates on optimizers count, the wrapped models say when a step is committed or rolled back, and
+the reducers ask for the count of the step before. A count is valid only in the step right after its own: a rank that
+copied a state in between has no count for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+_of_engine: weakref.WeakKeyDictionary[object, OptimizerSteps] = weakref.WeakKeyDictionary()
+
+
+class OptimizerSteps:
+    def __init__(self) -> None:
+        self._count = 0  # in the step under way
+        self._committed: tuple[int, int] | None = (
+            None  # steps committed by then, and the count of the last of them
+        )
+        self._compared = True
+
+    def stepped(self) -> None:
+        """An optimizer's step was due, whether this attempt takes it or an earlier one did."""
+        self._count += 1
+
+    def step_committed(self, step: int) -> None:
+        """step: of the plan. Every wrapped model says so; the first one counts."""
+        if self._committed is None or self._committed[0] != step + 1:
+            self._committed = (step + 1, self._count)
+        self._count = 0
+
+    def step_rolled_back(self) -> None:
+        self._count = 0
+
+    def leave_uncompared(self) -> None:
+        """Replicas differ by design, so ranks may decide differently, for example after an overflow."""
+        self._compared = False
+
+    def before(self, step: int) -> int | None:
+        """The count of the step before `step`; None if this rank did not commit that one by itself."""
+        if self._committed is None or self._committed[0] != step or not self._compared:
+            return None
+        return self._committed[1]
+
+
+def optimizer_steps_of(engine: object) -> OptimizerSteps:
+    """The engine's count; there is one from the first call on."""
+    found = _of_engine.get(engine)
+    if found is None:
+        found = _of_engine[engine] = OptimizerSteps()
+    return found

@@ -1,0 +1,66 @@
+"""A job with asynchronous averaging ends while a round is under way: as if there were none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 120
+
+# Worker 1 begins no round, so worker 0's first one is under way until the end.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+import bagua_core as bagua
+
+bagua.init_process_group()
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+algorithm = bagua.algorithms.AsyncModelAverage(sync_interval_ms=0)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+slot = bagua.get_local_rank()
+if slot == 1:
+    model._exchange.pause()
+samples = torch.utils.data.TensorDataset(torch.arange(320.0).view(80, 4) / 320)
+loader = bagua.ElasticDataLoader(samples, global_batch_size=8)
+for _ in loader.epochs(1):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        under_way = not model._exchange.wait_for_round(0.0)
+weights = [p.detach().flatten().tolist() for p in net.parameters()]
+found = {"under_way": under_way, "generation": bagua.generation(), "weights": weights}
+Path(sys.argv[1], str(slot)).write_text(json.dumps(found))
+"""
+
+
+def test_no_new_generation_and_no_failure_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
+    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "out"
+    out.mkdir()
+    words = ["-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", "--rdzv-conf", "node_window=60"]
+    ended = subprocess.run(
+        [sys.executable, *words, str(script), str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 0, said
+    found = [json.loads((out / str(slot)).read_text()) for slot in range(2)]
+    assert found[0]["under_way"] and not found[1]["under_way"], "no round was under way at the end"
+    assert found[0]["weights"] == found[1]["weights"]
+    assert [f["generation"] for f in found] == [1, 1], said
+    assert not any(words in said for words in ("can't go on", "generation 2", "did not happen")), said

@@ -1,0 +1,110 @@
+"""Kernels start on torch's stream and device, and leave both as they were; by fakes of CuPy and torch.cuda."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.kernels.cupy_launcher import KEPT_TABLES, CupyLauncher
+
+GPU = torch.device("cuda", 1)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @contextmanager
+    def within(self, what: str) -> Iterator[None]:
+        self.lines.append(f"enter {what}")
+        yield
+        self.lines.append(f"leave {what}")
+
+
+class TorchStream:
+    def __init__(self, address: int) -> None:
+        self.cuda_stream = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+    made = Notes()
+    monkeypatch.setattr(torch.cuda, "device", lambda index: made.within(f"torch's device {index}"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: TorchStream(77))
+    return made
+
+
+def install_cupy(monkeypatch: pytest.MonkeyPatch, notes: Notes, with_protocol: bool) -> None:
+    cupy: Any = ModuleType("cupy")
+
+    class Stream:
+        pass
+
+    if with_protocol:
+        Stream.from_external = staticmethod(  # type: ignore[attr-defined]
+            lambda stream: notes.within(f"stream {stream.__cuda_stream__()[1]} by the protocol")
+        )
+
+    def external(address: int, index: int) -> Any:
+        assert not with_protocol, "CuPy 14 warns of it"
+        return notes.within(f"stream {address} of device {index} by its address")
+
+    def kernel(*_: Any) -> None:
+        notes.lines.append("kernel")
+
+    cupy.__version__ = "14.0"
+    cupy.RawModule = lambda **_: SimpleNamespace(get_function=lambda name: kernel)
+    cupy.cuda = SimpleNamespace(
+        Stream=Stream, ExternalStream=external, Device=lambda _: pytest.fail("it selects device 0 on leaving")
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+
+@pytest.mark.parametrize(
+    ("with_protocol", "stream"),
+    [(True, "stream 77 by the protocol"), (False, "stream 77 of device 1 by its address")],
+)
+def test_a_kernel_starts_on_torchs_stream_with_torchs_guard(
+    with_protocol: bool, stream: str, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_cupy(monkeypatch, notes, with_protocol)
+    CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    assert notes.lines == [
+        "enter torch's device 1",
+        f"enter {stream}",
+        "kernel",
+        f"leave {stream}",
+        "leave torch's device 1",
+    ]
+
+
+def test_a_table_is_kept_for_every_stream_that_reads_it(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that makes room for others may still be read, and not only by the stream that is current then."""
+    install_cupy(monkeypatch, notes, True)
+    kept: list[tuple[int, int]] = []
+
+    def record_stream(table: torch.Tensor, stream: TorchStream) -> None:
+        kept.append((int(table[0]), stream.cuda_stream))
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    launcher, cpu = CupyLauncher(), torch.device("cpu")
+    for address in (77, 88):
+        monkeypatch.setattr(
+            torch.cuda, "current_stream", lambda device, address=address: TorchStream(address)
+        )
+        launcher.table([5], cpu)
+    assert kept == [(5, 77), (5, 88)]
+    for number in range(KEPT_TABLES + 10):
+        launcher.table([number], cpu)
+    assert len(launcher._tables) == KEPT_TABLES

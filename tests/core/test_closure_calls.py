@@ -1,0 +1,74 @@
+"""Which optimizers call their closure once is read off their source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.closure_calls import calls_closure_once
+
+Closure = Callable[[], Any]
+IN_TORCH = [
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind not in (torch.optim.Optimizer, torch.optim.LBFGS)
+]
+
+
+class Inherits(torch.optim.SGD):
+    pass
+
+
+class Extends(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+class ExtendsRepeating(torch.optim.LBFGS):
+    def step(self, closure: Closure) -> Any:  # type: ignore[override]
+        return super().step(closure=closure)
+
+
+class Twice(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        assert closure is not None
+        closure()
+        return closure()
+
+
+class Loops(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        for _ in range(self.defaults["momentum"]):
+            closure = torch.enable_grad()(closure)
+            closure()
+
+
+class HandsOn(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        return self.search(closure)
+
+    def search(self, closure: Any) -> Any:
+        return closure() + closure()
+
+
+@pytest.mark.parametrize("kind", [*IN_TORCH, QAdamOptimizer, Inherits, Extends])
+def test_the_usual_form_calls_it_once(kind: type[torch.optim.Optimizer]) -> None:
+    assert len(IN_TORCH) > 10
+    assert calls_closure_once(kind)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, ExtendsRepeating, Twice, Loops, HandsOn])
+def test_others_may_call_it_again(kind: type[torch.optim.Optimizer]) -> None:
+    assert not calls_closure_once(kind)
+
+
+def test_what_has_no_source_may_call_it_again() -> None:
+    made: dict[str, Any] = {"torch": torch}
+    exec("class Made(torch.optim.SGD):\n    def step(self, closure=None):\n        return closure()", made)
+    assert not calls_closure_once(made["Made"])

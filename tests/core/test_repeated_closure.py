@@ -1,0 +1,225 @@
+"""LBFGS and its like: one process's path on any number of workers, and whole steps or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.parallel import DistributedDataParallel
+from bagua_core.repeated_closure import RepeatedClosureError
+from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
+
+X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def weights_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
+
+
+class Worker:
+    def __init__(
+        self,
+        communicator: Communicator | None,
+        share: tuple[int, int] = (0, 12),
+        algorithm: str = "gradient_allreduce",
+        kind: type[torch.optim.Optimizer] = torch.optim.LBFGS,
+        **options: Any,
+    ) -> None:
+        self.engine = FakeEngine(communicator, (share[1] - share[0]) / 12)
+        self.share = share
+        self.net = seeded(net)
+        self.optimizer = kind(self.net.parameters(), **options)  # type: ignore[call-arg]
+        self.model = DistributedDataParallel(self.net, [self.optimizer], algorithm, engine=self.engine)
+        self.calls = 0
+        self.at_call: dict[int, Callable[[], object]] = {}
+
+    def closure(self) -> torch.Tensor:
+        self.calls += 1
+        self.at_call.get(self.calls, lambda: None)()
+        self.optimizer.zero_grad()
+        begin, end = self.share
+        y = self.model(X[begin:end] if end > begin else X[:2] * torch.nan)
+        loss = nn.functional.mse_loss(y, Y[begin:end] if end > begin else Y[:2])
+        loss.backward()
+        return loss
+
+    def step(self) -> Any:
+        return self.optimizer.step(self.closure)
+
+
+def alone(steps: int, **options: Any) -> tuple[torch.Tensor, int]:
+    worker = Worker(None, **options)
+    for _ in range(steps):
+        worker.step()
+    return weights_of(worker.net), worker.calls
+
+
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+@pytest.mark.parametrize("shares", [[(0, 5), (5, 12)], [(0, 2), (2, 12), (12, 12)]])
+@pytest.mark.parametrize("build", [in_process_world, gloo_world])
+def test_lbfgs_goes_the_way_of_one_process(
+    build: Callable[[int], list[Communicator]], shares: list[tuple[int, int]], line_search: str | None
+) -> None:
+    options = {"line_search_fn": line_search, "lr": 0.3, "max_iter": 8}
+    members = [Worker(c, s, **options) for c, s in zip(build(len(shares)), shares, strict=True)]
+    losses = run_ranks(members, lambda w: [float(w.step()) for _ in range(3)])
+    expected, calls = alone(3, **options)
+    for member, seen in zip(members, losses, strict=True):
+        assert member.calls == calls > 12
+        assert seen == losses[0]
+        assert torch.equal(weights_of(member.net), weights_of(members[0].net))
+        torch.testing.assert_close(weights_of(member.net), expected)
+        assert member.engine.final_steps == 3
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_loss_of_a_peer_in_a_later_call_abandons_the_whole_step(at: int) -> None:
+    world = build_in_process(2)
+    members = [Worker(c, s, max_iter=6) for c, s in zip(world, [(0, 5), (5, 12)], strict=True)]
+    run_ranks(members, Worker.step)
+    survivor, lost = members
+    before, state = weights_of(survivor.net), survivor.optimizer.state_dict()["state"][0]
+    prices = {name: state[name] for name in ("func_evals", "n_iter", "t")}
+    direction, history = state["d"].clone(), [y.clone() for y in state["old_dirs"]]
+
+    class Gone(Exception):
+        pass
+
+    def goes() -> None:
+        world[1].lose("10.0.0.9")
+        raise Gone
+
+    lost.calls = 0
+    lost.at_call = {at: goes}
+
+    def act(w: Worker) -> None:
+        if w is lost:
+            with pytest.raises(Gone):
+                w.step()
+        else:
+            assert float(w.step()) > 0
+
+    run_ranks(members, act)
+    assert survivor.engine.step_failed and survivor.engine.final_steps == 1
+    assert torch.equal(weights_of(survivor.net), before)
+    after = survivor.optimizer.state_dict()["state"][0]
+    assert {name: after[name] for name in prices} == prices
+    assert torch.equal(after["d"], direction)
+    assert all(torch.equal(a, b) for a, b in zip(after["old_dirs"], history, strict=True))
+
+
+def test_an_exception_in_a_later_call_undoes_the_step_too() -> None:
+    worker = Worker(None, max_iter=6)
+    worker.step()
+    before, calls = weights_of(worker.net), worker.calls
+
+    def fails() -> None:
+        raise ArithmeticError("of the script")
+
+    worker.at_call = {calls + 3: fails}
+    with pytest.raises(ArithmeticError):
+        worker.step()
+    assert torch.equal(weights_of(worker.net), before)
+    assert worker.engine.final_steps == 1
+
+
+def test_the_first_step_that_is_abandoned_leaves_no_state() -> None:
+    world = build_in_process(2)
+    worker = Worker(world[0])
+    assert isinstance(world[1], InProcessCommunicator)
+    worker.at_call = {1: lambda: world[1].lose("10.0.0.9")}
+    before = weights_of(worker.net)
+    worker.step()
+    assert worker.engine.step_failed and not worker.optimizer.state
+    assert torch.equal(weights_of(worker.net), before)
+
+
+def test_the_engine_calls_the_part_final_after_the_last_call_only() -> None:
+    engine = Engine(None)
+    inner = seeded(net)
+    optimizer = torch.optim.LBFGS(inner.parameters(), max_iter=4)
+    model = DistributedDataParallel(inner, [optimizer], engine=engine)
+    finals: list[int] = []
+
+    def closure() -> torch.Tensor:
+        finals.append(engine.state.final_parts)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    engine.next_step()
+    optimizer.step(closure)
+    assert len(finals) > 2 and set(finals) == {0}
+    assert engine.state.final_parts == 1
+
+
+def test_a_plain_optimizer_with_a_closure_pays_nothing() -> None:
+    members = [Worker(c, s, kind=torch.optim.SGD, lr=0.1) for c, s in zip(
+        in_process_world(2), [(0, 5), (5, 12)], strict=True
+    )]  # fmt: skip
+    sent: list[list[int]] = [[], []]
+    for member, numbers in zip(members, sent, strict=True):
+        communicator = member.engine.communicator()
+        assert communicator is not None
+        start = communicator.allreduce
+        communicator.allreduce = (  # type: ignore[method-assign]
+            lambda tensor, *rest, start=start, numbers=numbers: (
+                numbers.append(tensor.numel()),
+                start(tensor, *rest),
+            )[1]
+        )
+    own = run_ranks(members, lambda w: float(w.step().detach()))
+    assert own[0] != own[1]
+    assert all(1 not in numbers for numbers in sent), "no reduction of the loss"
+
+
+def test_micro_batches_and_repeated_closures_do_not_go_together() -> None:
+    worker = Worker(None, max_iter=4)
+    worker.engine.current = MicroBatch(0.5, False)
+    worker.step()
+    worker.engine.current = MicroBatch(0.5, True)
+    with pytest.raises(
+        RepeatedClosureError, match=r"LBFGS calls its closure several times.*max_local_batch_size"
+    ):
+        worker.step()
+
+
+def test_replicas_that_differ_and_repeated_closures_do_not_go_together() -> None:
+    members = [Worker(c, algorithm="local_sgd") for c in in_process_world(2)]
+
+    def act(w: Worker) -> None:
+        with pytest.raises(RepeatedClosureError, match=r'algorithm="gradient_allreduce"'):
+            w.step()
+
+    run_ranks(members, act)
+
+
+def test_an_optimizer_without_a_model_may_repeat_its_closure() -> None:
+    parameter = nn.Parameter(torch.tensor([3.0]))
+    optimizer = torch.optim.LBFGS([parameter], line_search_fn="strong_wolfe")
+    gate_optimizer(optimizer, FakeEngine(None))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert float(parameter) == pytest.approx(0.0, abs=1e-4)

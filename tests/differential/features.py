@@ -1,0 +1,149 @@
+"""The features of a training script that a seed draws.
+
+`draw(seed)` gives `Features`, a plain value; `script.py` is the script that has them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+
+PLAIN = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """optimizer: a name in optimizers.py. dtype: of the model. loop: who draws the samples.
+
+    buffers: a count of training forwards, kept in place or assigned anew. encoder: an EMA copy of the first layer that
+    forward updates and uses. average: an EMA of the weights, updated after optimizer.step, and where it is kept.
+    after_step: what is done to the parameters by hand after optimizer.step. schedule: when the scheduler steps.
+    rate: the learning rate is set by hand at the top of the loop body. accumulation: draws for one optimizer step.
+    parts: a second model and optimizer in each step; "gan" has two backwards, "shared" two over one graph.
+    unfreeze: a layer is frozen until the second epoch begins. branch: a layer takes part in every second step only.
+    """
+
+    seed: int
+    optimizer: str = "sgd"
+    dtype: str = "float64"
+    loop: str = "loader"
+    norm: str = PLAIN
+    dropout: str = PLAIN
+    buffers: str = PLAIN
+    encoder: str = PLAIN
+    average: str = PLAIN
+    after_step: str = PLAIN
+    schedule: str = PLAIN
+    rate: str = PLAIN
+    clip: str = PLAIN
+    accumulation: int = 1
+    micro: str = PLAIN
+    parts: str = PLAIN
+    evaluation: str = PLAIN
+    unfreeze: str = PLAIN
+    branch: str = PLAIN
+    batch: int = 12
+    batches: int = 4
+    epochs: int = 3
+
+    @property
+    def steps(self) -> int:
+        return self.batches * self.epochs
+
+    @property
+    def samples(self) -> int:
+        """With a loader the last batch of an epoch is short."""
+        return self.batches * self.batch - (5 if self.loop != "next_step" else 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every choice that is not the plain one, as "field=choice"."""
+        plain = Features(self.seed)
+        return tuple(
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if f.name not in ("seed", "batch", "batches", "epochs")
+            and getattr(self, f.name) != getattr(plain, f.name)
+        )
+
+    @property
+    def most_workers(self) -> int:
+        """Without a loader every worker's share has the same size, so the batch divides by any number up to this."""
+        return 4
+
+
+CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
+    "optimizer": (
+        *((name, 2) for name in ("sgd", "momentum", "nesterov", "foreach", "adam", "adamw")),
+        *((name, 1) for name in ("amsgrad", "nadam", "radam", "rmsprop", "adagrad", "asgd", "adamax", "adadelta")),
+        ("master", 1),
+    ),
+    "dtype": (("float64", 8), ("float32", 3), ("bfloat16", 1)),
+    "loop": (("loader", 7), ("loader_process", 1), ("next_step", 2)),
+    "norm": ((PLAIN, 2), ("layer", 1), ("group", 1)),
+    "dropout": ((PLAIN, 2), ("by_sample", 1)),
+    "buffers": ((PLAIN, 3), ("counted", 1), ("reassigned", 1)),
+    "encoder": ((PLAIN, 4), ("momentum", 1)),
+    "average": ((PLAIN, 6), ("buffers", 1), ("parameters", 1), ("registered", 1)),
+    "after_step": ((PLAIN, 5), ("clamp", 1), ("shrink", 1)),
+    "schedule": ((PLAIN, 3), ("step", 2), ("epoch", 2), ("plateau", 1)),
+    "rate": ((PLAIN, 4), ("by_hand", 1)),
+    "clip": ((PLAIN, 3), ("norm", 1)),
+    "accumulation": ((1, 6), (2, 1), (3, 1)),
+    "micro": ((PLAIN, 5), ("local_batch", 1)),
+    "parts": ((PLAIN, 6), ("gan", 1), ("shared", 1)),
+    "evaluation": ((PLAIN, 2), ("allreduce", 1)),
+    "unfreeze": ((PLAIN, 7), ("second_epoch", 1)),
+    "branch": ((PLAIN, 7), ("every_second", 1)),
+    "batches": ((3, 1), (4, 1), (5, 1)),
+    "epochs": ((3, 2), (4, 1)),
+}  # fmt: skip
+
+
+def draw(seed: int) -> Features:
+    chance = random.Random(f"features {seed}")
+    drawn = {name: _pick(chance, choices) for name, choices in CHOICES.items()}
+    return _fitting(replace(Features(seed), **drawn))  # type: ignore[arg-type]
+
+
+def parse(features: Features, assignments: list[str]) -> Features:
+    """`features` with "field=choice" or a bare optimizer's name in place. Raises ValueError."""
+    for text in assignments:
+        name, _, value = text.partition("=")
+        if not value:
+            name, value = "optimizer", name
+        known = {str(choice): choice for choice, _ in CHOICES.get(name, ())}
+        if value not in known:
+            raise ValueError(
+                f"{text!r} is no feature; {name} is one of {', '.join(known) or ', '.join(CHOICES)}"
+            )
+        features = replace(features, **{name: known[value]})
+    return _fitting(features)
+
+
+def _pick(chance: random.Random, choices: tuple[tuple[object, int], ...]) -> object:
+    return chance.choices([c for c, _ in choices], [w for _, w in choices])[0]
+
+
+def _fitting(f: Features) -> Features:
+    """Without combinations that have no meaning, or whose mathematics depends on the split.
+
+    Micro-batches: how many forwards a step has follows from the largest share, so what counts forwards differs.
+    bfloat16: only with the optimizer made for it; others would compare the rounding of bfloat16 alone.
+    """
+    if f.optimizer == "master" or f.dtype == "bfloat16":
+        f = replace(f, optimizer="master", dtype="bfloat16", parts=PLAIN)
+    if f.loop == "next_step":
+        f = replace(f, micro=PLAIN)
+    if f.micro != PLAIN:
+        # The loop body runs once for each micro-batch, and so does what a script does by hand after optimizer.step.
+        # The generator's loss sees the critic that the last micro-batch alone has updated.
+        f = replace(f, buffers=PLAIN, encoder=PLAIN, average=PLAIN, after_step=PLAIN)
+        f = replace(f, parts=PLAIN if f.parts == "gan" else f.parts)
+    if f.parts != PLAIN:
+        f = replace(f, accumulation=1, unfreeze=PLAIN, branch=PLAIN, encoder=PLAIN)
+    if f.schedule == "plateau":
+        f = replace(f, evaluation="allreduce", rate=PLAIN)
+    if f.schedule != PLAIN:
+        f = replace(f, rate=PLAIN)
+    return f

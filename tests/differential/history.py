@@ -1,0 +1,188 @@
+"""The joins, leaves and losses of workers that a seed draws.
+
+A history is a value: how many workers begin, and events in the order of the steps at which they happen. One worker of
+the first generation is spared all of them, so the job always has a holder of its state. Joins and leaves come with the
+step under way when they are asked for; the worker that asks waits until the generation is built, so the switch follows
+that very step unless a loss comes between.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.differential.features import PLAIN, Features
+
+CHECKPOINT_EVERY = 2  # steps, of jobs that go on from a checkpoint
+# failpoints of a worker that holds the state, as bagua_core/elastic/failpoints.py names them
+STEP_POINTS = ("step.begin", "reduction.before", "reduction.done", "commit.before", "commit.after")
+# of the script itself before its allreduce, and when that is done
+EVALUATION_POINTS = ("evaluation", "outside.done")
+# of a worker that holds the state while another joins, and of the one that joins
+CHANGE_POINTS = ("switch.before", "entry.built", "entry.exchanged", "heal.send")
+ENTERS_AGAIN_STEPS = 6  # after a loss in the step in which a worker enters, it has entered again
+NEWCOMER_POINTS = ("entry.exchanged", "heal.receive", "heal.swap", "commit.before")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """kind: "kill", "join" or "leave". worker: its number. point: a failpoint's name, or "step" or "evaluation" of the
+    script itself. at: the job's step, or the epoch of an evaluation; None: the first time that it comes there."""
+
+    kind: str
+    worker: int
+    point: str
+    at: int | None
+
+    def __str__(self) -> str:
+        where = "" if self.at is None else f"@{self.at}"
+        return f"{self.kind} w{self.worker} {self.point}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """first: workers of the first generation. resume_at, resumed_by: at that step all workers are killed, and so many
+    others go on from a checkpoint; 0: that does not happen. settled: they are killed once the checkpoints due by then
+    are written, else at whatever is written. least: the job's minimum, below which a loss takes in newcomers at once.
+    """
+
+    first: int
+    events: tuple[Event, ...] = ()
+    resume_at: int = 0
+    resumed_by: int = 0
+    settled: bool = False
+    least: int = 1
+
+    @property
+    def workers(self) -> int:
+        """Of the run that the events belong to, joiners included."""
+        return max([self.first - 1, *(e.worker for e in self.events)]) + 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names = {f"{e.kind}={e.point}" for e in self.events}
+        return tuple(sorted(names | ({"resume"} if self.resumed_by else set())))
+
+    def __str__(self) -> str:
+        how = " settled" if self.settled else ""
+        resume = f"; all killed @{self.resume_at}{how}, {self.resumed_by} resume" if self.resumed_by else ""
+        least = f", {self.least} at least" if self.least > 1 else ""
+        return f"{self.first} workers{least}" + "".join(f"; {e}" for e in self.events) + resume
+
+
+class _Plan:
+    """The membership as far as it is planned, step by step."""
+
+    def __init__(self, f: Features, chance: random.Random) -> None:
+        self.f, self.chance = f, chance
+        self.first = chance.choice((2, 2, 3, 3, 4))
+        self.count = self.first
+        self.present = list(range(self.first))
+        self.spared = chance.randrange(self.first)
+        self.events: list[Event] = []
+
+    def victims(self) -> list[int]:
+        """Joiners are not killed at a step's number: the step at which one is in may come later."""
+        return [w for w in self.present if w != self.spared and w < self.first]
+
+    def kill(self, at: int, points: tuple[str, ...] = STEP_POINTS) -> None:
+        victims = self.victims()
+        if not victims:
+            return
+        victim = self.chance.choice(victims)
+        point = self.chance.choice(points)
+        has_evaluation = self.f.evaluation != PLAIN and self.f.loop != "next_step"
+        if has_evaluation and points is STEP_POINTS and self.chance.random() < 0.3:
+            epoch = min(at // self.f.batches, self.f.epochs - 2)
+            point, at = self.chance.choice(
+                tuple(zip(EVALUATION_POINTS, (epoch, (epoch + 1) * self.f.batches), strict=True))
+            )
+        self.present.remove(victim)
+        self.events.append(Event("kill", victim, point, at))
+
+    def join(self, at: int) -> None:
+        """Close behind another event the switch may follow a later step, so no fault is planned for it then. A loss
+        while the newcomer enters delays it by some steps, which must be left."""
+        is_close = bool(self.events) and at - (self.events[-1].at or 0) < 4
+        is_late = at > self.f.steps - ENTERS_AGAIN_STEPS
+        if len(self.present) >= self.f.most_workers:
+            return
+        joiner, self.count = self.count, self.count + 1
+        self.events.append(Event("join", joiner, "step", at))
+        fate = self.chance.random()
+        if fate < 0.15:
+            point = self.chance.choice(NEWCOMER_POINTS)
+            self.events.append(Event("kill", joiner, point, None))
+            return
+        self.present.append(joiner)
+        if fate < 0.35 and not is_close and not is_late:
+            # A holder is lost while the newcomer enters; before the switch its last commit is that of step `at`.
+            point = self.chance.choice(CHANGE_POINTS)
+            victims = self.victims()
+            if victims:
+                victim = self.chance.choice(victims)
+                self.present.remove(victim)
+                self.events.append(Event("kill", victim, point, at + 1))
+
+    def leave(self, at: int) -> None:
+        leavers = [w for w in self.victims() if len(self.present) > 1]
+        if leavers:
+            leaver = self.chance.choice(leavers)
+            self.present.remove(leaver)
+            self.events.append(Event("leave", leaver, "step", at))
+
+
+def draw(seed: int, f: Features) -> History:
+    chance = random.Random(f"history {seed}")
+    if chance.random() < 0.1 and f.loop != "next_step":
+        first, others = chance.sample((1, 2, 3), 2)
+        return History(first, (), chance.randint(f.batches + 1, f.steps - 3), others, chance.random() < 0.7)
+    plan = _Plan(f, chance)
+    # Of the run's steps the first is left to the first generation and the last to what the last event leaves over.
+    steps = range(1, f.steps - 2)
+    ends = [s for s in steps if (s + 1) % f.batches == 0]
+    at = 0
+    for number in range(chance.choice((1, 1, 2, 2, 3))):
+        left = [s for s in steps if s >= at + (1 if number and chance.random() < 0.3 else 2)]
+        if any(e.kind == "join" for e in plan.events[-2:]):
+            left = [s for s in left if s <= f.steps - ENTERS_AGAIN_STEPS or s >= at + ENTERS_AGAIN_STEPS]
+        if not left:
+            break
+        at = (
+            chance.choice([s for s in ends if s in left] or left)
+            if chance.random() < 0.3
+            else chance.choice(left)
+        )
+        happens = chance.choices((plan.kill, plan.join, plan.leave), (5, 3, 2))[0]
+        happens(at)
+        if happens == plan.kill and chance.random() < 0.2:
+            plan.kill(at)  # two in one step
+    # The job waits while there are fewer than its minimum, so only a join may make up for a loss before it comes.
+    left_at_worst = plan.first - sum(1 for e in plan.events if e.kind != "join")
+    joins_first = bool(plan.events) and plan.events[0].kind == "join"
+    least = plan.first if joins_first and left_at_worst + 1 >= plan.first else 1
+    return History(plan.first, tuple(plan.events), least=least)
+
+
+def parse(text: str) -> History:
+    """What str() of a history gives, such as "3 workers; kill w1 commit.after@5; join w3 step@7"."""
+    head, *rest = (part.strip() for part in text.split(";"))
+    workers, _, least = head.partition(",")
+    events, resume_at, resumed_by, settled = [], 0, 0, False
+    for part in rest:
+        words = part.replace(",", "").split()
+        if words[0] == "all":
+            settled = words[3] == "settled"
+            resume_at, resumed_by = int(words[2][1:]), int(words[-2])
+            continue
+        kind, worker, where = words
+        point, _, at = where.partition("@")
+        events.append(Event(kind, int(worker[1:]), point, int(at) if at else None))
+    return History(
+        int(workers.split()[0]),
+        tuple(events),
+        resume_at,
+        resumed_by,
+        settled,
+        int(least.split()[0]) if least else 1,
+    )

@@ -1,0 +1,74 @@
+"""Any history of joins, leaves and losses gives what one plain process gives, within rounding.
+
+Each seed draws a script's features and a history of workers. compare.py says what is compared and how exactly. A seed
+that fails is run again with `python -m tests.differential --seeds SEED --verbose`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.differential import every_draw
+from tests.differential.sabotage import SABOTAGE
+from tests.differential.seed import Verdict
+
+ROOT = Path(__file__).parents[2]
+SHORT_SEEDS = 40
+LONG_SEEDS = 1000
+
+
+def verdicts(module: str, *arguments: str, limit_s: float) -> list[Verdict]:
+    """What `python -m module` finds. In a process of its own, for seeds are forked from one without threads."""
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")[-4000:]
+    return [Verdict.decode(line) for line in ran.stdout.splitlines()]
+
+
+def check(found: list[Verdict], count: int) -> None:
+    failed = [v for v in found if v.problems]
+    assert not failed, "\n".join(v.line for v in failed) + "\n" + failed[0].logs
+    assert len(found) == count
+
+
+def test_drawn_histories_give_what_a_plain_process_gives() -> None:
+    found = verdicts("tests.differential", "--json", "--seeds", f"0:{SHORT_SEEDS}", limit_s=600.0)
+    check(found, SHORT_SEEDS)
+    events = " ".join(v.history for v in found)
+    assert all(word in events for word in ("kill", "join", "leave", "resume")), events
+
+
+def test_gradients_of_earlier_draws_survive_a_loss_in_any_draw() -> None:
+    check(verdicts("tests.differential.every_draw", limit_s=600.0), len(every_draw.cases()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, LONG_SEEDS, 250))
+def test_many_drawn_histories(first: int) -> None:
+    seeds = f"{first}:{first + 250}"
+    check(verdicts("tests.differential", "--json", "--seeds", seeds, limit_s=1800.0), 250)
+
+
+@pytest.fixture(scope="module")
+def broken() -> dict[str, tuple[Verdict, Verdict]]:
+    """By name: the verdict on the whole code, and on the code that is broken."""
+    found = iter(verdicts("tests.differential.sabotage", limit_s=600.0))
+    return {name: (next(found), next(found)) for name in SABOTAGE}
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_it_fails_without(name: str, broken: dict[str, tuple[Verdict, Verdict]]) -> None:
+    whole, without = broken[name]
+    assert not whole.problems, whole.line
+    assert SABOTAGE[name].problem in "; ".join(without.problems), without.line

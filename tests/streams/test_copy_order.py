@@ -1,0 +1,79 @@
+"""A copy of the state runs beside the step, on a thread that takes over the device work of the script's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.communication import device_order
+from bagua_core.communication.device_order import HostOrder
+from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic import heal
+from bagua_core.elastic.landing import InPlace
+from tests.core.communication.worlds import DEADLINE_S
+from tests.streams.device_model import DeviceModel
+from tests.streams.watching import belonging_to, install
+
+
+@pytest.fixture(autouse=True)
+def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+class Side:
+    """One end of a copy. live: its parameter, on its device."""
+
+    def __init__(self, index: int) -> None:
+        self.device = DeviceModel(index)
+        self.live = self.device.tag(torch.zeros(5000), "live")
+        self._changed = threading.Condition()
+
+    def state(self) -> Any:
+        return {"modules": [{"parameter.w": self.live}], "optimizers": []}
+
+    def in_step(self, copy: Callable[[], Any]) -> None:
+        """Work before the copy, the copy beside it, and work with its result."""
+        with belonging_to(self.device), self.device.on("script"):
+            self.live.add_(float(self.device.index))
+            transfer = heal.Transfer(copy, self._changed)
+            with self._changed:
+                assert self._changed.wait_for(lambda: transfer.done, DEADLINE_S)
+            assert transfer.error is None, transfer.error
+            self.live.mul_(2.0)
+
+
+def copied() -> tuple[Side, Side]:
+    holder, newcomer = Side(1), Side(2)
+    ends = build_in_process(2)
+    landing = InPlace(newcomer.state, lambda: None)
+    threads = [
+        threading.Thread(
+            target=holder.in_step, args=(lambda: heal.send_state(ends[0], holder.state(), [0], [1]),)
+        ),
+        threading.Thread(target=newcomer.in_step, args=(lambda: heal.receive_state(ends[1], [0], landing),)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+        assert not thread.is_alive()
+    return holder, newcomer
+
+
+def test_a_copy_that_takes_over_the_scripts_work_is_in_order() -> None:
+    holder, newcomer = copied()
+    assert holder.device.violations == [] and newcomer.device.violations == []
+    assert torch.equal(newcomer.live, holder.live) and float(holder.live[0]) == 2.0
+
+
+def test_a_copy_on_a_threads_own_stream_is_reported_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = HostOrder().side_stream()
+    monkeypatch.setattr(device_order, "_after", lambda *launched: nullcontext(host))
+    for side in copied():
+        assert any("unordered after" in violation for violation in side.device.violations)
+        assert any("bagua-heal works with device 0" in violation for violation in side.device.violations)
