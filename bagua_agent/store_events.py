@@ -103,6 +103,7 @@ class StoreEvents:
                 fingerprint=dict(m.fingerprint),
                 committed_generation=m.committed_generation,
                 join_revision=change.create_revision,
+                nonce=m.nonce,
             )
         if worker_id := keys.id_in(keys.suspicions, key):
             s = pb.Suspicion.FromString(value)

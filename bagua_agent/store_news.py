@@ -83,6 +83,8 @@ class StoreNews:
                 self._on_own_key_gone()
             if isinstance(event, ev.GenerationSeen) and event.generation.nonce != self._seen.spec.nonce:
                 continue  # of another job of this id, from before or after the store lost its keys
+            if isinstance(event, ev.MemberReady) and event.nonce != self._seen.spec.nonce:
+                continue  # its state belongs to the other job: a generation of ours must not contain it
             if isinstance(event, ev.ModeSeen) and not self._is_own_spec(change):
                 continue
             if event is not None:

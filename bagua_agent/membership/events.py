@@ -53,6 +53,7 @@ class MemberReady(Event):
     fingerprint: Mapping[str, str]
     committed_generation: int
     join_revision: int
+    nonce: str = ""  # of its job, as in Generation.nonce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

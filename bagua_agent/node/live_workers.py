@@ -175,6 +175,7 @@ class LiveWorkers:
             store_address=ready.store_address,
             fingerprint=dict(ready.fingerprint),
             committed_generation=ready.committed_generation,
+            nonce=self._job.seen.spec.nonce,
         )
         self._members[worker_id] = member
         self._put_member(member)

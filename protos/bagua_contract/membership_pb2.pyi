@@ -91,7 +91,7 @@ class Agent(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ..., ready: bool = ..., run_generation: _Optional[int] = ..., run: _Optional[_Union[Agent.Run, str]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation")
+    __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation", "nonce")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class Member(_message.Message):
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     agent_id: str
@@ -113,7 +114,8 @@ class Member(_message.Message):
     store_address: str
     fingerprint: _containers.ScalarMap[str, str]
     committed_generation: int
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ...) -> None: ...
+    nonce: str
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., nonce: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "node_rank", "local_rank", "store_address", "since_generation", "join_revision", "holder")

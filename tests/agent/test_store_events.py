@@ -54,6 +54,7 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             store_address="h:2",
             fingerprint={"seed": "1"},
             committed_generation=4,
+            nonce="of the job",
         ).SerializeToString(),
         ev.MemberReady(
             now_s=NOW_S,
@@ -64,6 +65,7 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             fingerprint={"seed": "1"},
             committed_generation=4,
             join_revision=5,
+            nonce="of the job",
         ),
     ),
     (

@@ -124,6 +124,16 @@ def test_another_jobs_record_is_nothing_to_this_one() -> None:
     assert node.seen.generation is None and node.heard == []
 
 
+def test_members_of_another_job_of_this_id_are_not_seen() -> None:
+    """A leader that started the job anew in an emptied etcd must not form a generation of the old job's members."""
+    node = Node()
+    stranger = pb.Member(worker_id="v", agent_id="b", committed_generation=1, nonce="another")
+    assert node.take(put(KEYS.member("v"), stranger.SerializeToString())) == []
+    own = pb.Member(worker_id="w", agent_id="a", nonce=SPEC.nonce)
+    (ready,) = node.take(put(KEYS.member("w"), own.SerializeToString()))
+    assert isinstance(ready, ev.MemberReady) and ready.worker_id == "w"
+
+
 def test_what_must_be_put_again_is_remembered() -> None:
     node = Node()
     desired = pb.Desired(min_nodes=1, max_nodes=2).SerializeToString()
