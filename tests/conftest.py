@@ -1,6 +1,37 @@
 """What holds for all tests."""
 
+import atexit
+import os
 import signal
+import sys
+from collections.abc import Generator
 
-# Whoever starts the tests in a shell's background has them ignore SIGINT, and all that they start would do so too.
+import pytest
+
+# A shell that starts the tests in its background has them ignore SIGINT; so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_exit_status = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    result = yield
+    session.config.stash[_exit_status] = int(session.exitstatus)  # after other plugins changed it
+    return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a process that holds retired Gloo groups with os._exit, as a worker does.
+
+    Interpreter finalization destroys the groups while their operations still run; an operation that fails then calls
+    into Python, and the process ends by SIGABRT after all tests have passed.
+    """
+    gloo = sys.modules.get("bagua_core.communication.gloo")
+    if gloo is None or not gloo.any_retired() or _exit_status not in config.stash:
+        return
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(config.stash[_exit_status])

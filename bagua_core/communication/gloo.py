@@ -74,6 +74,11 @@ _taking = threading.Lock()
 _UNUSED_REFERENCES = 3
 
 
+def any_retired() -> bool:
+    """Whether this process must end with os._exit."""
+    return bool(_retired)
+
+
 def take_unused() -> list[_Group]:
     """The retired groups that no communicator and no operation's thread holds; from now on only the caller does.
 
