@@ -10,8 +10,10 @@ import os
 import shutil
 import sys
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from bagua_agent.job_config import CommandKind, StoreCredentials, WorkerCommand
+from bagua_agent.workers.foreign_files import why_no_script
 from bagua_launch.errors import RequestError
 
 
@@ -31,6 +33,8 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
         raise RequestError(
             f"{target!r}: no such script in {os.getcwd()}; use {_script_hint(target, commands)}"
         )
+    elif other_kind := why_no_script(Path(target)):
+        raise RequestError(f"{target!r}: {other_kind}; use an ordinary file")
     elif not os.access(target, os.R_OK):
         raise RequestError(f"{target!r}: not readable; use a script that this user may read")
 

@@ -181,6 +181,12 @@ def test_a_script_that_is_not_there(launch: Launcher) -> None:
     )
 
 
+def test_a_script_that_is_no_file(launch: Launcher) -> None:
+    os.mkfifo(launch.directory / "fifo.py")
+    assert launch.refusal("fifo.py") == "'fifo.py': a FIFO; use an ordinary file"
+    assert launch.refusal("/dev/zero") == "'/dev/zero': a character device; use an ordinary file"
+
+
 def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> None:
     for words in (["--help"], ["-h"], ["run", "--help"]):
         result = launch(*words)
