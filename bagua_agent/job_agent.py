@@ -47,7 +47,7 @@ def _run(config: JobConfig) -> int:
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    directory = make_runtime_directory()
+    directory = make_runtime_directory(config.run_as)
     workers = NodeWorkers(
         config,
         agent_id,
