@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bagua_agent.errors import UserError
+from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.workers.account import find_account
@@ -124,6 +127,11 @@ class NodeWorkers:
 
         at_once: without a warm parent every slot's first worker is started here, held at the gate until `begin`.
         """
+        environment = self._helper_environment()
+        if reason := why_not_passed(
+            self._config.command.words, environment, resource.getrlimit(resource.RLIMIT_STACK)[0]
+        ):
+            raise UserError(f"workers can't be started: {reason}")
         self._guardian.start()
         self._guardian.end_marked(f"{PREFIX}AGENT_ID={self._agent_id}")
         self._guardian.remove_directory(self._runtime_directory)
@@ -136,7 +144,7 @@ class NodeWorkers:
         if can_be_warm(self._config.command, self._config.start_method):
             self._warm = WarmParent(
                 self._config.command,
-                self._helper_environment(),
+                environment,
                 preimport=(*PREIMPORT, *TRAINING_IMPORTS),
                 account=self._account,
             )

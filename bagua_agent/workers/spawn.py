@@ -8,6 +8,7 @@ as the agent.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.stack_channel import DESCRIPTORS_VARIABLE, StackChannel
@@ -25,6 +27,7 @@ from bagua_agent.workers.worker_process import AdoptedProcess, WorkerProcess
 from bagua_contract.environment import PREFIX
 
 GATE_VARIABLE = PREFIX + "GATE_FD"
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def spawn_worker(
@@ -51,7 +54,7 @@ def spawn_worker(
     pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules
     that the runner imports before the gate. cpus: the only processors it may use. warm: what to fork it from,
     if possible; waited for until it has imported everything. account: whose process it is; None: the agent's.
-    Raises UserError when what the command names cannot be run.
+    Raises UserError when what the command names cannot be run, InfrastructureLost when the node is short of something.
     """
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))
@@ -83,17 +86,26 @@ def spawn_worker(
         if not gated:
             worker.open_gate()
         return worker
-    except BaseException:
+    except BaseException as error:
         for fd in own_ends:
             os.close(fd)
         if channel is not None:
             channel.close()
+        if isinstance(error, OSError):
+            raise _not_started(error, worker_id) from error
         raise
     finally:
         for fd in child_ends:
             os.close(fd)
         if channel is not None:
             channel.passed()
+
+
+def _not_started(error: OSError, worker_id: str) -> BaguaError:
+    """What the kernel refused is refused again at every try, unless the node was short of something."""
+    named = f" ({error.filename})" if error.filename is not None else ""
+    said = f"worker {worker_id} can't be started: {error.strerror}{named}"
+    return InfrastructureLost(said) if error.errno in _SHORTAGES else UserError(said)
 
 
 Streams = tuple[int, int, int]
