@@ -13,8 +13,10 @@ EXIT_CODE = "exit-code"
 
 
 def main(folder: Path) -> int:
-    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent. Beside it the error
-    that ended the agent, if one did."""
+    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent.
+
+    Beside it lies the error that ended the agent, if one did.
+    """
     code = _run(folder)
     _leave(folder, EXIT_CODE, str(code))
     return code
