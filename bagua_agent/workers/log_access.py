@@ -29,6 +29,8 @@ def make_directories(path: Path, below: Path, account: Account | None) -> None:
         except FileExistsError:
             if not directory.is_dir():
                 raise
+            if account is not None:
+                _check_own(os.lstat(directory), directory)
             continue
         if account is not None:
             os.chmod(directory, PASSABLE_DIRECTORY_MODE)  # whatever the umask
@@ -64,6 +66,12 @@ def open_file(path: Path, account: Account | None, *, new: bool = False) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _check_own(found: os.stat_result, directory: Path) -> None:
+    """Where others may make directories, one of theirs may lead anywhere."""
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "it is there already and is not the agent's own", str(directory))
 
 
 def _check_ours(found: os.stat_result, path: Path, account: Account | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.errors import UserError
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.log_access import open_file
 from bagua_agent.workers.log_file import LogFile
@@ -84,3 +85,18 @@ def test_what_lies_in_the_place_of_a_log_is_not_taken_for_one(logs: Path, odd: s
     with pytest.raises(OSError):
         open_file(path, JOB)
     assert other.read_text() == "kept" and other.stat().st_uid == 0
+
+
+@pytest.mark.parametrize("odd", ["a link", "a directory of another user"])
+def test_a_directory_that_is_not_the_agents_own_is_not_used(logs: Path, odd: str) -> None:
+    """As where every account may make directories."""
+    elsewhere = logs / "elsewhere"
+    elsewhere.mkdir()
+    if odd == "a link":
+        (logs / "job").symlink_to(elsewhere)
+    else:
+        (logs / "job").mkdir()
+        os.chown(logs / "job", OTHERS, OTHERS)
+    with pytest.raises(UserError, match="is not the agent's own"):
+        LogLayout(logs, "job", "node", JOB).make_worker_directory(0, "w0")
+    assert not list(elsewhere.iterdir()) and not list((logs / "job").iterdir())
