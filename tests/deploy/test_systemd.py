@@ -1,12 +1,10 @@
-"""The units of deploy/systemd bound what their services may take, and the installed one is the one that lies there."""
+"""The units of deploy/systemd bound what their services may take."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from bagua_agent.service.service_unit import unit_text
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 
@@ -26,8 +24,3 @@ def test_memory_and_tasks_are_bounded(unit: Path) -> None:
 
 def test_there_are_units() -> None:
     assert {unit.stem for unit in UNITS.glob("*.service")} == {"bagua-agent", "bagua-etcd"}
-
-
-def test_what_install_writes_is_what_lies_there() -> None:
-    written = unit_text("/opt/bagua/bin/bagua-agent", "/etc/bagua/agent.toml")
-    assert written == (UNITS / "bagua-agent.service").read_text()
