@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bagua_agent.errors import BaguaError
@@ -26,8 +27,11 @@ from bagua_agent.signals import SignalsToInbox
 MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
 
 
-def run_job(config: JobConfig) -> int:
-    """Run this node's part of the job; returns the exit code. Errors are printed, one line each."""
+def run_job(config: JobConfig, on_error: Callable[[str], None] = lambda reason: None) -> int:
+    """Run this node's part of the job; returns the exit code. Errors are printed, one line each.
+
+    on_error: told of the one that ended it.
+    """
     try:
         for _ in range(MOST_RETURNS):
             try:
@@ -37,6 +41,7 @@ def run_job(config: JobConfig) -> int:
         return _run(config)
     except BaguaError as error:
         print(f"bagua-launch: {error}", file=sys.stderr, flush=True)
+        on_error(str(error))
         return error.exit_code
 
 
@@ -47,7 +52,7 @@ def _run(config: JobConfig) -> int:
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    directory = make_runtime_directory()
+    directory = make_runtime_directory(config.run_as)
     workers = NodeWorkers(
         config,
         agent_id,

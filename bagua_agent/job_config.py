@@ -33,6 +33,10 @@ class WorkerCommand:
     target: str
     args: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.target, *self.args
+
     def __str__(self) -> str:
         switch = "-m " if self.kind is CommandKind.MODULE else ""
         return switch + shlex.join((self.target, *self.args))

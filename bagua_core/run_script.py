@@ -218,6 +218,7 @@ def _code_of(path: str) -> CodeType:
         return code
     namespace["__loader__"] = SourceFileLoader("__main__", path)
     try:
+        _refuse_what_is_no_file(path)
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
@@ -225,6 +226,16 @@ def _code_of(path: str) -> CodeType:
         sys.stderr.write(f"{sys.executable}: {problem}\n")
         raise SystemExit(2) from None
     return compile(source, path, "exec", dont_inherit=True)
+
+
+def _refuse_what_is_no_file(path: str) -> None:
+    """A FIFO would be waited for without end, a device read without end. Raises OSError."""
+    import errno
+    import stat
+
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is no ordinary file", path)
 
 
 def _run_module(name: str) -> None:
@@ -243,6 +254,7 @@ def _run_application() -> None:
 def _run_path(path: str) -> None:
     import runpy
 
+    _refuse_what_is_no_file(path)
     runpy.run_path(path, run_name="__main__")
 
 

@@ -1,9 +1,10 @@
-"""How does a worker show where its threads are, even while one of them holds the GIL?
+"""Writes the stacks of all threads of a worker on request, even while one of them holds the GIL.
 
-Owns the worker's end: a thread that writes all stacks when a byte comes through a pipe, a real-time signal that
-faulthandler answers from C, and the anonymous file, opened in advance, that both write into. The agent finds them by
-the file's name, "bagua-stacks-<signal number>-<the pipe's descriptor>-<process>", among the worker's descriptors.
-Knows neither agent nor job; imports the standard library only, for it runs before torch.
+The worker's end of a channel that the agent made (bagua_agent/workers/stack_channel.py) and passed as two descriptors:
+an anonymous file for answers, and a pipe for requests. A thread writes all stacks when a byte comes through the pipe;
+faulthandler does the same, from C, on a real-time signal. The first line of the file tells the agent the number of
+that signal and the file's descriptor. Knows neither agent nor job; imports the standard library only, for it runs
+before torch.
 
 The thread first: it holds the GIL while it writes, so nothing moves under it. From the signal no lock is taken, and a
 thread that ends meanwhile would end the whole process with SIGSEGV; it is for a process whose GIL is not to be had,
@@ -21,32 +22,38 @@ import signal
 from _thread import start_new_thread  # one that threading.enumerate() does not show to scripts
 from collections.abc import Callable
 
-CHANNEL_PREFIX = "bagua-stacks-"  # also in bagua_agent/workers/stacks.py
+DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # "<file>,<pipe>"; empty once they are taken
 LEAST_DESCRIPTOR = 200  # scripts count on low numbers being free
 _RAISED_BY_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # of the thread itself
-WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/stacks.py
+WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/stack_channel.py
 
 
 def answer_stack_requests() -> int | None:
     """From now on all threads' stacks are written on request, at the latest by the signal that is returned; None if
-    this system can't.
+    this system can't, or nobody gave a channel.
 
     Forked children inherit the signal together with the file, but no thread. A stack dump is never worth failing a
     worker for.
     """
+    given = os.environ.get(DESCRIPTORS_VARIABLE)
+    if not given:
+        return None
+    os.environ[DESCRIPTORS_VARIABLE] = ""  # the descriptors mean nothing to children
+    try:
+        channel, requests = (_moved_up(int(number)) for number in given.split(","))
+    except (OSError, ValueError):
+        return None  # inherited from something that is no agent
     # From the top: the lowest real-time signals are the ones that libraries take.
     for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
             break
     else:
+        os.close(channel)
+        os.close(requests)
         return None
-    try:
-        requests, ask_here = map(_moved_up, os.pipe2(os.O_CLOEXEC))
-        channel = _open_channel(f"{CHANNEL_PREFIX}{number}-{ask_here}-{os.getpid()}")
-    except OSError:
-        return None  # no memory files here, or no descriptor left
     faulthandler.register(number, file=channel, all_threads=True)
     _start_without_signals(_answer, (requests, channel), takes={number})
+    os.write(channel, f"{number} {channel}\n".encode())
     return number
 
 
@@ -69,17 +76,11 @@ def _answer(requests: int, channel: int) -> None:
         return  # a script that closes all descriptors has closed these too
 
 
-def _open_channel(name: str) -> int:
-    channel = os.memfd_create(name, os.MFD_CLOEXEC)
-    # Children share the offset; appending keeps their answers apart all the same.
-    fcntl.fcntl(channel, fcntl.F_SETFL, os.O_APPEND)
-    return _moved_up(channel)
-
-
 def _moved_up(low: int) -> int:
     try:
         high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR)
     except OSError:
+        os.set_inheritable(low, False)
         return low  # fewer descriptors are allowed than that
     os.close(low)
     return high

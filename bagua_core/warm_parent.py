@@ -21,7 +21,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 ADOPTION_TIMEOUT_S = 10.0
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 6
 LENGTH = struct.Struct("!I")
 
 Command = tuple[str, str, list[str]]

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 GATE_VARIABLE = "BAGUA_GATE_FD"
+STACKS_VARIABLE = "BAGUA_STACK_FDS"
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
 NO_FILE = 0xFFFFFFFF
 MEMORY_FIELDS = (
@@ -27,7 +28,7 @@ MEMORY_FIELDS = (
 def put_on(request: dict[str, Any], descriptors: list[int], printed: tuple[bytes, bytes], name: str) -> None:
     """request: env, cwd, cpus (a list, or null), line (the command line to show).
 
-    descriptors: for stdin, stdout, stderr and the gate; the first three are closed.
+    descriptors: for stdin, stdout, stderr, the gate, and both of the stack channel; the first three are closed.
     """
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
@@ -36,6 +37,7 @@ def put_on(request: dict[str, Any], descriptors: list[int], printed: tuple[bytes
     os.environ.clear()
     os.environ.update(request["env"])
     os.environ[GATE_VARIABLE] = str(gate)
+    os.environ[STACKS_VARIABLE] = ",".join(map(str, descriptors[4:]))
     os.set_inheritable(gate, True)  # as in a spawned worker; closed when the gate opens
     os.chdir(request["cwd"])
     if request["cpus"]:

@@ -20,7 +20,7 @@ from bagua_launch.cluster_options import CLUSTER_OPTIONS, FILE_OPTIONS, SUBMIT_O
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.config_file import read_config_file
 from bagua_launch.errors import RequestError
-from bagua_launch.input_files import check_command, check_credentials
+from bagua_launch.input_files import check_command, check_credentials, check_passed
 from bagua_launch.job_request import parse_credentials
 from bagua_launch.options import Option
 from bagua_launch.precedence import Values, merge
@@ -72,7 +72,9 @@ def submit(**typed: Any) -> int:
     )
     from bagua_launch.job_request import parse_command
 
-    check_command(parse_command(values, program))
+    command = parse_command(values, program)
+    check_command(command)
+    check_passed(command, submission.environment)
     with _store(values) as store:
         from bagua_agent.cluster_client import cluster_requests
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from pathlib import Path
 
+from bagua_agent.exec_limits import USUAL_STACK_BYTES, why_not_passed
 from bagua_agent.job_config import CommandKind, StoreCredentials, WorkerCommand
+from bagua_agent.workers.foreign_files import why_no_script
 from bagua_launch.errors import RequestError
 
 
@@ -31,8 +35,18 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
         raise RequestError(
             f"{target!r}: no such script in {os.getcwd()}; use {_script_hint(target, commands)}"
         )
+    elif other_kind := why_no_script(Path(target)):
+        raise RequestError(f"{target!r}: {other_kind}; use an ordinary file")
     elif not os.access(target, os.R_OK):
         raise RequestError(f"{target!r}: not readable; use a script that this user may read")
+
+
+def check_passed(
+    command: WorkerCommand, environment: Mapping[str, str], stack_bytes: int = USUAL_STACK_BYTES
+) -> None:
+    """Raises RequestError if Linux can't pass these to a program. stack_bytes: as `why_not_passed` has it."""
+    if reason := why_not_passed(command.words, environment, stack_bytes):
+        raise RequestError(reason)
 
 
 def _script_hint(target: str, commands: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,7 +31,7 @@ from bagua_launch.command_line import (
 from bagua_launch.config_file import read_config_file
 from bagua_launch.environment_request import parse_environment
 from bagua_launch.errors import refuse
-from bagua_launch.input_files import check_command, check_credentials
+from bagua_launch.input_files import check_command, check_credentials, check_passed
 from bagua_launch.job_request import parse_job_fields, parse_request, parse_scale
 from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
 from bagua_launch.precedence import Values, merge
@@ -70,6 +71,7 @@ def run(**typed: Any) -> int:
         return _run_on_hosts(values, program)
     request = parse_request(values, program)
     check_command(request.config.command, tuple(cli.commands))
+    check_passed(request.config.command, os.environ, resource.getrlimit(resource.RLIMIT_STACK)[0])
     check_credentials(request.config.store_credentials)
     for line in request.notes:
         note(line)
@@ -89,6 +91,7 @@ def _run_on_hosts(values: Values, program: Sequence[str]) -> int:
     check_command(fields["command"], tuple(cli.commands))
     job_id = parse_job_id(values["rdzv_id"]) if "rdzv_id" in values else f"job-{secrets.token_hex(4)}"
     environment = parse_environment(values.get("env"), os.environ)
+    check_passed(fields["command"], environment)
 
     from bagua_launch.ssh_run import SshJob
 

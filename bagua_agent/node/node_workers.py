@@ -6,7 +6,9 @@ exit_cause.py. Imports no gRPC, so that workers are started before the agent has
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -14,12 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bagua_agent.errors import UserError
+from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.workers.account import find_account
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
+from bagua_agent.workers.foreign_files import read_ordinary
 from bagua_agent.workers.guardian import Guardian
+from bagua_agent.workers.log_access import open_file
 from bagua_agent.workers.log_layout import LogLayout, WorkerFiles, open_log_dir
 from bagua_agent.workers.numa_binding import processors_of_slot
 from bagua_agent.workers.numa_topology import read_topology
@@ -35,6 +41,8 @@ from bagua_agent.workers.worker_command import PREIMPORT
 from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.worker_process import WorkerProcess
 from bagua_contract.environment import PREFIX, WorkerEnvironment
+
+log = logging.getLogger(__name__)
 
 # What the first optimizer or DistributedDataParallel of a script imports (0.7 s): once for all workers, and before
 # there is any, so that a start after a change of membership does not wait for it.
@@ -87,7 +95,8 @@ class NodeWorkers:
         self._agent_id = agent_id
         self._bind_host = bind_host
         self._runtime_directory = runtime_directory
-        self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name)
+        self._account = find_account(config.run_as) if config.run_as is not None else None
+        self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name, self._account)
         self._made_log_dir = config.log_dir is None
         options = OutputOptions.parse(
             redirects=config.redirects,
@@ -99,7 +108,6 @@ class NodeWorkers:
         self.output = OutputRouter(
             options, self._layout, prefixed=options.needs_prefix(config.slots, config.max_nodes)
         )
-        self._account = find_account(config.run_as) if config.run_as is not None else None
         self._guardian = Guardian()
         self._exit_watch = ExitWatch(lambda worker, code: on_exit(worker.worker_id, code))
         self._workers: dict[str, NodeWorker] = {}
@@ -119,6 +127,11 @@ class NodeWorkers:
 
         at_once: without a warm parent every slot's first worker is started here, held at the gate until `begin`.
         """
+        environment = self._helper_environment()
+        if reason := why_not_passed(
+            self._config.command.words, environment, resource.getrlimit(resource.RLIMIT_STACK)[0]
+        ):
+            raise UserError(f"workers can't be started: {reason}")
         self._guardian.start()
         self._guardian.end_marked(f"{PREFIX}AGENT_ID={self._agent_id}")
         self._guardian.remove_directory(self._runtime_directory)
@@ -131,7 +144,7 @@ class NodeWorkers:
         if can_be_warm(self._config.command, self._config.start_method):
             self._warm = WarmParent(
                 self._config.command,
-                self._helper_environment(),
+                environment,
                 preimport=(*PREIMPORT, *TRAINING_IMPORTS),
                 account=self._account,
             )
@@ -195,8 +208,8 @@ class NodeWorkers:
             self._gate_open = True
         self.on_spawning(worker_id)
         files = self._layout.make_worker_directory(slot, worker_id)
-        if self._account is not None:
-            self._account.give_file(files.error)
+        if self._account is not None:  # which can make no file there
+            os.close(open_file(files.error, self._account, new=True))
         config = self._config
         cpus = None
         if config.numa_binding and self._topology is not None:
@@ -270,10 +283,7 @@ class NodeWorkers:
         worker = self._workers.pop(worker_id)
         stderr_tail = self.output.finish(worker_id)
         self._guardian.unregister(worker.process.pid)
-        try:
-            error_text: str | None = worker.files.error.read_text(errors="replace") or None
-        except OSError:
-            error_text = None  # most workers leave none
+        error_text = _error_text(worker)
         worker.process.close()
         if worker.was_ready:
             self._early_crashes[worker.slot] = 0
@@ -305,7 +315,10 @@ class NodeWorkers:
             worker.process.signal_group(signal.SIGKILL)
 
     def stack_targets(self) -> list[StackTarget]:
-        return [StackTarget(w.worker_id, w.process.pid, w.files.directory) for w in self._workers.values()]
+        return [
+            StackTarget(w.worker_id, w.process.pid, w.files.directory, w.process.stack_channel, self._account)
+            for w in self._workers.values()
+        ]
 
     def open_meeting(self) -> str:
         """host:port of a new store for one RESTART generation; the one before is closed. Bounded.
@@ -346,6 +359,17 @@ class NodeWorkers:
         self._guardian.stop()
         if self._made_log_dir:
             _remove_empty(self._layout.log_dir)
+
+
+def _error_text(worker: NodeWorker) -> str | None:
+    """Content of its error file; None if there is none that can be used."""
+    try:
+        return read_ordinary(worker.files.error).decode(errors="replace") or None
+    except FileNotFoundError:
+        return None  # most workers leave none
+    except OSError as error:
+        log.warning("%s is not used: %s", worker.files.error, error.strerror)
+        return None
 
 
 def _remove_empty(directory: Path) -> None:

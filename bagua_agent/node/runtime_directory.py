@@ -15,9 +15,13 @@ from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
 LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see store/embedded.py
 
 
-def make_runtime_directory() -> Path:
-    """A fresh one, whose path leaves room for the names of sockets. Raises UserError."""
-    for parent in (None, "/tmp"):
+def make_runtime_directory(for_account: str | None = None) -> Path:
+    """A fresh one, whose path leaves room for the names of sockets. Raises UserError.
+
+    for_account: of the workers, if it is not the agent's own: then TMPDIR is the job's word, and whoever owns the
+    directory it names could put something else in this one's place.
+    """
+    for parent in (None, "/tmp") if for_account is None else ("/tmp",):
         made = tempfile.mkdtemp(prefix="bagua-", dir=parent)  # 0700: nobody else reaches the sockets
         if len(os.fsencode(f"{made}/{LONGEST_NAME}")) <= LONGEST_SOCKET_PATH_BYTES:
             return Path(made)

@@ -15,11 +15,12 @@ from enum import Enum
 from pathlib import Path
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.foreign_files import read_ordinary
 from bagua_contract import membership_pb2 as pb
 
 OWN_PACKAGE = "bagua_core"
 OPENS_A_SESSION = "init_process_group"
-LARGEST_SCRIPT_BYTES = 4 << 20  # what is larger was made by a machine, and takes long to parse
+LARGEST_SCRIPT_BYTES = 1 << 20  # what is larger was made by a machine, and takes long to parse
 
 
 class Mode(Enum):
@@ -47,14 +48,12 @@ def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[st
     if file is None:
         return Guess(Mode.RESTART, f"module {command.target} was not found as a file")
     try:
-        if file.stat().st_size > LARGEST_SCRIPT_BYTES:
-            return Guess(Mode.RESTART, f"{file.name} is too large to look at")
-        text = file.read_bytes()
-    except OSError as error:
-        return Guess(Mode.RESTART, f"{file.name} can't be read ({error.strerror})")
+        text = read_ordinary(file, LARGEST_SCRIPT_BYTES, follow_links=True)
+    except (OSError, ValueError) as error:  # ValueError: its name holds a NUL
+        return Guess(Mode.RESTART, f"{file.name!r} can't be read ({getattr(error, 'strerror', error)})")
     try:
         opens = opens_a_session(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         # not Python source (a zip file, compiled code), or broken: running it says so
         return Guess(Mode.RESTART, f"{file.name} can't be parsed")
     if opens:

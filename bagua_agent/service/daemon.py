@@ -346,7 +346,10 @@ class NodeDaemon:
     def _ended(self, unit: OwnUnit, code: int, now_s: float) -> None:
         asked = unit.asked_since_s is not None or code == 0
         ran_s = now_s - self._started_s.get(unit.job_id, now_s)
-        self._say(f"job {unit.job_id}: its agent here ended with {code}")
+        reason = f"its agent ended with {code}"
+        if why := self._folders.reason(unit.job_id):
+            reason += f": {why}"
+        self._say(f"job {unit.job_id}: {reason}")
         self._units[unit.job_id] = replace(
             unit,
             alive=False,
@@ -356,7 +359,7 @@ class NodeDaemon:
             failures=failures_after(unit.failures, ran_s, asked, self._policy),
             asked_since_s=None,
             killed_since_s=None,
-            reason=f"its agent ended with {code}",
+            reason=reason,
         )
         self._watched.pop(unit.job_id, None)
         self._gone.pop(unit.job_id, None)

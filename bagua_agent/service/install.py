@@ -127,7 +127,7 @@ def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> D
 def _make_directories(config: AgentConfig) -> list[str]:
     """Those that systemd makes for the unit are its own. Raises UserError."""
     made = []
-    for directory, mode in ((config.directories_state, 0o700), (config.directories_log, 0o755)):
+    for directory, mode in ((config.directories_state, 0o700), (config.directories_log, 0o751)):
         path = Path(directory)
         if made_by_systemd(directory) or path.is_dir():
             continue

@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 from bagua_agent.errors import UserError
-from bagua_agent.service.units import read_request
+from bagua_agent.service.units import REASON, read_request
 
 EXIT_CODE = "exit-code"
 
 
 def main(folder: Path) -> int:
-    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent."""
+    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent.
+
+    Beside it lies the error that ended the agent, if one did.
+    """
     code = _run(folder)
-    unfinished = folder / f"{EXIT_CODE}.new"
-    unfinished.write_text(str(code))
-    unfinished.rename(folder / EXIT_CODE)
+    _leave(folder, EXIT_CODE, str(code))
     return code
+
+
+def _leave(folder: Path, name: str, text: str) -> None:
+    unfinished = folder / f"{name}.new"
+    unfinished.write_text(text)
+    unfinished.rename(folder / name)
 
 
 def _run(folder: Path) -> int:
@@ -27,20 +34,20 @@ def _run(folder: Path) -> int:
         os.chdir(request.directory)
     except UserError as error:
         print(f"bagua-agent: {error}", file=sys.stderr, flush=True)
+        _leave(folder, REASON, str(error))
         return error.exit_code
     except OSError as error:
         said = f"job {request.config.job_id!r} starts in {request.directory!r}: {error.strerror}"
-        print(
-            f"bagua-agent: {said}; make it on this node, or submit from one that all nodes have",
-            file=sys.stderr,
-        )
+        said += "; make it on this node, or submit from one that all nodes have"
+        print(f"bagua-agent: {said}", file=sys.stderr, flush=True)
+        _leave(folder, REASON, said)
         return UserError.exit_code
     os.environ.clear()
     os.environ.update(request.environment)
 
     from bagua_agent.job_agent import run_job
 
-    return run_job(request.config)
+    return run_job(request.config, lambda reason: _leave(folder, REASON, reason))
 
 
 if __name__ == "__main__":

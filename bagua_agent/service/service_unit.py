@@ -29,10 +29,14 @@ WatchdogSec=30
 StateDirectory=bagua
 StateDirectoryMode=0700
 LogsDirectory=bagua
-LogsDirectoryMode=0755
+LogsDirectoryMode=0751
 RuntimeDirectory=bagua
 SyslogIdentifier=bagua-agent
 UMask=0022
+# Many times what it uses. Beyond that it is ended and started again, for a node is not to be lost to one service; jobs
+# are in control groups of their own.
+MemoryMax=2G
+TasksMax=2048
 WRITABLE
 # Root, for it asks systemd for units and changes to the accounts of jobs; nothing beyond that. Jobs' own units are not
 # restricted by any of this: they need GPUs, pinned memory and the network.

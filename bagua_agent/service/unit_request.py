@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 
 from bagua_agent.errors import UserError
+from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_file import SUBMITTED, decode
 from bagua_agent.service.agent_config import AgentConfig
 from bagua_agent.service.units import UnitRequest
@@ -32,6 +33,8 @@ def unit_request(
         raise UserError(
             f"directory {submission.directory!r} is not absolute; submit from the script's directory"
         )
+    if "\0" in submission.directory:
+        raise UserError(f"directory {submission.directory!r} holds a zero byte; submit from another")
     job = decode(
         submission.launch,
         SUBMITTED,
@@ -51,6 +54,8 @@ def unit_request(
     environment = {"PATH": PATH, "LANG": "C.UTF-8", **_allowed(submission.environment, config)}
     if have_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots))
+    if reason := why_not_passed(job.command.words, environment):
+        raise UserError(f"{config.node_name} can't run it: {reason}")
     return UnitRequest(job, environment, submission.directory)
 
 

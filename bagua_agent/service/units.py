@@ -24,6 +24,8 @@ from bagua_agent.store.keys import check_id
 REQUEST = "request.json"
 NOTE = "note.json"
 ASKED = "asked-to-leave"
+REASON = "reason"
+REASON_CHARACTERS = 1000  # it travels in the node's record
 NOT_KNOWN = 128 + 9
 """Exit code of one that ended without a word: killed."""
 
@@ -135,6 +137,13 @@ class UnitFolders:
 
     def was_asked(self, job_id: str) -> bool:
         return (self.of(job_id) / ASKED).exists()
+
+    def reason(self, job_id: str) -> str:
+        """The error that ended its agent; empty if none did, or it could not say so."""
+        try:
+            return (self.of(job_id) / REASON).read_text()[:REASON_CHARACTERS]
+        except (OSError, ValueError):
+            return ""
 
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.of(job_id), ignore_errors=True)

@@ -35,14 +35,6 @@ class Account:
         """For subprocess.Popen."""
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
-    def give_file(self, path: Path) -> None:
-        """An empty file at `path`, which must not exist, for this account alone to read and write."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchown(fd, self.uid, self.gid)
-        finally:
-            os.close(fd)
-
     def admit(self, directory: Path) -> None:
         """Its processes may pass through `directory` and open what they know the name of; not list it."""
         os.chmod(directory, 0o711)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 SUMMARY_CHARACTERS = 300
 TAIL_LINES = 20
+TAIL_LINE_CHARACTERS = 2048  # a record in the store has room for the whole tail
 
 # Signals that a program brings on itself; all others come from outside.
 FAULT_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
@@ -79,8 +80,8 @@ def _recorded(text: str | None) -> tuple[str, str]:
         return "", ""
     try:
         content = json.loads(text)
-    except ValueError:
-        return "", ""  # cut off: the worker died while writing
+    except (ValueError, RecursionError):
+        return "", ""  # cut off, since the worker died while writing; or no error file at all
     message = content.get("message") if isinstance(content, dict) else None
     if isinstance(message, str):
         return message, ""
@@ -113,7 +114,7 @@ def _terminated_by(stderr_tail: str) -> str:
 def _last_lines(text: str) -> str:
     """Without native frames: thirty of them would push the exception itself out of sight."""
     kept = [line for line in text.rstrip().splitlines() if not _NATIVE_FRAME.match(line)]
-    return "\n".join(kept[-TAIL_LINES:])
+    return "\n".join(line[:TAIL_LINE_CHARACTERS] for line in kept[-TAIL_LINES:])
 
 
 def _one_line(text: str) -> str:

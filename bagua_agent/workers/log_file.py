@@ -7,18 +7,20 @@ import os
 from pathlib import Path
 
 from bagua_agent.errors import UserError
+from bagua_agent.workers.account import Account
+from bagua_agent.workers.log_access import open_file
 
 log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Raises UserError when the file cannot be opened. Used by one thread at a time."""
+    """account: whose workers print there. Its directory must exist. Raises UserError when the file cannot be opened.
+    Used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, account: Account | None = None) -> None:
         self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = open_file(path, account)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; check --log-dir") from error
 

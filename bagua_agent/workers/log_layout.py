@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.errors import UserError
+from bagua_agent.workers.account import Account
+from bagua_agent.workers.log_access import make_directories
 
 COMPONENT_CHARACTERS = 128
 
@@ -43,6 +45,7 @@ class LogLayout:
     log_dir: Path
     job_id: str
     node_name: str
+    account: Account | None = None  # the workers'; None: the agent's own
 
     @property
     def node_directory(self) -> Path:
@@ -62,11 +65,18 @@ class LogLayout:
     def make_worker_directory(self, slot: int, worker_id: str) -> WorkerFiles:
         """Raises UserError when the log directory cannot be written."""
         files = self.worker_files(slot, worker_id)
-        try:
-            files.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make {files.directory}: {error.strerror}; check --log-dir") from error
+        self._make(files.directory)
         return files
+
+    def make_node_directory(self) -> None:
+        """Raises UserError when the log directory cannot be written."""
+        self._make(self.node_directory)
+
+    def _make(self, directory: Path) -> None:
+        try:
+            make_directories(directory, self.log_dir, self.account)
+        except OSError as error:
+            raise UserError(f"cannot make {directory}: {error.strerror}; check --log-dir") from error
 
 
 def open_log_dir(log_dir: str | None) -> Path:

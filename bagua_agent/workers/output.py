@@ -90,13 +90,14 @@ class OutputRouter:
         )
         for stream, filters, path in wanted:
             if filters:
-                self._filtered[stream] = LogFile(path)
+                self._layout.make_node_directory()
+                self._filtered[stream] = LogFile(path, self._layout.account)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._thread.start()
 
     def attach(self, worker: WorkerProcess) -> None:
         """Take over the worker's pipes. Raises UserError when its log files cannot be made."""
-        files = self._layout.worker_files(worker.slot, worker.worker_id)
+        files = self._layout.make_worker_directory(worker.slot, worker.worker_id)
         streams: list[_Stream] = []
         try:
             if worker.stdout_fd is not None:
@@ -119,7 +120,7 @@ class OutputRouter:
             plan=plan,
             prefix=f"[{self._layout.node_name}:{worker.slot}]: ".encode(),
             terminal=self._out if stream is Streams.OUT else self._err,
-            file=LogFile(path) if plan.file else None,
+            file=LogFile(path, self._layout.account) if plan.file else None,
             filtered=self._filtered.get(stream),
             tail=Tail() if stream is Streams.ERR else None,
             cutter=LineCutter(),

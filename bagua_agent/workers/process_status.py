@@ -106,6 +106,14 @@ def signal_status(pid: int, number: int) -> SignalStatus | None:
     return SignalStatus(caught, pending, frozenset(blocked)) if seen else None
 
 
+def user_ids(pid: int) -> set[int]:
+    """Real, effective, saved and file system's; none if the process is gone."""
+    for line in _read(PROC / str(pid) / "status").splitlines():
+        if line.startswith("Uid:"):
+            return {int(uid) for uid in line.split()[1:]}
+    return set()
+
+
 def _tasks(pid: int) -> Iterator[Path]:
     try:
         yield from sorted((PROC / str(pid) / "task").iterdir(), key=lambda task: int(task.name))

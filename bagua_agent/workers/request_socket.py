@@ -57,7 +57,12 @@ class RequestSocket:
         (size,) = LENGTH.unpack(self._exactly(LENGTH.size, deadline))
         if size > MAX_ANSWER_BYTES:
             raise HelperGone(f"an answer of {size} bytes")
-        answer: dict[str, Any] = json.loads(self._exactly(size, deadline))
+        try:
+            answer = json.loads(self._exactly(size, deadline))
+        except (ValueError, RecursionError) as error:
+            raise HelperGone("an answer that is no JSON") from error
+        if not isinstance(answer, dict):
+            raise HelperGone(f"an answer that is {type(answer).__name__}, not an object")
         return answer
 
     def _exactly(self, size: int, deadline: float) -> bytes:

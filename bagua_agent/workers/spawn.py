@@ -8,6 +8,7 @@ as the agent.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_agent.job_config import WorkerCommand
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.account import Account
+from bagua_agent.workers.stack_channel import DESCRIPTORS_VARIABLE, StackChannel
 from bagua_agent.workers.warm_fit import StartPlace
 from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_command import PREIMPORT, check_command, command_line, worker_python
@@ -24,6 +27,7 @@ from bagua_agent.workers.worker_process import AdoptedProcess, WorkerProcess
 from bagua_contract.environment import PREFIX
 
 GATE_VARIABLE = PREFIX + "GATE_FD"
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def spawn_worker(
@@ -50,7 +54,7 @@ def spawn_worker(
     pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules
     that the runner imports before the gate. cpus: the only processors it may use. warm: what to fork it from,
     if possible; waited for until it has imported everything. account: whose process it is; None: the agent's.
-    Raises UserError when what the command names cannot be run.
+    Raises UserError when what the command names cannot be run, InfrastructureLost when the node is short of something.
     """
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))
@@ -58,6 +62,7 @@ def spawn_worker(
     place = StartPlace(env, where, python, preimport, account)
     child_ends: list[int] = []  # closed here once the child has them
     own_ends: list[int] = []  # closed here only if there will be no child
+    channel = None if command.kind is CommandKind.EXECUTABLE else StackChannel()
     try:
         if inherit_stdin:
             stdin = 0
@@ -67,10 +72,11 @@ def spawn_worker(
         out_child, out_fd = _stream_ends(stdout, child_ends, own_ends)
         err_child, err_fd = _stream_ends(stderr, child_ends, own_ends)
         streams = (stdin, out_child, err_child)
-        forked = None if warm is None else _fork(warm, command, place, streams, cpus)
-        process, gate_fd = forked or _spawn(command, place, streams, cpus, gated=gated)
+        stack_ends = () if channel is None else channel.workers_ends
+        forked = None if warm is None else _fork(warm, command, place, (*streams, *stack_ends), cpus)
+        process, gate_fd = forked or _spawn(command, place, streams, stack_ends, cpus, gated=gated)
         try:
-            worker = WorkerProcess(worker_id, slot, process, gate_fd, out_fd, err_fd)
+            worker = WorkerProcess(worker_id, slot, process, gate_fd, out_fd, err_fd, channel)
         except OSError:  # no descriptor left for its pidfd
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
@@ -80,13 +86,26 @@ def spawn_worker(
         if not gated:
             worker.open_gate()
         return worker
-    except BaseException:
+    except BaseException as error:
         for fd in own_ends:
             os.close(fd)
+        if channel is not None:
+            channel.close()
+        if isinstance(error, OSError):
+            raise _not_started(error, worker_id) from error
         raise
     finally:
         for fd in child_ends:
             os.close(fd)
+        if channel is not None:
+            channel.passed()
+
+
+def _not_started(error: OSError, worker_id: str) -> BaguaError:
+    """What the kernel refused is refused again at every try, unless the node was short of something."""
+    named = f" ({error.filename})" if error.filename is not None else ""
+    said = f"worker {worker_id} can't be started: {error.strerror}{named}"
+    return InfrastructureLost(said) if error.errno in _SHORTAGES else UserError(said)
 
 
 Streams = tuple[int, int, int]
@@ -96,13 +115,13 @@ def _fork(
     warm: WarmParent,
     command: WorkerCommand,
     place: StartPlace,
-    streams: Streams,
+    descriptors: tuple[int, ...],
     cpus: frozenset[int] | None,
 ) -> tuple[AdoptedProcess, int] | None:
     # With a gate in any case: should no answer come, whatever was forked ends when the gate is closed.
     gate_child, gate_fd = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = warm.fork(command, place, (*streams, gate_child), cpus)
+        pid = warm.fork(command, place, (*descriptors[:3], gate_child, *descriptors[3:]), cpus)
     except BaseException:
         os.close(gate_fd)
         raise
@@ -118,6 +137,7 @@ def _spawn(
     command: WorkerCommand,
     place: StartPlace,
     streams: Streams,
+    stack_ends: tuple[int, ...],
     cpus: frozenset[int] | None,
     *,
     gated: bool,
@@ -128,12 +148,16 @@ def _spawn(
         with _processors(cpus):
             popen = subprocess.Popen(
                 command_line(command, os.getpid(), python=place.python, preimport=place.preimport),
-                env={**place.env, GATE_VARIABLE: str(gate_child)},
+                env={
+                    **place.env,
+                    GATE_VARIABLE: str(gate_child),
+                    DESCRIPTORS_VARIABLE: ",".join(map(str, stack_ends)),
+                },
                 cwd=place.directory,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(gate_child,) if gated else (),
+                pass_fds=(gate_child, *stack_ends) if gated else stack_ends,
                 start_new_session=True,
                 **(place.account.process_arguments if place.account else {}),
             )

@@ -21,6 +21,7 @@ from typing import Any
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.orphans import adopting, reap_orphans
+from bagua_agent.workers.process_status import user_ids
 from bagua_agent.workers.request_socket import HelperGone, RequestSocket
 from bagua_agent.workers.warm_fit import StartPlace, restart_delay_s, why_not_forked
 from bagua_agent.workers.worker_command import PREIMPORT, check_command, command_line, worker_python
@@ -85,13 +86,13 @@ class WarmParent:
         self,
         command: WorkerCommand,
         place: StartPlace,
-        descriptors: tuple[int, int, int, int],
+        descriptors: tuple[int, ...],
         cpus: frozenset[int] | None,
     ) -> int | None:
         """The process id of a new worker held at its gate, a child of this process; None: spawn it instead.
 
-        descriptors: for its stdin, stdout, stderr and gate. When None is returned although a worker came to
-        be, it ends as soon as the gate's other end is closed.
+        descriptors: for its stdin, stdout, stderr, gate, and the ends of its stack channel. When None is returned
+        although a worker came to be, it ends as soon as the gate's other end is closed.
         """
         if command.kind is CommandKind.EXECUTABLE:
             return None
@@ -125,7 +126,27 @@ class WarmParent:
         if "pid" not in answer:
             log.warning("the warm parent could not fork: %s; the worker is spawned", answer.get("error"))
             return None
-        return int(answer["pid"])
+        pid = answer["pid"]
+        if not self._is_new_worker(pid):
+            log.warning("the warm parent names process %r, which is no worker of its; it is ended", pid)
+            with self._lock:
+                self._end()
+            return None
+        return int(pid)
+
+    def _is_new_worker(self, pid: object) -> bool:
+        """The warm parent runs under the workers' account, and what it names is signalled with the agent's rights."""
+        if type(pid) is not int or pid <= 1 or pid == self.pid:
+            return False
+        account = self._place.account
+        try:
+            os.waitid(
+                os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            )  # our child, so its number stays its own
+            leads = os.getsid(pid) == pid
+        except (OSError, OverflowError):
+            return False
+        return leads and user_ids(pid) == {os.geteuid() if account is None else account.uid}
 
     def _become_ready(self, timeout_s: float) -> bool:
         if self._requests is None:

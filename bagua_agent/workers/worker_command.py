@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bagua_agent.errors import InternalError, UserError
 from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.foreign_files import why_no_script
 
 # What the runner imports while the worker waits at the gate.
 PREIMPORT = ("torch", "bagua_core", "grpc")
@@ -43,9 +44,13 @@ def check_command(
     if command.kind is CommandKind.MODULE:
         return
     script = directory / name
-    if not script.exists():
+    try:
+        other_kind = why_no_script(script)
+    except (OSError, ValueError):  # ValueError: it holds a NUL
         hint = "" if name.endswith(".py") else " (a module needs -m, an executable --no-python)"
-        raise UserError(f"script {name!r} does not exist in {directory}; check the path{hint}")
+        raise UserError(f"script {name!r} does not exist in {directory}; check the path{hint}") from None
+    if other_kind is not None:
+        raise UserError(f"script {name!r} is {other_kind}; use an ordinary file")
     if not os.access(script, os.R_OK):
         raise UserError(f"script {name!r} cannot be read; check its permissions")
 

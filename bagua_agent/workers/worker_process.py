@@ -12,6 +12,8 @@ import signal
 import subprocess
 import threading
 
+from bagua_agent.workers.stack_channel import StackChannel
+
 
 class AdoptedProcess:
     """A child that a helper started for us; stands where a Popen does."""
@@ -34,6 +36,7 @@ class WorkerProcess:
         gate_fd: int | None,
         stdout_fd: int | None,
         stderr_fd: int | None,
+        stack_channel: StackChannel | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.slot = slot
@@ -41,6 +44,7 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(popen.pid)
         self.stdout_fd = stdout_fd  # read ends, non-blocking; whoever reads them closes them
         self.stderr_fd = stderr_fd
+        self.stack_channel = stack_channel  # None: an executable, which knows nothing of it
         self._popen = popen
         self._gate_fd = gate_fd
         self._returncode: int | None = None
@@ -124,6 +128,8 @@ class WorkerProcess:
                 return
             self._closed = True
             os.close(self.pidfd)
+            if self.stack_channel is not None:
+                self.stack_channel.close()
             if self._gate_fd is not None:
                 os.close(self._gate_fd)
                 self._gate_fd = None

@@ -25,7 +25,8 @@ class WorkerEnvironment:
     session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
     slot: place on the node, fixed for the process's life. virtual_local_rank: 1 if the worker sees one GPU only, as
     device 0; else 0. ledger_dir: empty for none. gate_fd: file
-    descriptor on which the runner waits for the agent's word to start the script; -1 for none.
+    descriptor on which the runner waits for the agent's word to start the script; -1 for none. stack_fds: the
+    two descriptors of the channel through which it is asked for its stacks, FILE,PIPE; empty for none.
     failpoints: see bagua_core/elastic/failpoints.py. minimum waits are in seconds. digest_every_steps: 0 for never.
     checkpoint_dir: empty for none. checkpoint_every: see checkpoint_every.py; needed with a checkpoint_dir. What a job
     does unless told otherwise is the agent's to say, which writes every field (job_config.py).
@@ -43,6 +44,7 @@ class WorkerEnvironment:
     slots: int
     ledger_dir: str = ""
     gate_fd: int = -1
+    stack_fds: str = ""
     failpoints: str = ""
     digest_every_steps: int = 0
     error_file: str = ""

@@ -181,6 +181,19 @@ def test_a_script_that_is_not_there(launch: Launcher) -> None:
     )
 
 
+def test_a_script_that_is_no_file(launch: Launcher) -> None:
+    os.mkfifo(launch.directory / "fifo.py")
+    assert launch.refusal("fifo.py") == "'fifo.py': a FIFO; use an ordinary file"
+    assert launch.refusal("/dev/zero") == "'/dev/zero': a character device; use an ordinary file"
+
+
+@pytest.mark.parametrize("first", [(), ("submit", "--etcd", "127.0.0.1:1"), ("--hosts", "a,b")])
+def test_what_no_program_can_be_given_is_refused_here(launch: Launcher, first: tuple[str, ...]) -> None:
+    assert launch.refusal(*first, "train.py", "a", "x" * 1_000_000) == (
+        "argument 2 has 1000000 bytes, more than the 131071 that Linux passes in one; put it in a file"
+    )
+
+
 def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> None:
     for words in (["--help"], ["-h"], ["run", "--help"]):
         result = launch(*words)

@@ -40,7 +40,7 @@ class Node:
         self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self))
 
     def stack_targets(self) -> list[StackTarget]:
-        return [StackTarget(w, 2**30, self.directory) for w in ("w0", "w1")]  # no such process
+        return [StackTarget(w, 2**30, self.directory, None) for w in ("w0", "w1")]  # no such process
 
     def kill(self, worker_id: str, why: str) -> None:
         self.killed.append((worker_id, why))

@@ -21,6 +21,17 @@ def test_it_is_private_and_where_temporary_files_go(tmp_path: Path, monkeypatch:
         assert path.parent == made and len(str(path)) < LONGEST_SOCKET_PATH_BYTES
 
 
+def test_it_is_not_where_a_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # as TMPDIR of a job, which owns it, would have it
+    made = make_runtime_directory("trainer")
+    try:
+        assert made.parent == Path("/tmp") and stat.S_IMODE(made.stat().st_mode) == 0o700
+    finally:
+        made.rmdir()
+
+
 def test_a_long_tmpdir_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()

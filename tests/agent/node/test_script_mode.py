@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
     def mode(kind: CommandKind, target: str) -> Mode:
         return guess_mode(WorkerCommand(kind, target), tmp_path, []).mode
 
+    os.mkfifo(tmp_path / "fifo.py")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").symlink_to("/dev/zero")
     assert mode(CommandKind.SCRIPT, "live.py") is Mode.LIVE
     assert mode(CommandKind.RUN_PATH, str(tmp_path / "live.py")) is Mode.LIVE
     assert mode(CommandKind.SCRIPT, "pkg/inner") is Mode.LIVE
@@ -67,6 +71,10 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
         (CommandKind.SCRIPT, "archive.zip"),
         (CommandKind.SCRIPT, "large.py"),
         (CommandKind.SCRIPT, "missing.py"),
+        (CommandKind.SCRIPT, "fifo.py"),
+        (CommandKind.SCRIPT, "/dev/zero"),
+        (CommandKind.SCRIPT, "app"),
+        (CommandKind.SCRIPT, "nu\0l.py"),
         (CommandKind.MODULE, "pkg.missing"),
         (CommandKind.EXECUTABLE, "live.py"),
     ]:

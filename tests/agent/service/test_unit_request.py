@@ -24,9 +24,12 @@ CONFIG = agent_config.check(
 
 
 def submission(
-    environment: dict[str, str] | None = None, user: str = "", directory: str = "/data"
+    environment: dict[str, str] | None = None,
+    user: str = "",
+    directory: str = "/data",
+    arguments: tuple[str, ...] = (),
 ) -> pb.Submission:
-    job = JobConfig(command=WorkerCommand(CommandKind.SCRIPT, "train.py"), job_id="job")
+    job = JobConfig(command=WorkerCommand(CommandKind.SCRIPT, "train.py", arguments), job_id="job")
     return pb.Submission(
         job_id="job",
         min_nodes=1,
@@ -54,6 +57,12 @@ def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
         (submission({"PATH": "/tmp"}), "n0 lets no job set PATH"),
         (submission(user="root"), "jobs don't run as 'root' on n0; use train, ann"),
         (submission(directory="../data"), "directory '../data' is not absolute"),
+        (submission(directory="/da\0ta"), "holds a zero byte"),
+        (submission(arguments=("a", "x" * 1_000_000)), "n0 can't run it: argument 2 has 1000000 bytes"),
+        (submission(arguments=("a\0",)), "n0 can't run it: argument 1 holds a zero byte"),
+        (submission(arguments=("\ud800",)), "n0 can't run it: argument 1 holds half a character"),
+        (submission({"NCCL_=X": "1"}), "n0 can't run it: variable 'NCCL_=X' has no name"),
+        (submission({"LR": "\0"}), "n0 can't run it: variable 'LR' holds a zero byte"),
     ],
 )
 def test_what_is_not_allowed_is_refused(asked: pb.Submission, line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import resource
 import select
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bagua_agent.errors import UserError
 from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output import OutputRouter
 from bagua_agent.workers.output_options import OutputOptions
@@ -255,11 +257,17 @@ def test_the_agents_own_line(setting: Setting) -> None:
 def test_a_full_disk_ends_the_log_and_nothing_else(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = setting.layout.make_worker_directory(0, "w0").directory
-    (directory / "stdout.log").symlink_to("/dev/full")
-    router = setting.router(prefixed=False, tee="1")
-    setting.run(router, "print('first')\nprint('second')\n")
-    assert router.stop()
+    log = setting.layout.make_worker_directory(0, "w0").directory / "stdout.log"
+    most_bytes, unlimited = 64 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)
+    log.touch()
+    os.truncate(log, most_bytes)  # no file may be larger from here on: the next byte of this one is refused
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, unlimited[1]))
+    try:
+        router = setting.router(prefixed=False, tee="1")
+        setting.run(router, "print('first')\nprint('second')\n")
+        assert router.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert setting.out.read_text() == "first\nsecond\n"
     assert [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
 
@@ -275,3 +283,15 @@ def test_descriptors_and_threads_are_given_back(setting: Setting) -> None:
     for worker in setting.workers.started:
         worker.close()
     assert held() == before
+
+
+def test_a_link_in_place_of_a_log_is_not_followed(setting: Setting, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the agent's")
+    directory = setting.layout.make_worker_directory(0, "w0").directory
+    (directory / "stdout.log").symlink_to(victim)
+    router = setting.router(prefixed=False, redirects="1")
+    worker = setting.workers.start(setting.workers.script("print('harm')\n"))
+    with pytest.raises(UserError, match=r"cannot write .*stdout\.log"):
+        router.attach(worker)
+    assert victim.read_text() == "the agent's"

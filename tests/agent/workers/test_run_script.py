@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -263,6 +264,20 @@ def test_missing_script_under_the_runner(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2
     assert "can't open file" in done.stderr and "missing.py" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--run-path",)])
+@pytest.mark.parametrize("target", ["fifo", "/dev/zero"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(
+    tmp_path: Path, target: str, options: tuple[str, ...]
+) -> None:
+    """The agent refuses it first; it may have become one since."""
+    os.mkfifo(tmp_path / "fifo")
+    runner = worker_command._script_runner()
+    command = [sys.executable, str(runner), "--preimport", "", *options, target]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode != 0
+    assert "it is no ordinary file" in done.stderr and target in done.stderr
 
 
 def test_the_agent_forks_quickly(workers: Workers) -> None:

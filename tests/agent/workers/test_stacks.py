@@ -7,13 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bagua_agent.workers import stacks
+from bagua_agent.workers.account import Account
 from bagua_agent.workers.process_status import process_status, processes_of, signal_status
+from bagua_agent.workers.stack_channel import (
+    DESCRIPTORS_VARIABLE,
+    LARGEST_ANSWER_BYTES,
+    StackChannel,
+)
 from bagua_agent.workers.stacks import FILES_KEPT, NoAnswer, StackTarget, save_stacks, stacks_of
 from tests.agent.workers.worker_lab import wait_until
 
@@ -29,18 +37,36 @@ def ready(text="ready"):
 NO_THREAD = "import _thread\n_thread.start_new_thread = lambda *_: None\n" + PRELUDE
 
 
+class Script(subprocess.Popen[str]):
+    """A worker as far as this is concerned: a process with a stack channel."""
+
+    def __init__(self, path: Path) -> None:
+        self.channel = StackChannel()
+        ends = self.channel.workers_ends
+        super().__init__(
+            [sys.executable, str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=ends,
+            env={**os.environ, DESCRIPTORS_VARIABLE: ",".join(map(str, ends))},
+        )
+        self.channel.passed()
+
+    def target(self, directory: Path = Path("/nowhere"), worker_id: str = "w0") -> StackTarget:
+        return StackTarget(worker_id, self.pid, directory, self.channel)
+
+
 class Scripts:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Script] = []
 
-    def start(self, source: str, prelude: str = PRELUDE) -> tuple[subprocess.Popen[str], str]:
+    def start(self, source: str, prelude: str = PRELUDE) -> tuple[Script, str]:
         """The process, and the line it printed when it was where it should be."""
         path = self._directory / f"script{len(self._started)}.py"
         path.write_text(prelude + source)
-        process = subprocess.Popen(
-            [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        process = Script(path)
         self._started.append(process)
         assert process.stdout is not None
         return process, process.stdout.readline().strip()
@@ -52,6 +78,7 @@ class Scripts:
             process.wait(timeout=10)
             assert process.stdout is not None
             process.stdout.close()
+            process.channel.close()
 
 
 @pytest.fixture
@@ -61,8 +88,8 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
     made.clean_up()
 
 
-def saved(process: subprocess.Popen[str], directory: Path, **options: float) -> tuple[str, str]:
-    (result,) = save_stacks([StackTarget("w0", process.pid, directory)], "a test", native=False, **options)
+def saved(process: Script, directory: Path, **options: float) -> tuple[str, str]:
+    (result,) = save_stacks([process.target(directory)], "a test", native=False, **options)
     assert result.path is not None
     return result.path.read_text(), result.problem
 
@@ -101,13 +128,13 @@ def test_threads_that_come_and_go_do_not_end_the_process(scripts: Scripts) -> No
         "def wait():\n    ready()\n    while True:\n        threading.Event().wait(0.05)\nwait()\n"
     )
     for _ in range(200):
-        assert "in wait" in stacks_of(process.pid)
+        assert "in wait" in stacks_of(process.target(), process.pid)
     assert process.poll() is None
 
 
 def test_again_and_again_gives_one_answer_each(scripts: Scripts) -> None:
     process, _ = scripts.start("def here():\n    ready()\n    time.sleep(60)\nhere()\n")
-    answers = [stacks_of(process.pid) for _ in range(5)]
+    answers = [stacks_of(process.target(), process.pid) for _ in range(5)]
     assert [a.count("in here") for a in answers] == [1] * 5
 
 
@@ -149,26 +176,26 @@ def test_blocked_signal_is_bounded_and_said(scripts: Scripts, tmp_path: Path) ->
         "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nready()\ntime.sleep(60)\n", NO_THREAD
     )
     with pytest.raises(NoAnswer, match="did not take the signal, which it blocks"):
-        stacks_of(process.pid, 0.1)
+        stacks_of(process.target(), process.pid, 0.1)
 
 
 def test_a_process_that_would_die_of_the_signal_is_not_sent_it(scripts: Scripts) -> None:
     process, _ = scripts.start("signal.signal(number, signal.SIG_DFL)\nready()\ntime.sleep(60)\n", NO_THREAD)
     with pytest.raises(NoAnswer, match="would kill it"):
-        stacks_of(process.pid)
+        stacks_of(process.target(), process.pid)
     assert process.poll() is None
 
 
 def test_a_file_that_the_script_closed_is_not_written_to(scripts: Scripts) -> None:
     process, _ = scripts.start("os.closerange(3, 1024)\nready()\ntime.sleep(60)\n")
     with pytest.raises(NoAnswer, match="no place"):
-        stacks_of(process.pid)
+        stacks_of(process.target(), process.pid)
 
 
 def test_ended_process_and_a_directory_that_is_gone(scripts: Scripts, tmp_path: Path) -> None:
     process, _ = scripts.start("ready()\n")
     process.wait(timeout=10)
-    (result,) = save_stacks([StackTarget("w0", process.pid, tmp_path / "gone")], "a test", native=False)
+    (result,) = save_stacks([process.target(tmp_path / "gone")], "a test", native=False)
     assert result.path is None
     assert "ended" in result.problem and "can't be written" in result.problem
 
@@ -179,7 +206,7 @@ def test_several_workers_are_asked_side_by_side(scripts: Scripts, tmp_path: Path
     targets = []
     for number, process in enumerate(started):
         (tmp_path / str(number)).mkdir()
-        targets.append(StackTarget(f"w{number}", process.pid, tmp_path / str(number)))
+        targets.append(process.target(tmp_path / str(number), f"w{number}"))
     began_s = time.monotonic()
     results = save_stacks(targets, "a test", within_s=0.5, native=False)
     assert time.monotonic() - began_s < 1.4
@@ -213,7 +240,7 @@ def test_native_stacks_where_the_tool_is(
     tool.chmod(0o755)
     process, _ = scripts.start("ready()\ntime.sleep(60)\n")
     monkeypatch.setattr(stacks.shutil, "which", lambda name: str(tool))
-    (result,) = save_stacks([StackTarget("w0", process.pid, tmp_path)], "a test")
+    (result,) = save_stacks([process.target(tmp_path)], "a test")
     assert result.path is not None and expected in result.path.read_text()
 
 
@@ -250,3 +277,107 @@ def test_what_the_kernel_says_of_this_process() -> None:
     assert masks is not None and masks.caught and not masks.pending
     assert processes_of(os.getpid())[0] == os.getpid()
     assert process_status(2**22 + 1) is None and signal_status(2**22 + 1, 10) is None
+
+
+# -- workers that mean harm
+
+
+def test_a_file_that_a_worker_names_is_not_written(scripts: Scripts, tmp_path: Path) -> None:
+    """O_PATH needs no right to the file; whoever opens it again through /proc uses his own."""
+    victim = tmp_path / "victim"
+    victim.write_text("the agent's")
+    process, _ = scripts.start(
+        f"victim = os.open({str(victim)!r}, os.O_PATH)\n"
+        "named = os.memfd_create(f'bagua-stacks-{signal.SIGRTMAX}-{victim}-{os.getpid()}')\n"
+        "ready()\ntime.sleep(60)\n",
+        "import os, signal, time\ndef ready():\n    print('ready', flush=True)\n",
+    )
+    _, problem = saved(process, tmp_path)
+    assert victim.read_text() == "the agent's"
+    assert "no place to write them to" in problem
+
+
+# What such a worker has of its channel, without our own code.
+OWN_CHANNEL = (
+    "import fcntl, os, signal, sys, time\n"
+    "channel, requests = map(int, os.environ['BAGUA_STACK_FDS'].split(','))\n"
+    "def ready():\n    print('ready', flush=True)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        "{signal.SIGTERM} {channel}",
+        "-1 {channel}",
+        "64000 {channel}",
+        "60 " + "9" * 50,
+        "60",
+        "\0 \0",
+        "²³ 3",
+    ],
+)
+def test_a_channel_that_says_nonsense_is_not_used(scripts: Scripts, tmp_path: Path, first_line: str) -> None:
+    process, _ = scripts.start(
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))\n"
+        f"os.write(channel, (f{first_line!r} + '\\n').encode())\nready()\ntime.sleep(60)\n",
+        OWN_CHANNEL,
+    )
+    _, problem = saved(process, tmp_path)
+    assert "no place to write them to" in problem
+    assert process.poll() is None, "it was sent no signal"
+
+
+def test_an_answer_of_gigabytes_is_cut(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start(
+        "def big(*_):\n    os.ftruncate(channel, 2 << 30)\n"
+        "signal.signal(signal.SIGRTMAX, big)\n"
+        "os.write(channel, f'{signal.SIGRTMAX} {channel}\\n'.encode())\n"
+        "ready()\nwhile True: time.sleep(60)\n",
+        OWN_CHANNEL,
+    )
+    tracemalloc.start()
+    try:
+        text, problem = saved(process, tmp_path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert problem == "" and process.channel.written_bytes() == 2 << 30, "it answered as large as that"
+    assert LARGEST_ANSWER_BYTES < len(text) < 2 * LARGEST_ANSWER_BYTES
+    assert peak_bytes < 64 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users")
+def test_a_process_of_another_user_is_not_sent_the_signal(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    other = Account(
+        "other", 65534, 65534, (65534,), "/", "/bin/sh"
+    )  # this worker is root's, as a setuid program is
+    with pytest.raises(NoAnswer, match="runs as another user than the worker's, 65534"):
+        stacks_of(replace(process.target(), account=other), process.pid)
+
+
+def test_links_in_place_of_stack_files_are_not_followed(scripts: Scripts, tmp_path: Path) -> None:
+    """As many as there are names for the next minute."""
+    victim = tmp_path / "victim"
+    victim.write_text("the agent's")
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    now = int(time.time())
+    for second in range(now, now + 60):
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(second))
+        (directory / f"stacks-{stamp}Z.txt").symlink_to(victim)
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    saved(process, directory)
+    assert victim.read_text() == "the agent's"
+
+
+def test_a_channel_that_is_closed_while_it_is_asked(scripts: Scripts) -> None:
+    process, _ = scripts.start("ready()\ntime.sleep(60)\n")
+    with process.channel.held() as is_open:
+        process.channel.close()
+        assert is_open and process.channel.place() is not None, "its descriptors are still ours"
+    with pytest.raises(NoAnswer, match="has ended"):
+        stacks_of(process.target(), process.pid)
+    with process.channel.held() as is_open:
+        assert not is_open

@@ -46,7 +46,7 @@ print(json.dumps({
     "environ": dict(os.environ),
     "shown": [open("/proc/self/cmdline").read(), open("/proc/self/comm").read()],
     "shown environ": sorted(v for v in open("/proc/self/environ", errors="surrogateescape").read().split("\\0")
-                            if "_GATE_FD" not in v),
+                            if "_GATE_FD" not in v and "_STACK_FDS" not in v),
     "ids": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getppid(), os.getcwd(), os.getuid()],
     "signals": {k: status[k] for k in ("SigBlk", "SigIgn", "SigCgt", "ShdPnd")},
     "handlers": [str(signal.getsignal(n)) for n in (2, 13, 15)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,10 +24,14 @@ from tests.agent.workers.worker_lab import Ended, Workers, wait_until
         (CommandKind.EXECUTABLE, "no-such-program", "executable 'no-such-program' was not found"),
         (CommandKind.EXECUTABLE, "./plain.txt", "no execute permission"),
         (CommandKind.SCRIPT, "", "no script given"),
+        (CommandKind.SCRIPT, "fifo", "script 'fifo' is a FIFO; use an ordinary file"),
+        (CommandKind.RUN_PATH, "/dev/zero", "script '/dev/zero' is a character device"),
+        (CommandKind.SCRIPT, "nu\0l.py", "does not exist"),
     ],
 )
 def test_what_cannot_run_is_named(tmp_path: Path, kind: CommandKind, target: str, named: str) -> None:
     (tmp_path / "plain.txt").write_text("")
+    os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UserError, match=named):
         check_command(WorkerCommand(kind, target), tmp_path)
 
