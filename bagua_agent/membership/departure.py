@@ -124,7 +124,7 @@ def prospect(view: JobView, own_agent_id: str, *, others_stay: bool, ends_when_a
         follows = "the next start goes on from the newest whole checkpoint"
         return Prospect(False, False, f"the job is not marked stopped: {left.reason}; {follows}")
     if view.generation is None:
-        return Prospect(False, False, "left before the first generation: the next start begins anew")
+        return Prospect(False, False, "left before the first generation; nothing was trained")
     nodes = ", ".join(unseen(view)[:8]) or "other nodes"
     text = f"the job is not marked stopped: workers on {nodes} have not been seen to end; the next start waits for them"
     return Prospect(False, True, text)
