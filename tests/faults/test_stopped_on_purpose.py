@@ -166,3 +166,50 @@ def test_in_restart_mode_ctrl_c_reaches_the_script_as_under_torchrun(job: MakeJo
     assert node.process.wait(LEAVE_S) == 130
     assert told(one, slots=1) == ["KeyboardInterrupt"]
     one.check_nothing_left()
+
+
+BETWEEN_EPOCHS = """
+import sys, time
+from pathlib import Path
+import torch
+import bagua_core as bagua
+
+class Count:
+    ended = 0
+    def state_dict(self): return {"ended": self.ended}
+    def load_state_dict(self, state): self.ended = state["ended"]
+
+out, count = Path(sys.argv[1]), Count()
+bagua.init_process_group()
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+bagua.register_state("count", count)
+samples = torch.utils.data.TensorDataset(torch.ones(8, 4))
+loader = bagua.ElasticDataLoader(samples, global_batch_size=8, seed=1)
+for epoch in loader.epochs(100):
+    with (out / "epochs").open("a") as file:
+        print(epoch, count.ended, file=file)
+    for (x,) in loader:  # one step
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+    count.ended += 1
+    if not (out / "hurry").exists():
+        time.sleep(0.05)
+"""
+
+
+def test_what_a_script_does_between_epochs_is_in_the_last_checkpoint(job: MakeJob, tmp_path: Path) -> None:
+    """Every boundary ends an epoch here."""
+    script, seen = tmp_path / "epochs.py", tmp_path / "epochs"
+    script.write_text(BETWEEN_EPOCHS)
+    one = job(program=[str(script), str(tmp_path)], options=["--checkpoint-dir", str(tmp_path / "saved")])
+    node = one.start()
+    eventually(lambda: seen.exists() and seen.read_text().count("\n") > 5, START_S, "epochs", 0.02)
+    leave(node, signal.SIGTERM)
+    (tmp_path / "hurry").touch()
+    again = one.start()
+    assert again.process.wait(120) == 0 and again.says("goes on from the checkpoint of step")
+    epochs = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
+    assert epochs == [(epoch, epoch) for epoch in range(100)]
