@@ -72,7 +72,7 @@ def _saved(view: JobView) -> Parting:
     told = [d for d in view.departures.values() if not d.state.is_none]
     if not told:
         if view.has_trained:
-            return Parting(False, "every worker left, and none saved its state: they were ended at once")
+            return Parting(False, "every worker left, and none confirmed a last checkpoint")
         return Parting(True, "every worker left before the first step")
     furthest = max(d.state for d in told)
     of_furthest = [d for d in told if d.state == furthest]

@@ -58,6 +58,7 @@ class LiveWorkers:
         ] = {}  # worker -> newest generation that listed it, its world size
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._company: dict[str, Company] = {}  # of this node's workers
+        self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
 
@@ -111,6 +112,7 @@ class LiveWorkers:
         self._sessions.tell_leave(within_s, seen.leaving_signal == signal.SIGINT)
 
     def interrupt(self) -> None:
+        self._interrupted = True
         self._workers.signal_all(signal.SIGINT)
 
     # -- what the workers do
@@ -284,6 +286,8 @@ class LiveWorkers:
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:
             return  # it has trained with nobody, so its word closes nothing
+        if self._interrupted:
+            return  # a script that catches the interrupt and ends with 0 was not done with its training
         self._training_done.add(worker_id)
         closing = pb.Closing(worker_id=worker_id, generation=done.generation, step=done.step)
         job, key, value = self._job, self._job.keys.closing, closing.SerializeToString()

@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_interrupts_the_script_and_a_third_kills(job: MakeJob, t
     node.await_line("SIGINT to the workers")
     assert node.process.wait(LEAVE_S) == 130
     assert told(one) == ["KeyboardInterrupt after step 3"] * 2
-    assert node.says("the job is not marked stopped", "none saved its state")
+    assert node.says("the job is not marked stopped", "none confirmed a last checkpoint")
     one.check_nothing_left()
 
 
