@@ -7,7 +7,7 @@ says when it leaves. Invariant L1 of ARCHITECTURE.md: a worker counts as gone on
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua_agent.membership.view import DepartureView, JobView
 
@@ -16,24 +16,25 @@ from bagua_agent.membership.view import DepartureView, JobView
 class Parting:
     """All workers that may hold the state are gone, at least one of them on purpose.
 
-    may_stop: the job may be marked stopped. reason: what was saved, or why nothing was.
+    may_stop: the job may be marked stopped. reason: what was saved, or why nothing was. failed: some of them failed, so
+    not all of the loss was asked for.
     """
 
     may_stop: bool
     reason: str
+    failed: bool = False
 
 
 def parting(view: JobView) -> Parting | None:
     """None: a worker that may hold the state has not been seen to end, or none left on purpose."""
-    if not view.departures:
-        return None
     gone = view.departures.keys() | view.failures.keys() | view.finished
     held = _may_hold(view)
-    if held is None or not held <= gone:
+    if held is None or not held <= gone or not (held or view.departures.keys()) & view.departures.keys():
         return None
-    if not view.has_checkpoints:
-        return Parting(True, "every worker left; there is no --checkpoint-dir, so no state is kept")
-    return _saved(view)
+    failed = bool(held & view.failures.keys())
+    if view.has_checkpoints:
+        return replace(_saved(view), failed=failed)
+    return Parting(True, "every worker left; there is no --checkpoint-dir, so no state is kept", failed)
 
 
 def unseen(view: JobView) -> tuple[str, ...]:

@@ -377,6 +377,8 @@ def _no_holder(case: _Case, why: str) -> Decision:
     since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
     left = parting(view)
     if left is not None:  # nobody will come back with the state, so there is nothing to wait for
+        if left.failed and not view.has_checkpoints:
+            return fail(f"workers failed while others left ({left.reason})")
         return _begin_again(case, left.reason, case.now_s)
     if held and held <= view.failures.keys():
         why = f"every worker that held the state has ended ({why})"

@@ -117,6 +117,27 @@ def test_the_next_start_begins_at_once_if_no_leader_wrote_the_result(knows_base:
     assert anew.reason.startswith("anew, since every worker left")
 
 
+def test_a_failure_long_after_others_left_is_no_leave() -> None:
+    """The last holder failed. That a node left before says nothing of it, so the job does not begin anew."""
+    view = left(departure("a0", 1, 2), generation=record(2, "b0"), earlier=())
+    view = replace(
+        view,
+        failures={"b0": failure("b0", script=False)},
+        agents={"b": agent("b")},
+        members={"b0x": member("b0x")},
+        has_checkpoints=False,
+    )
+    assert parting(view) is None
+    assert result(view).outcome is Outcome.FAILED
+
+
+def test_a_failure_while_all_leave_stops_the_job_but_no_start_goes_over_it_in_silence() -> None:
+    view = left(departure("a0", 2, 2), failures={"b0": failure("b0", script=False)}, has_checkpoints=False)
+    assert result(view).outcome is Outcome.STOPPED
+    again = replace(view, agents={"c": agent("c")}, members={"c0": member("c0")})
+    assert result(again).outcome is Outcome.FAILED
+
+
 def test_newcomers_that_never_had_the_state_need_not_confirm() -> None:
     """A newcomer was let in for the state, and its only holder ended before it could copy."""
     third = record(3, "a0 c0:3")
