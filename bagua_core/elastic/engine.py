@@ -290,9 +290,10 @@ class Engine:
         if saves and self._owes_epoch_end() and member.is_to_step_aside:
             # What the script does between two epochs belongs to the last checkpoint: step aside at the next boundary.
             self._outside.confirm(self._owes_epoch_end)
-            self.state.owes_epoch_end = False
-            if member.generation is not None and not member.broken:
-                return
+            if not self._is_newcomer:
+                self.state.owes_epoch_end = False
+                if member.generation is not None and not member.broken:
+                    return
         while True:
             if self._owes_epoch_end() and member.generation is not None:
                 self._outside.confirm(self._owes_epoch_end)
