@@ -8,6 +8,7 @@ what this node does with its workers lies behind worker_way.py; node_ending.py s
 from __future__ import annotations
 
 import queue
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.last_words import say_last_words, wait_for_followers
 from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.membership.departure import Prospect, prospect
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
@@ -52,6 +54,7 @@ from bagua_agent.node.own_key import OwnKey
 from bagua_agent.node.restarted_workers import RestartedWorkers
 from bagua_agent.node.runtime_directory import session_socket, store_directory
 from bagua_agent.node.script_mode import Mode
+from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.worker_way import WorkerWay
 from bagua_agent.process_messages import SignalCame, WorkerExited
 from bagua_agent.rpc.control_server import ControlServer
@@ -62,6 +65,7 @@ from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
+from bagua_contract import membership_pb2 as pb
 
 
 class JobLoop:
@@ -96,6 +100,7 @@ class JobLoop:
         self._disconnected_since_s = 0.0
         self._outages = 0
         self._outage_noted = False
+        self._signals_taken: list[int] = []
         self._reader = InboxReader(inbox, self._timers)
         self._sessions = SessionServer(
             str(session_socket(directory)),
@@ -152,6 +157,8 @@ class JobLoop:
         self._limits = limits
         found = ensure_job(store, self._keys, config, self._node_name, self._mode)
         identity, nodes = found.identity, found.nodes
+        if found.before is not None and found.before.outcome == pb.Result.STOPPED:
+            self._narrator.tell(narrator.stopped_before(config.job_id, found.before, config.checkpoint_dir))
         self._control = ControlServer(
             self._address, identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
         )
@@ -342,21 +349,33 @@ class JobLoop:
     # -- leaving and ending
 
     def _signalled(self, number: int, now_s: float) -> None:
+        called_for = reaction(self._signals_taken, number)
+        self._signals_taken.append(number)
+        if called_for is Reaction.LEAVE:
+            self._leave(number, now_s)
+        elif called_for is Reaction.INTERRUPT and self._workers.worker_ids:
+            self._narrator.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
+            self._way.interrupt()
+        else:
+            self._seen.leaving_since_s = float("-inf")
+
+    def _leave(self, number: int, now_s: float) -> None:
         seen = self._seen
-        if seen.leaving_since_s is not None:
-            seen.leaving_since_s = float("-inf")  # the second time: now
-            return
         seen.leaving_since_s = now_s
         seen.leaving_signal = number
+        seen.leave_within_s = self._config.shutdown_timeout_s
         self._own_key.leaving()
         self._job.history.own(job_history.node_leaving(self._agent_id))
         when = self._way.leave()
-        self._narrator.tell(f"leaving {when}; a second signal ends it at once")
+        by_hand = number == signal.SIGINT
+        then = "a second Ctrl-C interrupts the script" if by_hand else "a second signal ends it at once"
+        self._narrator.tell(f"leaving {when}; {then}")
         if not self._way.ready_workers:
             seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
 
     def _ending(self) -> Ending | None:
         now_s, seen = time.monotonic(), self._seen
+        left = self._prospect() if seen.leaving_since_s is not None else Prospect(False, False, "")
         return how_it_ends(
             NodeSituation(
                 workers_running=len(self._workers.worker_ids),
@@ -364,11 +383,22 @@ class JobLoop:
                 leaving_signal=seen.leaving_signal,
                 leaving_for_s=None if seen.leaving_since_s is None else now_s - seen.leaving_since_s,
                 shutdown_timeout_s=self._config.shutdown_timeout_s,
-                job_goes_on=seen.others_stay(self._agent_id) and seen.result is None,
+                job_goes_on=left.goes_on and seen.result is None,
+                awaits_result=left.awaits_result,
+                prospect=left.text,
                 trained=self._way.trained,
                 store_away_for_s=0.0 if self._connected else now_s - self._disconnected_since_s,
                 own_exit_code=self._way.exit_code,
             )
+        )
+
+    def _prospect(self) -> Prospect:
+        """What becomes of the job without this node."""
+        return prospect(
+            self._seen.view,
+            self._agent_id,
+            others_stay=self._seen.others_stay(self._agent_id),
+            ends_when_all_leave=self._config.ends_when_all_leave,
         )
 
     def _end(self, ending: Ending) -> int:

@@ -25,11 +25,12 @@ OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases 
 
 @dataclass(frozen=True, slots=True)
 class JobFound:
-    """nodes: agents there were."""
+    """nodes: agents there were. before: the result of the job of this id that this agent made room for."""
 
     spec: pb.JobSpec
     identity: JobIdentity
     nodes: int
+    before: pb.Result | None = None
 
 
 def ensure_job(
@@ -42,15 +43,17 @@ def ensure_job(
     Raises UserError (another protocol, what can't be read, a job whose agents do not go), InfrastructureLost.
     """
     made: JobIdentity | None = None
+    before: pb.Result | None = None
     for _ in range(20):  # each round either succeeds or somebody else got further
         found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity], keys.agents)
         if keys.result in found:
+            before = _result(found[keys.result].value)
             _make_room(store, keys, found[keys.result])
             continue
         stands = found.get(keys.spec)
         spec = None if stands is None else _spec(keys, stands.value)
         if spec is not None and keys.identity in found:
-            return JobFound(spec, _identity(keys, found[keys.identity].value), nodes)
+            return JobFound(spec, _identity(keys, found[keys.identity].value), nodes, before)
         made = made or make_identity(keys.job_id)
         if stands is not None:
             # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
@@ -94,6 +97,15 @@ def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:
             f"{PROTOCOL_VERSION}; install the job's version"
         )
     return spec
+
+
+def _result(value: bytes) -> pb.Result | None:
+    """None for what can't be read: it ended the job all the same."""
+    try:
+        result: pb.Result = pb.Result.FromString(value)
+    except DecodeError:
+        return None
+    return result
 
 
 def _identity(keys: JobKeys, value: bytes) -> JobIdentity:
@@ -148,6 +160,7 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
     folders = (
         keys.failures,
         keys.finished_workers,
+        keys.departures,
         keys.refusals,
         keys.members,
         keys.suspicions,

@@ -22,7 +22,8 @@ class JobSeen:
     nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
     unreadable: by key, the revision of what stands there and nobody can read. closing: nobody joins any more.
     waits: workers here that can't go on, with the generation.
-    leaving_since_s: of the first signal; minus infinity after the second, or if there is nothing to wait for."""
+    leaving_since_s: of the first signal; minus infinity once workers are to end at once, or if there is nothing to wait
+    for. leaving_signal: the first one. leave_within_s: the grace period that began with it."""
 
     spec: pb.JobSpec
     view: JobView
@@ -33,6 +34,7 @@ class JobSeen:
     result: pb.Result | None = None
     leaving_since_s: float | None = None
     leaving_signal: int = 0
+    leave_within_s: float = 0.0
     remembered: dict[str, bytes] = field(default_factory=dict)
     unreadable: dict[str, int] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)

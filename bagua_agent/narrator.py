@@ -93,6 +93,12 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
         )
 
 
+def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
+    """The job of this id was stopped, and another begins under it."""
+    start = f"goes on from the newest checkpoint in {checkpoint_dir}" if checkpoint_dir else "begins anew"
+    return f"job {job_id} was stopped before ({before.reason}); it {start}"
+
+
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
     return f"{wanted[0]} to {_count(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
 

@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError, Message
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder, Outcome
-from bagua_agent.membership.view import Run
+from bagua_agent.membership.view import DepartureView, Run
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import LARGEST_NUMBER, Generation, SuspicionKind
+from bagua_contract.records import LARGEST_NUMBER, Generation, StateName, SuspicionKind
 
 M = TypeVar("M", bound=Message)
 
@@ -140,6 +140,10 @@ class StoreEvents:
             )
         if worker_id := keys.id_in(keys.finished_workers, key):
             return ev.WorkerFinished(now_s=now_s, worker_id=worker_id)
+        if worker_id := keys.id_in(keys.departures, key):
+            departure = pb.Departure.FromString(value)
+            _check_owner(worker_id, departure.worker_id)
+            return ev.WorkerDeparted(now_s=now_s, departure=_departure(departure))
         if worker_id := keys.id_in(keys.refusals, key):
             return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
         if key == keys.spec:
@@ -163,6 +167,23 @@ class StoreEvents:
                 raise ValueError("it tells no outcome")  # and ends nothing
             return ev.ResultSeen(now_s=now_s)
         return None
+
+
+def _departure(d: pb.Departure) -> DepartureView:
+    last = d.last
+    if last.parts and last.part >= last.parts:
+        raise ValueError(f"it tells of part {last.part} of {last.parts}")
+    return DepartureView(
+        worker_id=d.worker_id,
+        node_name=d.node_name,
+        generation=d.generation,
+        world_size=d.world_size,
+        state=StateName(last.state.generation, last.state.step, last.state.operations),
+        part=last.part,
+        parts=last.parts,
+        written=last.written,
+        problem=last.problem,
+    )
 
 
 _HANG_OUTCOMES = {

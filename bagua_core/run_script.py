@@ -310,6 +310,8 @@ def _run_to_end(run: Callable[[], None]) -> BaseException | None:
 def _uncaught(error: BaseException, record: bool) -> BaseException:
     trace = _without_runner(error.__traceback__)
     error.__traceback__ = trace
+    if getattr(error, "bagua_is_orderly", False):
+        return error  # the worker left at a step boundary, as asked: nothing to report
     if record and not isinstance(error, KeyboardInterrupt):
         _write_error_file(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace

@@ -47,7 +47,7 @@ def main(source: TextIO) -> int:
 
 
 def _listen(source: TextIO) -> None:
-    """Each word is a signal more: the first leaves in order, the second ends at once."""
+    """Each word is one Ctrl-C more; see bagua_agent/node/stop_signals.py."""
     while line := source.readline():
         if line.strip() == LEAVE:
             os.kill(os.getpid(), signal.SIGINT)

@@ -143,7 +143,7 @@ class SshJob:
             return  # ssh has said why
 
     def _ask_to_leave(self, *, again: bool) -> None:
-        """again: those too that were asked before, which ends them at once."""
+        """again: those too that were asked before: each time it is one Ctrl-C more for their nodes."""
         with self._lock:
             hosts = [host for host in self._nodes if again or host not in self._asked]
             self._asked.update(hosts)

@@ -6,6 +6,7 @@ Decides the result from what has happened; forms no generation. Rules 6 and 8 of
 from __future__ import annotations
 
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
+from bagua_agent.membership.departure import parting
 from bagua_agent.membership.detection import agents_in_question, who_lives
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restart_policy import in_doubt, judge
@@ -33,17 +34,28 @@ def decide_end(
             return wait or _failed(verdict.reason, verdict.first_failure)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
-    all_leave = (
-        policy.ends_when_all_leave and bool(view.agents) and all(a.leaving for a in view.agents.values())
-    )
-    if all_leave and not standing.present:
-        if now_s < standing.missing_until_s and standing.missing:
-            # other agents may only be putting their keys again
-            reason = "waiting: all nodes that are there leave, others may come back"
-            return Decision(None, reason, standing.missing_until_s)
-        reason = "every node was asked to leave and has left"
-        return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+    if policy.ends_when_all_leave and view.agents and all(a.leaving for a in view.agents.values()):
+        return _all_leave(view, standing, now_s)
     return None
+
+
+def _all_leave(view: JobView, standing: Standing, now_s: float) -> Decision | None:
+    if now_s < standing.missing_until_s and standing.missing:
+        # other agents may only be putting their keys again
+        reason = "waiting: all nodes that are there leave, others may come back"
+        return Decision(None, reason, standing.missing_until_s)
+    left = parting(view)
+    if left is not None:
+        return (
+            _stopped(left.reason) if left.may_stop else Decision(None, f"not marked stopped: {left.reason}")
+        )
+    if not standing.present and view.generation is None and not view.has_trained:
+        return _stopped("every node left before the first generation")
+    return None
+
+
+def _stopped(reason: str) -> Decision:
+    return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
 
 
 def _awaiting_cause(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.view import Run, Verdict
+from bagua_agent.membership.view import DepartureView, Run, Verdict
 from bagua_contract.records import Generation, SuspicionKind
 
 
@@ -148,6 +148,13 @@ class WorkerFinished(Event):
     """A worker ended with 0."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDeparted(Event):
+    """departed/<worker> was put."""
+
+    departure: DepartureView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

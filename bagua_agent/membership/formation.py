@@ -40,6 +40,7 @@ from bagua_agent.membership import hanging, targets, trouble
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.backoff import delay_s
 from bagua_agent.membership.candidates import Offer, offers, readiness
+from bagua_agent.membership.departure import parting
 from bagua_agent.membership.detection import gathering_until_s, inquire
 from bagua_agent.membership.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision
@@ -374,6 +375,11 @@ def _no_holder(case: _Case, why: str) -> Decision:
     view, limit_s = case.view, case.policy.holder_timeout_s
     held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
     since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
+    left = parting(view)
+    if left is not None:  # nobody will come back with the state, so there is nothing to wait for
+        if left.failed and not view.has_checkpoints:
+            return fail(f"workers failed while others left ({left.reason})")
+        return _begin_again(case, left.reason, case.now_s)
     if held and held <= view.failures.keys():
         why = f"every worker that held the state has ended ({why})"
     elif case.now_s >= since_s + limit_s:
@@ -382,12 +388,14 @@ def _no_holder(case: _Case, why: str) -> Decision:
     else:
         reason = f"waiting: nobody that holds the state is there ({why})"
         return Decision(None, reason, since_s + limit_s, Waiting.HOLDER)
-    return _from_checkpoint(case, why, since_s) if view.has_checkpoints else fail(why)
+    return _begin_again(case, why, since_s) if view.has_checkpoints else fail(why)
 
 
-def _from_checkpoint(case: _Case, why: str, since_s: float) -> Decision:
-    """All that are there begin again together: like a first generation, but taken at once and with a number that goes
-    on, so that every member knows that whatever it kept is void. since_s: when that became the only way on."""
+def _begin_again(case: _Case, why: str, since_s: float) -> Decision:
+    """From the newest checkpoint, or anew if there are none. All that are there begin again together: like a first
+    generation, but taken at once and with a number that goes on, so that every member knows that whatever it kept is
+    void. since_s: when that became the only way on."""
+    what = "begin again from a checkpoint" if case.view.has_checkpoints else "begin anew"
     waiters = case.offers(())
     complete = waiters.ready
     if len(complete) < case.desired.min_nodes:
@@ -397,17 +405,18 @@ def _from_checkpoint(case: _Case, why: str, since_s: float) -> Decision:
         count = f"{len(complete)} of {_count(case.desired.min_nodes)}{lacking}; {why}"
         limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
         if limit_s is not None and case.now_s >= since_s + limit_s:
-            return fail(f"too few nodes for {limit_s:g} s to begin again from a checkpoint: {count}")
+            return fail(f"too few nodes for {limit_s:g} s to {what}: {count}")
         if limit_s is not None:
             wake_s = _earlier(wake_s, since_s + limit_s)
         # still the same wait: forgotten, it would begin anew
-        return Decision(None, f"waiting to begin again from a checkpoint: {count}", wake_s, Waiting.HOLDER)
+        return Decision(None, f"waiting to {what}: {count}", wake_s, Waiting.HOLDER)
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
-        reason = f"waiting to begin again from a checkpoint: last call; {why}"
+        reason = f"waiting to {what}: last call; {why}"
         return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
     chosen = targets.first(case.view, complete[: case.desired.max_nodes])
-    return _write(case, GenerationKind.LOSS, chosen, 0, f"from the newest checkpoint, since {why}")
+    start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
+    return _write(case, GenerationKind.LOSS, chosen, 0, f"{start}, since {why}")
 
 
 def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> Decision:

@@ -108,6 +108,9 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
             return replace(view, finished=view.finished | {event.worker_id})
+        case ev.WorkerDeparted():
+            departed = event.departure
+            return replace(view, departures=_with(view.departures, departed.worker_id, departed))
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
         case ev.ModeSeen():

@@ -12,7 +12,7 @@ from enum import Enum
 
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, SuspicionKind
+from bagua_contract.records import Generation, StateName, SuspicionKind
 
 
 class Run(Enum):
@@ -113,6 +113,26 @@ class FailureView:
 
 
 @dataclass(frozen=True, slots=True)
+class DepartureView:
+    """departed/<worker>: its agent saw it end after its node was asked to leave.
+
+    generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
+    stepped aside; none if it told nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem: why
+    its part is not written.
+    """
+
+    worker_id: str
+    node_name: str
+    generation: int
+    world_size: int
+    state: StateName = field(default_factory=StateName)
+    part: int = 0
+    parts: int = 0
+    written: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempts:
     """count: generations in a row that replaced one that did not work though everybody lived, and in which nobody is
     known to have committed. newest_since_s: when this agent first saw the newest record."""
@@ -142,7 +162,8 @@ class JobView:
     came later.
     committed_generation: the newest that any member, still there or not, reported a commit in.
     closing_generation: the generation that confirmed the end; None while training goes on.
-    finished: workers that ended with 0. refused: workers that may not join.
+    finished: workers that ended with 0. departures: workers that ended because their nodes left. refused: workers that
+    may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (formation.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
     hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
@@ -162,6 +183,7 @@ class JobView:
     desired: Desired | None = None
     closing_generation: int | None = None
     finished: frozenset[str] = frozenset()
+    departures: Mapping[str, DepartureView] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
     attempts: Attempts = Attempts()
     hang_order: HangOrder | None = None

@@ -6,6 +6,7 @@ One way of running workers (worker_way.py). Decides nothing of membership; ends 
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 
 EXIT_BEFORE_SUSPICION_S = 0.02
+# Workers that leave have so much less than their node's grace period: to end, and for their node to say so in etcd.
+MARGIN_S = 3.0
 # The leader may be lost after it was found alive, or whoever followed it: asked again for as long as it matters.
 LEADER_AGAIN_S = 0.5
 
@@ -50,7 +53,12 @@ class LiveWorkers:
         self._suspected: dict[str, tuple[int, pb.Suspicion.Kind]] = {}
         self._steps: dict[str, tuple[int, int]] = {}  # worker -> generation, committed steps
         self._training_done: set[str] = set()
+        self._listed: dict[
+            str, tuple[int, int]
+        ] = {}  # worker -> newest generation that listed it, its world size
+        self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._company: dict[str, Company] = {}  # of this node's workers
+        self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
 
@@ -75,6 +83,7 @@ class LiveWorkers:
             if self._workers.get(member.worker_id) is not None:
                 known = self._company.get(member.worker_id, NO_COMPANY)
                 self._company[member.worker_id] = company_after(known, member.worker_id, generation)
+                self._listed[member.worker_id] = (generation.number, generation.world_size)
         self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
         over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
@@ -94,8 +103,17 @@ class LiveWorkers:
         """Restart mode alone has meetings."""
 
     def leave(self) -> str:
-        self._sessions.tell_leave()
+        self._tell_leave()
         return "at the next step boundary"
+
+    def _tell_leave(self) -> None:
+        seen = self._job.seen
+        within_s = max(MARGIN_S, seen.leave_within_s - MARGIN_S)
+        self._sessions.tell_leave(within_s, seen.leaving_signal == signal.SIGINT)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._workers.signal_all(signal.SIGINT)
 
     # -- what the workers do
 
@@ -117,6 +135,9 @@ class LiveWorkers:
                 self._went_on(worker_id, message.went_on.generation)
             case "straggler":
                 self._straggles(message.straggler)
+            case "left":
+                if message.left.HasField("last"):
+                    self._last_checkpoints[worker_id] = message.left.last
             case "training_done":
                 self._trained(worker_id, message.training_done)
             case _:
@@ -135,6 +156,8 @@ class LiveWorkers:
             generation=generation,
             steps=steps,
             company=self._company.pop(worker_id, NO_COMPANY),
+            listed=self._listed.pop(worker_id, (0, 0)),
+            last_checkpoint=self._last_checkpoints.pop(worker_id, None),
         )
         self._exits.take(worker_id, returncode, last, now_s)
 
@@ -159,7 +182,7 @@ class LiveWorkers:
         if seen.generation is not None and seen.generation.kind is not GenerationKind.RESTART:
             self._sessions.tell_generation(seen.generation, [worker_id])
         if seen.leaving_since_s is not None:
-            self._sessions.tell_leave()
+            self._tell_leave()
         if seen.closing:
             self._sessions.tell_close()
 
@@ -263,6 +286,8 @@ class LiveWorkers:
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:
             return  # it has trained with nobody, so its word closes nothing
+        if self._interrupted:
+            return  # a script that catches the interrupt and ends with 0 was not done with its training
         self._training_done.add(worker_id)
         closing = pb.Closing(worker_id=worker_id, generation=done.generation, step=done.step)
         job, key, value = self._job, self._job.keys.closing, closing.SerializeToString()

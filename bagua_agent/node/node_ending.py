@@ -13,7 +13,8 @@ RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that fa
 @dataclass(frozen=True, slots=True)
 class NodeSituation:
     """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
-    after the second. job_goes_on: other nodes stay. trained: a worker here confirmed the last commit."""
+    once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
+    job ended. prospect: what becomes of the job without this node. trained: a worker here confirmed the last commit."""
 
     workers_running: int
     result: tuple[int, int] | None
@@ -21,6 +22,8 @@ class NodeSituation:
     leaving_for_s: float | None
     shutdown_timeout_s: float
     job_goes_on: bool
+    awaits_result: bool
+    prospect: str
     trained: bool
     store_away_for_s: float
     own_exit_code: int
@@ -56,10 +59,13 @@ def _leaving(s: NodeSituation, waited_s: float) -> Ending | None:
     interrupted = 128 + s.leaving_signal
     if s.workers_running == 0:
         if s.job_goes_on:
-            return Ending(0, "left; the job goes on without this node")
-        if s.result is not None and s.result[0] == pb.Result.SUCCEEDED:
-            return Ending(0, "")
-        return Ending(interrupted, "the job stops here: no node is left")
+            return Ending(0, s.prospect)
+        if s.result is not None:
+            return Ending(0 if s.result[0] == pb.Result.SUCCEEDED else interrupted, "")
+        store_answers = s.store_away_for_s <= STORE_AWAY_AT_THE_END_S
+        if s.awaits_result and store_answers and waited_s < s.shutdown_timeout_s:
+            return None
+        return Ending(interrupted, s.prospect)
     if waited_s >= s.shutdown_timeout_s:
         return Ending(interrupted, "ended at once", 0.0)
     return None

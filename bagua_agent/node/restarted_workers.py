@@ -89,6 +89,9 @@ class RestartedWorkers:
         """The leader sees it in this node's key and writes a generation without it."""
         return "as soon as the others go on without it"
 
+    def interrupt(self) -> None:
+        self._workers.signal_all(signal.SIGINT)
+
     # -- what the workers do
 
     def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
@@ -145,8 +148,10 @@ class RestartedWorkers:
         return [m for m in generation.members if m.agent_id == self._job.agent_id]
 
     def _end_running(self) -> None:
-        """SIGTERM to all workers here; whoever is still there after the timeout is killed."""
-        self._workers.signal_all(signal.SIGTERM)
+        """SIGTERM to all workers here, or SIGINT if the node leaves because of one; whoever is still there after the
+        timeout is killed."""
+        interrupted = self._job.seen.leaving_signal == signal.SIGINT
+        self._workers.signal_all(signal.SIGINT if interrupted else signal.SIGTERM)
         self._job.timers.set(
             "kill workers",
             time.monotonic() + self._shutdown_timeout_s,

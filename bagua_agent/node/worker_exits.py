@@ -28,17 +28,21 @@ LOOK_AGAIN_S = 0.1  # for what explains a failure; records are looked at as they
 @dataclass(frozen=True, slots=True)
 class LastSeen:
     """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key stands.
-    trained: it confirmed the last commit. company: its fellows in generations."""
+    trained: it confirmed the last commit. company: its fellows in generations. listed: the newest generation that
+    listed it, and its world size. last_checkpoint: what it said of that when it left."""
 
     was_member: bool
     trained: bool
     generation: int = 0
     steps: int = 0
     company: Company = NO_COMPANY
+    listed: tuple[int, int] = (0, 0)
+    last_checkpoint: pb.LastCheckpoint | None = None
 
 
 class Record(Enum):
     NONE = "none"
+    DEPARTED = "departed"
     FINISHED = "finished"
     FAILURE = "failure"
 
@@ -59,7 +63,9 @@ def consequence(
     """stopping: ends of workers are expected, since the node leaves or the job has its result."""
     if returncode == 0:
         # one that left says nothing about the end of the job
-        return Consequence(Record.NONE if leaving and not last.trained else Record.FINISHED)
+        return Consequence(Record.DEPARTED if leaving and not last.trained else Record.FINISHED)
+    if leaving:
+        return Consequence(Record.DEPARTED)
     if stopping:
         return Consequence(Record.NONE)
     # A lost process: the others wait for nothing but the key. A script's failure is to be known before its absence.
@@ -111,6 +117,9 @@ class WorkerExits:
             self._remove_keys(worker_id)
         if now.record is Record.FINISHED:
             self._record(worker_id, "finished", lambda: store.put(keys.finished(worker_id), b"\x01"))
+        elif now.record is Record.DEPARTED:
+            departed = self._departure(worker_id, last).SerializeToString()
+            self._record(worker_id, "departed", lambda: store.put(keys.departed(worker_id), departed))
         elif now.record is Record.FAILURE:
             self._put(failure)
             self._job.history.own(happened)
@@ -151,6 +160,17 @@ class WorkerExits:
             in_step=last.generation > 0,
             script_failure=cause.script_failure,
             traceback_tail=cause.traceback_tail,
+        )
+
+    def _departure(self, worker_id: str, last: LastSeen) -> pb.Departure:
+        generation, world_size = last.listed
+        return pb.Departure(
+            worker_id=worker_id,
+            agent_id=self._job.agent_id,
+            node_name=self._job.node_name,
+            generation=generation,
+            world_size=world_size,
+            last=last.last_checkpoint,
         )
 
     # -- casualties

@@ -33,7 +33,10 @@ class WorkerWay(Protocol):
         """Where the workers of a RESTART generation meet."""
 
     def leave(self) -> str:
-        """This node leaves. Returns when its workers go, for people."""
+        """This node leaves, as JobSeen says. Returns when its workers go, for people."""
+
+    def interrupt(self) -> None:
+        """A second Ctrl-C: the scripts get it at once."""
 
     # -- what the workers do
 

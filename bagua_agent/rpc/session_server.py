@@ -86,8 +86,10 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             worker_ids,
         )
 
-    def tell_leave(self) -> None:
-        self._tell(session_pb2.AgentMessage(leave=session_pb2.Leave()), None)
+    def tell_leave(self, within_s: float = 0.0, interrupt: bool = False) -> None:
+        """within_s: how long workers have for it; 0: not said. interrupt: the node leaves because of a SIGINT."""
+        leave = session_pb2.Leave(within_s=within_s, interrupt=interrupt)
+        self._tell(session_pb2.AgentMessage(leave=leave), None)
 
     def tell_close(self) -> None:
         self._tell(session_pb2.AgentMessage(close=session_pb2.Close()), None)

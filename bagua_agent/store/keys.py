@@ -101,6 +101,10 @@ class JobKeys:
         return self.prefix + "finished/"
 
     @property
+    def departures(self) -> str:
+        return self.prefix + "departed/"
+
+    @property
     def refusals(self) -> str:
         return self.prefix + "refused/"
 
@@ -122,6 +126,9 @@ class JobKeys:
 
     def finished(self, worker_id: str) -> str:
         return self.finished_workers + check_id("worker", worker_id)
+
+    def departed(self, worker_id: str) -> str:
+        return self.departures + check_id("worker", worker_id)
 
     def refused(self, worker_id: str) -> str:
         return self.refusals + check_id("worker", worker_id)

@@ -18,6 +18,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import (
@@ -268,7 +269,7 @@ class Engine:
                 self._note_gpus(self._member)  # models may have been moved, or there are none
             try:
                 self._follow(self._member)
-            except SystemExit:
+            except (SystemExit, KeyboardInterrupt):
                 self._ended = True
                 raise
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
@@ -285,6 +286,14 @@ class Engine:
         """To the generation in force. At an epoch's end not before all workers have its last step: what the script
         does between two epochs is done once by each of them, so no worker may copy it from another."""
         assert self._outside is not None
+        saves = self._checkpoints is not None and self._checkpoints.is_on
+        if saves and self._owes_epoch_end() and member.is_to_step_aside:
+            # What the script does between two epochs belongs to the last checkpoint: step aside at the next boundary.
+            self._outside.confirm(self._owes_epoch_end)
+            if not self._is_newcomer:
+                self.state.owes_epoch_end = False
+                if member.generation is not None and not member.broken:
+                    return
         while True:
             if self._owes_epoch_end() and member.generation is not None:
                 self._outside.confirm(self._owes_epoch_end)
@@ -562,13 +571,26 @@ class Engine:
             state.final_parts,
         )
 
-    def stepped_out(self, *, keeps_state: bool) -> None:
+    def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
+        """See member.Host. The last checkpoint is cut in stripes if all members have the same state, else each that is
+        left writes the whole."""
         self._drop_copy()
         if not keeps_state:
             self.state.forget()
+        elif self._checkpoints is not None and self._member is not None:
+            place = left.placement_of(self._worker_id)
+            part = (
+                (place.global_rank, left.world_size) if place and together and not self._newcomers else (0, 1)
+            )
+            self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
         self._newcomers = frozenset()
         for model in self._models:
             model.communicator_changed()
+
+    def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
+        if self._checkpoints is None or self._member is None:
+            return None
+        return self._checkpoints.before_leaving(self._member.session.news.leave_by_s)
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         communicator = self.communicator()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, SuspicionKind
 from bagua_core.communication.communicator import (
@@ -25,6 +26,7 @@ from bagua_core.communication.transport_choice import Setting
 from bagua_core.elastic import entry, retired_groups, switch_pair, unanswered
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.leave_interrupt import LeaveInterrupt
 from bagua_core.elastic.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import LEAST_STALL_S, WaitMonitor
@@ -46,8 +48,12 @@ class Host(Protocol):
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
 
-    def stepped_out(self, *, keeps_state: bool) -> None:
-        """No generation in force lists this worker. Unless keeps_state, what it holds is no longer the job's."""
+    def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
+        """No generation in force lists this worker; it was in `left`. Unless keeps_state, what it holds is no longer
+        the job's. together: all members of `left` do so after the same step."""
+
+    def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
+        """Finish what is to be saved, within the time that the agent gave. None: no state of the job is held here."""
 
     def reach(self, point: str) -> None: ...
 
@@ -115,11 +121,18 @@ class Member:
             agreed = switch_pair.agreed(pair, self.communicator.world_size)
             self.agreed = None if agreed is None else self.generation.number + agreed
 
+    @property
+    def is_to_step_aside(self) -> bool:
+        """All members agreed on an empty generation: at a boundary they step aside."""
+        agreed = None if self.agreed is None else self._records.get(self.agreed)
+        return agreed is not None and not agreed.members
+
     # -- following
 
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the
-        job is over. outside: in a collective outside a step; then being left out ends the wait too."""
+        """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
+        LeaveInterrupt when it leaves after Ctrl-C. outside: in a collective outside a step; then being left out ends
+        the wait too."""
         while True:
             news = self.session.news  # before the question, so that nothing newer than it is overlooked
             if given_up():
@@ -146,9 +159,10 @@ class Member:
                 )
                 self._wait_for_news(news, given_up)
             elif decision.move is Move.END:
+                last = self._host.before_leaving() if news.leave else None
                 print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
-                self.session.left(self.number)
-                raise SystemExit(0)
+                self.session.left(self.number, last)
+                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
             else:
                 if self.generation is None:
                     self._say_ready()
@@ -185,13 +199,15 @@ class Member:
 
     def _step_out(self, generation: Generation) -> None:
         self._host.reach("switch.before")
+        left, together = self.generation, generation.number == self.agreed
+        assert left is not None
         self._retire(f"generation {generation.number} leaves this worker out")
         self.generation = None
         self.agreed = None
         self.broken = False
         self._ready_said = False
         # A generation without any workers ends nobody's history: too few nodes are left, and the state waits.
-        self._host.stepped_out(keeps_state=not generation.members)
+        self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 
     def first_commit_done(self) -> None:
         """Every member has come over from the generation before."""

@@ -10,13 +10,14 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import grpc
 
-from bagua_contract import session_pb2, session_pb2_grpc
+from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation, SuspicionKind
 
 CONNECT_TIMEOUT_S = 30.0
@@ -37,12 +38,18 @@ class SessionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Everything the agent has said so far, the newest of each kind."""
+    """Everything the agent has said so far, the newest of each kind.
+
+    leave_by_s: monotonic time by which a worker that leaves has to be done; infinite if the agent set no limit.
+    interrupted: the node leaves because of a SIGINT.
+    """
 
     welcome: bool = False
     nonce: str = ""
     generation: Generation | None = None
     leave: bool = False
+    leave_by_s: float = float("inf")
+    interrupted: bool = False
     close: bool = False
     refused: str = ""
 
@@ -127,7 +134,9 @@ class Session:
                 return  # a repeated or late record says nothing new
             news = replace(news, generation=record)
         elif kind == "leave":
-            news = replace(news, leave=True)
+            within_s, no_limit = message.leave.within_s, float("inf")
+            leave_by_s = time.monotonic() + within_s if within_s > 0 else no_limit
+            news = replace(news, leave=True, leave_by_s=leave_by_s, interrupted=message.leave.interrupt)
         elif kind == "close":
             news = replace(news, close=True)
         elif kind == "refused":
@@ -207,8 +216,9 @@ class Session:
     def straggler(self, told: session_pb2.Straggler) -> None:
         self._say(session_pb2.WorkerMessage(straggler=told))
 
-    def left(self, generation: int) -> None:
-        self._say(session_pb2.WorkerMessage(left=session_pb2.Left(generation=generation)))
+    def left(self, generation: int, last: membership_pb2.LastCheckpoint | None = None) -> None:
+        """last: what this worker did for the last checkpoint; None: it held no state of the job."""
+        self._say(session_pb2.WorkerMessage(left=session_pb2.Left(generation=generation, last=last)))
 
     def training_done(self, generation: int, step: int) -> None:
         self._say(

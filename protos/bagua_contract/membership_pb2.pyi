@@ -290,6 +290,36 @@ class Failure(_message.Message):
     generation: int
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class LastCheckpoint(_message.Message):
+    __slots__ = ("state", "part", "parts", "written", "problem")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    part: int
+    parts: int
+    written: bool
+    problem: str
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., written: bool = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("worker_id", "agent_id", "node_name", "generation", "world_size", "last")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    agent_id: str
+    node_name: str
+    generation: int
+    world_size: int
+    last: LastCheckpoint
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., last: _Optional[_Union[LastCheckpoint, _Mapping]] = ...) -> None: ...
+
 class Closing(_message.Message):
     __slots__ = ("worker_id", "generation", "step")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -123,10 +123,12 @@ class Straggler(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., global_rank: _Optional[int] = ..., computing_s: _Optional[float] = ..., others_s: _Optional[float] = ..., recovered: bool = ...) -> None: ...
 
 class Left(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "last")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+    last: _membership_pb2.LastCheckpoint
+    def __init__(self, generation: _Optional[int] = ..., last: _Optional[_Union[_membership_pb2.LastCheckpoint, _Mapping]] = ...) -> None: ...
 
 class TrainingDone(_message.Message):
     __slots__ = ("generation", "step")
@@ -165,8 +167,12 @@ class NewGeneration(_message.Message):
     def __init__(self, generation: _Optional[_Union[_membership_pb2.Generation, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("within_s", "interrupt")
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPT_FIELD_NUMBER: _ClassVar[int]
+    within_s: float
+    interrupt: bool
+    def __init__(self, within_s: _Optional[float] = ..., interrupt: bool = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

@@ -169,6 +169,21 @@ def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., Comer], store
     assert keys_of(store) == NEW_JOB, "nothing of the old job counts for the new one"
 
 
+def test_whoever_makes_room_knows_how_the_job_before_ended(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    assert make_agent().find().before is None
+    store.put(KEYS.departed("a.0.w"), pb.Departure(worker_id="a.0.w").SerializeToString())
+    store.put(
+        KEYS.result, pb.Result(outcome=pb.Result.STOPPED, reason="every worker left").SerializeToString()
+    )
+    before = make_agent().find().before
+    assert before is not None and (before.outcome, before.reason) == (pb.Result.STOPPED, "every worker left")
+    assert keys_of(store) == NEW_JOB
+    store.put(KEYS.result, b"\xff")
+    assert make_agent().find().before is None, "what can't be read ended the job all the same"
+
+
 def test_agents_that_come_together_after_a_job_agree_on_the_next(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from bagua_agent.leadership import HANG_OUTCOMES
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.view import DepartureView
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
+from bagua_contract.records import Generation, GenerationKind, Placement, StateName, SuspicionKind
 
 KEYS = JobKeys("job")
 NOW_S = 12.5
@@ -124,6 +125,23 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
     ),
     (KEYS.finished("w"), b"\x01", ev.WorkerFinished(now_s=NOW_S, worker_id="w")),
     (
+        KEYS.departed("w"),
+        pb.Departure(
+            worker_id="w",
+            agent_id="a",
+            node_name="host-a",
+            generation=4,
+            world_size=2,
+            last=pb.LastCheckpoint(
+                state=pb.StateName(generation=4, step=7), part=1, parts=2, written=False, problem="full"
+            ),
+        ).SerializeToString(),
+        ev.WorkerDeparted(
+            now_s=NOW_S,
+            departure=DepartureView("w", "host-a", 4, 2, StateName(4, 7), 1, 2, False, "full"),
+        ),
+    ),
+    (
         KEYS.refused("w"),
         pb.Refusal(worker_id="w", difference="seed").SerializeToString(),
         ev.MemberRefused(now_s=NOW_S, worker_id="w"),
@@ -167,6 +185,7 @@ REMOVED: list[tuple[str, ev.Event | None]] = [
             KEYS.result,
             KEYS.failure("w"),
             KEYS.finished("w"),
+            KEYS.departed("w"),
             KEYS.refused("w"),
         )
     ],

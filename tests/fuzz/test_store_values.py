@@ -30,9 +30,21 @@ KINDS: dict[str, type[Message]] = {
     KEYS.member(WORKER): pb.Member,
     KEYS.suspicion(WORKER): pb.Suspicion,
     KEYS.failure(WORKER): pb.Failure,
+    KEYS.departed(WORKER): pb.Departure,
     KEYS.refused(WORKER): pb.Refusal,
 }
-FOLDERS = ["agents", "members", "suspicions", "failures", "finished", "refused", "control", "events", "new"]
+FOLDERS = [
+    "agents",
+    "members",
+    "suspicions",
+    "failures",
+    "finished",
+    "departed",
+    "refused",
+    "control",
+    "events",
+    "new",
+]
 
 INTS = st.sampled_from([0, 1, 2, 3, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 WORDS = st.sampled_from(["", "a", "b", WORKER, "b.0.w", "..", "127.0.0.1:1", NONCE, "x" * 5000]) | st.text(

@@ -12,7 +12,8 @@ stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] 
 stalled A0 GENERATION [hosts] [waited=S] [usual=S] | ordered (the hang order asked for stands) |
 unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
 failed A0 [step=N] [signal] [early: before it was a member] [generation=N: of restart mode] |
-finished A0 | closing GENERATION | time |
+departed A0 GENERATION WORLD_SIZE [step=N] [wrote=PART/PARTS] (its node left) | finished A0 |
+closing GENERATION | time |
 checkpoints (the job has some) | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
 """
 
@@ -36,8 +37,8 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restarting import worker_id_of
-from bagua_agent.membership.view import Run, Verdict
-from bagua_contract.records import Generation, SuspicionKind
+from bagua_agent.membership.view import DepartureView, Run, Verdict
+from bagua_contract.records import Generation, StateName, SuspicionKind
 
 
 class ScenarioJob:
@@ -71,7 +72,7 @@ class ScenarioJob:
             self.state = replace(self.state, view=view)
             return step(self.state, ev.TimePassed(now_s=now_s), self.policy)
         if command == "elected-fresh":
-            fresh = new_state("z")
+            fresh = new_state("z", has_checkpoints=self.state.view.has_checkpoints)
             picture = [kind(now_s=now_s, **values) for kind, values in self.keys.values()]
             won = ev.LeadershipWon(now_s=now_s, revision=self.revision)
             return step_all(fresh, (*picture, won), self.policy)
@@ -144,6 +145,20 @@ class ScenarioJob:
                     order=self.revision,
                     generation=generation,
                 )
+            case "departed", [name, generation, world_size]:
+                part, _, parts = options.get("wrote", "0/0").partition("/")
+                state = StateName(int(generation), int(options.get("step", 0)))
+                departure = DepartureView(
+                    worker_id=name,
+                    node_name=f"host-{name[0]}",
+                    generation=int(generation),
+                    world_size=int(world_size),
+                    state=state if state.step else StateName(),
+                    part=int(part),
+                    parts=int(parts),
+                    written=int(parts) > 0,
+                )
+                return self._put(now_s, f"departed/{name}", ev.WorkerDeparted, departure=departure)
             case "finished", [name]:
                 return self._put(now_s, f"finished/{name}", ev.WorkerFinished, worker_id=name)
             case "closing", [generation]:

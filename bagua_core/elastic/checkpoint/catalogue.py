@@ -93,16 +93,23 @@ def _look_into(directory: Path, place: Place) -> Found:
         names = sorted(n for n in os.listdir(directory) if not n.startswith("."))
         if not names:
             return Found(place, (), "no part was finished")
-        first = part_file.read_header(directory / names[0])
-        headers = []
-        for part in range(first.parts):
-            name = part_file.file_name(part, first.parts)
-            if name not in names:
-                return Found(place, (), f"part {part} of {first.parts} is missing")
-            headers.append(_checked(directory / name, part, first, place))
+        reason = ""
+        # The same state may have been written by more workers later, after too few were left for a while.
+        for count in sorted({part_file.read_header(directory / name).parts for name in names}):
+            missing = next((p for p in range(count) if part_file.file_name(p, count) not in names), None)
+            if missing is None:
+                return Found(place, _headers(directory, place, count))
+            reason = reason or f"part {missing} of {count} is missing"
+        return Found(place, (), reason)
     except (CorruptPart, OSError) as error:
         return Found(place, (), str(error))
-    return Found(place, tuple(headers))
+
+
+def _headers(directory: Path, place: Place, count: int) -> tuple[Header, ...]:
+    """Of all `count` parts. Raises CorruptPart."""
+    paths = [directory / part_file.file_name(part, count) for part in range(count)]
+    first = part_file.read_header(paths[0])
+    return tuple(_checked(path, part, first, place) for part, path in enumerate(paths))
 
 
 def _checked(path: Path, part: int, first: Header, place: Place) -> Header:

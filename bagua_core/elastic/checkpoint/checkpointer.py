@@ -201,6 +201,28 @@ class Checkpointer:
         self.writer.write(header, stripe)
         self.pause_s = self._clock() - began_s
 
+    # -- all members step aside
+
+    @property
+    def expected_write_s(self) -> float:
+        """How long the last part took from the call to the disk; 0 before the first one."""
+        return self.pause_s + self.writer.write_s
+
+    def write_last(
+        self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
+    ) -> None:
+        """Have this rank's part of the last state written, after the part that is being written now."""
+        if self.writer.wait(limit_s):
+            self.write(moment, capture)
+
+    def is_last_written(self, moment: Moment, limit_s: float) -> str:
+        """Wait for the part of `write_last`; why it is not written, empty if it is."""
+        if not self.writer.wait(limit_s):
+            return f"it was still being written after {max(0.0, limit_s):.1f} s"
+        if self.writer.written == Place(self.run, moment.name):
+            return ""
+        return self.writer.problem or "the part before it took too long"
+
     # -- the end
 
     def finish(

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bagua_contract import membership_pb2
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic import entry, heal
-from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
+from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
 from bagua_core.elastic.commit_history import History
 from bagua_core.elastic.committed_state import CommittedState
@@ -56,6 +57,12 @@ class JobCheckpoints:
         self._resumed = resumed
         self._say = say
         self._checkpointer = Checkpointer(settings, say, fingerprint)
+        self._directory = "" if settings is None else str(settings.directory)
+        self._last: Moment | None = None  # this worker stepped aside with this state
+
+    @property
+    def is_on(self) -> bool:
+        return self._checkpointer.is_on
 
     # -- entering a generation
 
@@ -66,6 +73,11 @@ class JobCheckpoints:
 
         Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
         """
+        self._last = None
+        if plan.initial and not self._checkpointer.is_on and generation.base == 0 and generation.number > 1:
+            # All that held the state left on purpose, and nothing was saved: what the job did before is void.
+            self._say("begins anew at step 0: every worker that held the state has left")
+            self._resumed(Resumption(time.time(), generation.nonce, generation.number, 0, 0))
         if not plan.initial or not self._checkpointer.is_on:
             return plan, infos
         communicator = self._member.communicator
@@ -85,6 +97,8 @@ class JobCheckpoints:
                     continue
                 if restored is not None:
                     self._say(f"goes on from the checkpoint of step {choice.step}")
+            elif choice.run > 1 and communicator.global_rank == 0:
+                self._say(f"begins anew at step 0: {self._directory} holds no checkpoint that counts")
             self._resumed(
                 Resumption(time.time(), generation.nonce, generation.number, choice.run, choice.step)
             )
@@ -137,6 +151,46 @@ class JobCheckpoints:
         """The state, with the steps whose ledger lines may still be missing."""
         return {**self._state.registry.capture(), "history": self._state.history.encode()}
 
+    # -- leaving
+
+    def step_aside(self, left: Generation, part: int, parts: int, leave_by_s: float) -> None:
+        """This worker was in `left` and keeps the state, perhaps as one of the last. Begins to write its part.
+
+        leave_by_s: monotonic time by which its node has to be gone; infinite if it does not leave.
+        """
+        if self._state.name.is_none:
+            return
+        self._last = self._moment_in(left, part, parts)
+        if not self._checkpointer.is_on:
+            return
+        left_s, expected_s = leave_by_s - time.monotonic(), self._checkpointer.expected_write_s
+        if expected_s > left_s:
+            self._say(
+                f"the last checkpoint, of step {self._state.name.step}, may not be written: it takes about "
+                f"{expected_s:.1f} s, and {max(0.0, left_s):.1f} s are left to leave; give a longer --shutdown-timeout"
+            )
+        self._checkpointer.write_last(self._last, self._captured, max(0.0, min(left_s, LAST_WAIT_S)))
+
+    def before_leaving(self, leave_by_s: float) -> membership_pb2.LastCheckpoint | None:
+        """Wait for the part that `step_aside` began; what became of it. None: this worker holds no state of the job."""
+        moment = self._last
+        if moment is None:
+            return None
+        name = moment.name
+        told = membership_pb2.LastCheckpoint(
+            state=membership_pb2.StateName(
+                generation=name.generation, step=name.step, operations=name.operations
+            )
+        )
+        if self._checkpointer.is_on and not (moment.alone and moment.part):
+            limit_s = min(leave_by_s - time.monotonic(), LAST_WAIT_S)
+            told.part, told.parts = moment.part, 1 if moment.alone else moment.parts
+            told.problem = self._checkpointer.is_last_written(moment, limit_s)[:500]
+            told.written = not told.problem
+            if told.problem:
+                self._say(f"the last checkpoint, of step {name.step}, is not written: {told.problem}")
+        return told
+
     def finish(self, part: int, parts: int) -> None:
         """All members that have the state call it, at the job's end. part, parts: this one's place among them."""
         if self._checkpointer.is_on and self._member.generation is not None:
@@ -149,6 +203,9 @@ class JobCheckpoints:
     def _moment(self, part: int, parts: int) -> Moment:
         generation = self._member.generation
         assert generation is not None
+        return self._moment_in(generation, part, parts)
+
+    def _moment_in(self, generation: Generation, part: int, parts: int) -> Moment:
         return Moment(
             generation.nonce,
             self._state.name,

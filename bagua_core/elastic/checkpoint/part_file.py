@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -115,7 +116,8 @@ def write(
         )  # not its parents: an unmounted disk must not be replaced by a directory
         sync_directory(directory.parent)
     target = directory / file_name(header.part, header.parts)
-    partial = directory / f".{target.name}.writing"
+    # Two workers may write one part: after a loss each that is left writes the whole state.
+    partial = directory / f".{target.name}.{secrets.token_hex(4)}.writing"
     encoded = header.encode()
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

@@ -7,6 +7,7 @@ nothing of when a part is due.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ class Writer:
         self._busy_said = False
         self._thread: threading.Thread | None = None
         self.written: Place | None = None  # this rank's newest part
+        self.write_s = 0.0  # how long the thread took for it
+        self.problem = ""  # of the last write; empty: it succeeded
 
     @property
     def is_busy(self) -> bool:
@@ -112,11 +115,13 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         place = Place(job.header.run, job.header.name)
+        began_s = time.monotonic()
         try:
             digest = part_file.digest(job.data, job.header.lead_bytes)
             header = replace(job.header, digest=digest)
             part_file.write(self._root / place.directory_name, header, job.manifests, job.data, self._at_edge)
         except OSError as error:
+            self.problem = str(error)
             if not self._failing:
                 self._failing = True
                 self._say(
@@ -127,7 +132,7 @@ class Writer:
         if self._failing:
             self._failing = False
             self._say(f"checkpoints are written again, from step {job.header.name.step} on")
-        self.written = place
+        self.written, self.write_s, self.problem = place, time.monotonic() - began_s, ""
         if job.header.part == 0:
             self._prune()
 

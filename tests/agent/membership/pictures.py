@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from bagua_agent.membership.actions import Decision, WriteGeneration
 from bagua_agent.membership.formation import decide
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import (
     AgentView,
+    DepartureView,
     Desired,
     Evidence,
     FailureView,
@@ -17,7 +19,7 @@ from bagua_agent.membership.view import (
     MemberView,
     SuspicionView,
 )
-from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
+from bagua_contract.records import Generation, GenerationKind, Placement, StateName, SuspicionKind
 
 PLANNED, LOSS = GenerationKind.PLANNED, GenerationKind.LOSS
 POLICY = Policy()
@@ -106,6 +108,14 @@ def failure(
     worker: str, *, step: int = 5, in_step: bool = True, script: bool = True, order: int = 1
 ) -> FailureView:
     return FailureView(worker, f"host-{worker[0]}", step, in_step, script, "ValueError: bad", order)
+
+
+def departure(
+    worker: str, generation: int, world_size: int = 1, *, step: int = 0, **last: Any
+) -> DepartureView:
+    """step: of the state that it held when it stepped aside; 0: it told nothing. last: of the last checkpoint."""
+    state = StateName(generation, step) if step else StateName()
+    return DepartureView(worker, f"host-{worker[0]}", generation, world_size, state, **last)
 
 
 def suspicion(worker: str, generation: int, *, broken: bool = True, seen_s: float = 5.0) -> SuspicionView:

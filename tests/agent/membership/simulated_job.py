@@ -23,7 +23,7 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.machine import new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import DepartureView, Verdict
 from bagua_contract.records import Generation, GenerationKind, SuspicionKind
 
 POLICY = Policy()
@@ -185,11 +185,30 @@ class SimulatedJob(SimulatedWorkers):
         stay = {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
+        if generation.number > 1 and generation.base == 0 and self.committed:
+            # Begun anew: allowed only once nobody can come back with the steps.
+            assert not self.holders(), f"L1: begun anew beside {self.holders()}"
+            self.committed = 0
         if self.committed and generation.members:
             best = max(self.workers[m.worker_id].valid_steps(generation) for m in generation.members)
             assert best == self.committed, f"I6: {best} of {self.committed} steps in {generation.number}"
         self.generation = self.records[generation.number] = generation
         self.put("generation", ev.GenerationSeen, generation=generation)
+
+    def holders(self) -> list[str]:
+        """Workers that live and have all committed steps, unless a later record did without them."""
+        return [
+            w.worker_id
+            for w in self.workers.values()
+            if w.alive and w.name and w.steps == self.committed and not self.left_out(w)
+        ]
+
+    def left_out(self, worker: Worker) -> bool:
+        """A record after its last commit did without it. That may never have been in force, so it may still
+        have the state; but its leader can't know, and to wait in vain is better than two histories."""
+        later = [g for g in self.records.values() if g.number > worker.name and g.members]
+        places = [g.placement_of(worker.worker_id) for g in later]
+        return any(p is None or p.since_generation > worker.name for p in places)
 
     def _check_ranks(self, generation: Generation) -> None:
         nodes: list[str] = []
@@ -250,7 +269,16 @@ class SimulatedJob(SimulatedWorkers):
         worker_id = worker.worker_id
         if not self.nodes[worker.agent_id].reaches_store:
             return
-        if well:
+        if well and self.nodes[worker.agent_id].leaving:
+            listing = [g for g in self.records.values() if g.placement_of(worker_id) is not None]
+            departure = DepartureView(
+                worker_id,
+                worker.agent_id,
+                listing[-1].number if listing else 0,
+                listing[-1].world_size if listing else 0,
+            )
+            self.put(f"departed/{worker_id}", ev.WorkerDeparted, departure=departure)
+        elif well:
             self.put(f"finished/{worker_id}", ev.WorkerFinished, worker_id=worker_id)
         else:
             self.put(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pictures import LEADER, POLICY, agent, decided, failure, member, picture, record
+from pictures import LEADER, POLICY, agent, decided, departure, failure, member, picture, record
 
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
 from bagua_agent.membership.view import JobView, Waiting
@@ -79,7 +79,7 @@ def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss
 
 
 def test_a_node_that_left_ends_with_0_and_that_is_no_success() -> None:
-    view = picture([agent("a", leaving=True)], [], record(2, "a0"), finished=frozenset({"a0"}))
+    view = picture([agent("a", leaving=True)], [], record(2, "a0"), departures={"a0": departure("a0", 2)})
     assert outcome(decided(view)) is Outcome.STOPPED
 
 

@@ -12,6 +12,7 @@ from pictures import (
     POLICY,
     agent,
     decided,
+    departure,
     failure,
     member,
     picture,
@@ -146,7 +147,7 @@ def test_the_last_nodes_leave_and_the_job_stops() -> None:
     view = changed(running("a0"), agent("a", leaving=True))
     empty = written(decided(view))
     assert not empty.members
-    gone = replace(view, generation=empty, members={}, finished=frozenset({"a0"}))
+    gone = replace(view, generation=empty, members={}, departures={"a0": departure("a0", 2)})
     action = decided(gone).action
     assert isinstance(action, WriteResult) and action.outcome is Outcome.STOPPED
     assert decided(gone, policy=replace(POLICY, ends_when_all_leave=False)).action is None, "a scheduler says"

@@ -220,7 +220,7 @@ class Histories(RuleBasedStateMachine):
         result = self.job.result
         assert result is not None
         if result.outcome is Outcome.STOPPED:
-            assert not enough or self.job.committed >= 0
+            assert not self.job.holders(), f"L1: stopped beside {self.job.holders()}\n{self.story()}"
         else:
             assert not self.holder_lives(), self.story()
 
@@ -228,17 +228,7 @@ class Histories(RuleBasedStateMachine):
         job = self.job
         if job.fresh_leader_under_empty:
             return False  # it may miss a holder; see standing.py
-        return any(
-            w.alive and w.name and w.steps == job.committed and not self.left_out(w)
-            for w in job.workers.values()
-        )
-
-    def left_out(self, worker: Worker) -> bool:
-        """A record after its last commit did without it. That may never have been in force, so it may still
-        have the state; but its leader can't know, and to wait in vain is better than two histories."""
-        later = [g for g in self.job.records.values() if g.number > worker.name and g.members]
-        places = [g.placement_of(worker.worker_id) for g in later]
-        return any(p is None or p.since_generation > worker.name for p in places)
+        return bool(job.holders())
 
     def story(self) -> str:
         job = self.job

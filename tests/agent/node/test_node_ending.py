@@ -22,6 +22,8 @@ TRAINING = NodeSituation(
     leaving_for_s=None,
     shutdown_timeout_s=30.0,
     job_goes_on=True,
+    awaits_result=False,
+    prospect="left",
     trained=False,
     store_away_for_s=0.0,
     own_exit_code=0,
@@ -29,6 +31,8 @@ TRAINING = NodeSituation(
 LEAVING = replace(TRAINING, leaving_signal=15, leaving_for_s=1.0)
 SUCCEEDED = (pb.Result.SUCCEEDED, 0)
 FAILED = (pb.Result.FAILED, 7)
+STOPPED = (pb.Result.STOPPED, 0)
+LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awaits_result=True)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,14 @@ FAILED = (pb.Result.FAILED, 7)
         (replace(LEAVING, workers_running=0, job_goes_on=False, leaving_signal=2), 128 + 2, None),
         (replace(LEAVING, workers_running=0, job_goes_on=False, result=SUCCEEDED), 0, None),
         (replace(LEAVING, workers_running=0, job_goes_on=False, result=FAILED), 128 + 15, None),
+        (replace(LEAVING, workers_running=0, job_goes_on=False, result=STOPPED), 128 + 15, None),
+        # all nodes leave: the leader is about to say how the job ended
+        (replace(LEFT_TO_THE_LEADER, leaving_for_s=29.9), None, None),
+        (replace(LEFT_TO_THE_LEADER, leaving_for_s=30.0), 128 + 15, None),
+        (replace(LEFT_TO_THE_LEADER, leaving_for_s=INFINITE), 128 + 15, None),  # a signal more
+        (replace(LEFT_TO_THE_LEADER, store_away_for_s=1.0), None, None),
+        (replace(LEFT_TO_THE_LEADER, store_away_for_s=STORE_AWAY_AT_THE_END_S + 1), 128 + 15, None),
+        (replace(LEFT_TO_THE_LEADER, result=STOPPED), 128 + 15, None),
         (replace(LEAVING, leaving_for_s=30.0), 128 + 15, 0.0),
         (replace(LEAVING, leaving_for_s=INFINITE), 128 + 15, 0.0),  # the second signal
         (replace(LEAVING, workers_running=0, leaving_for_s=INFINITE), 0, None),
@@ -92,8 +104,14 @@ def test_it_never_ends_with_workers_that_nobody_ends() -> None:
                 for job_goes_on in (True, False):
                     for away_s in (0.0, 1000.0):
                         ending = how_it_ends(
-                            NodeSituation(
-                                running, result, 15, leaving_for_s, 30.0, job_goes_on, True, away_s, 0
+                            replace(
+                                LEAVING,
+                                workers_running=running,
+                                result=result,
+                                leaving_for_s=leaving_for_s,
+                                job_goes_on=job_goes_on,
+                                trained=True,
+                                store_away_for_s=away_s,
                             )
                         )
                         if ending is not None:

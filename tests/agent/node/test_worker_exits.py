@@ -44,13 +44,14 @@ def test_an_end_with_0_is_recorded(last: LastSeen) -> None:
 
 
 def test_leaving_with_0_says_nothing_about_the_end_of_the_job() -> None:
-    assert consequence(0, False, MEMBER, leaving=True, stopping=True) == Consequence(Record.NONE)
+    assert consequence(0, False, MEMBER, leaving=True, stopping=True) == Consequence(Record.DEPARTED)
     assert consequence(0, False, TRAINED, leaving=True, stopping=True) == Consequence(Record.FINISHED)
 
 
 @pytest.mark.parametrize(("returncode", "leaving"), list(product([1, -9, -15], [False, True])))
 def test_an_expected_end_is_no_failure(returncode: int, leaving: bool) -> None:
-    assert consequence(returncode, True, MEMBER, leaving=leaving, stopping=True) == Consequence(Record.NONE)
+    record = Record.DEPARTED if leaving else Record.NONE
+    assert consequence(returncode, True, MEMBER, leaving=leaving, stopping=True) == Consequence(record)
 
 
 def test_a_lost_members_key_goes_at_once() -> None:

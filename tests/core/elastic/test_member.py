@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
 from bagua_core.elastic import entry
@@ -34,8 +35,11 @@ class Host:
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         self.entered.append(generation.number)
 
-    def stepped_out(self, *, keeps_state: bool) -> None:
+    def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
         self.steps_out.append(keeps_state)
+
+    def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
+        return None
 
     def reach(self, point: str) -> None:
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +16,7 @@ from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.in_process import build_in_process
 from bagua_core.elastic import entry
+from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Settings
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
 from bagua_core.elastic.committed_state import CommittedState
@@ -167,6 +170,97 @@ def test_what_cannot_be_agreed_on_breaks_the_generation(tmp_path: Path) -> None:
     worker.member.communicator = cast(Communicator, Broken())
     assert not worker.checkpoints.is_due()
     assert worker.member.broken
+
+
+NO_LIMIT = float("inf")
+
+
+def trained(root: Path, size: int) -> list[Worker]:
+    """Workers of equal state that have committed a step; without periodic checkpoints."""
+    here = workers(settings(root), size)
+    run_ranks(here, Worker.enter)
+    for worker in here:
+        worker.training.registry.restore(here[0].training.registry.capture())
+        worker.state.step_committed(1)
+    return here
+
+
+def ended(here: list[Worker]) -> None:
+    for worker in here:
+        worker.checkpoints.close()
+
+
+def test_those_who_step_aside_together_write_one_checkpoint(tmp_path: Path) -> None:
+    here = trained(tmp_path, 2)
+    for rank, worker in enumerate(here):
+        worker.checkpoints.step_aside(worker.record, rank, 2, NO_LIMIT)
+    last = [worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S) for worker in here]
+    assert [(x.part, x.parts, x.written, x.state.step) for x in last if x] == [
+        (0, 2, True, 1),
+        (1, 2, True, 1),
+    ]
+    (found,) = catalogue.find(tmp_path)
+    assert found.is_complete and found.place.name == StateName(1, 1, 0)
+    ended(here)
+
+
+def test_survivors_of_a_loss_each_write_the_whole_state_at_once(tmp_path: Path) -> None:
+    here = trained(tmp_path, 3)
+    run_ranks(here, lambda worker: worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT))
+    last = [worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S) for worker in here]
+    assert [(x.part, x.parts, x.written) for x in last if x] == [(0, 1, True)] * 3
+    assert [f.is_complete for f in catalogue.find(tmp_path)] == [True]
+    ended(here)
+
+
+def test_written_again_by_more_workers_it_counts_if_either_is_whole(tmp_path: Path) -> None:
+    """A state that stepped aside in two parts, and is due as a checkpoint once three workers have it."""
+    two, three = trained(tmp_path, 2), trained(tmp_path, 3)
+    two[0].checkpoints._checkpointer.run = three[0].checkpoints._checkpointer.run
+    two[0].checkpoints.step_aside(two[0].record, 0, 2, NO_LIMIT)  # the other part is missing
+    for rank, worker in enumerate(three):
+        worker.checkpoints.step_aside(worker.record, rank, 3, NO_LIMIT)
+    for worker in (two[0], *three):
+        assert worker.checkpoints.before_leaving(NO_LIMIT)
+    assert [f.is_complete for f in catalogue.find(tmp_path)] == [True]
+    ended([*two, *three])
+
+
+def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
+    (worker,) = here = trained(tmp_path, 1)
+    shutil.rmtree(tmp_path)
+    worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT)
+    last = worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S)
+    assert last is not None and not last.written and "No such file" in last.problem
+    assert any("the last checkpoint, of step 1, is not written: " in text for text in worker.said)
+    ended(here)
+
+
+def test_too_little_time_is_told_before_and_after(tmp_path: Path) -> None:
+    (worker,) = here = trained(tmp_path, 1)
+    worker.checkpoints._checkpointer.writer.write_s = 60.0
+    worker.checkpoints.step_aside(worker.record, 0, 1, time.monotonic() + 2.0)
+    assert any(
+        "it takes about 60.0 s" in text and "give a longer --shutdown-timeout" in text for text in worker.said
+    )
+    ended(here)
+
+
+def test_without_checkpoints_only_the_name_is_told(tmp_path: Path) -> None:
+    (worker,) = workers(None, 1)
+    worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT)
+    assert worker.checkpoints.before_leaving(NO_LIMIT) is None, "it holds no state"
+    worker.state.step_committed(1)
+    worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT)
+    last = worker.checkpoints.before_leaving(NO_LIMIT)
+    assert last is not None and (last.state.step, last.parts, last.written, last.problem) == (1, 0, False, "")
+
+
+def test_begun_anew_voids_what_was_done_before(tmp_path: Path) -> None:
+    here = workers(None, 2, number=4)
+    assert all(plan.initial for plan in run_ranks(here, Worker.enter))
+    assert [(x.job, x.generation, x.resumed_at_step) for x in here[0].lines] == [("nonce", 4, 0)]
+    assert here[0].said == ["begins anew at step 0: every worker that held the state has left"]
 
 
 def test_settings() -> None:
