@@ -150,8 +150,8 @@ class Leadership:
         self, agent_id: str, create_revision: int, agent_revision: int, worker_ids: Sequence[str]
     ) -> None:
         """Remove the keys of a leader whose death was confirmed: its leadership and its part in the job, in one
-        transaction. create_revision: of its leadership; agent_revision: of its agent key. Either has changed: nothing is
-        removed. agent_revision 0: its leadership alone is removed, as its other keys are not seen here."""
+        transaction. create_revision: of its leadership; agent_revision: of its agent key. If either has changed,
+        nothing is removed. agent_revision 0: its leadership alone is removed; its other keys are not seen here."""
         compares = [create_revision_is(self._keys.leader, create_revision)]
         deletes = [self._keys.leader]
         if agent_revision:

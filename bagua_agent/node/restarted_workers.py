@@ -8,8 +8,8 @@ start. States, in this order for each generation that lists this node:
     running     all workers of this node are started; each end is told (ENDING, FINISHED, FAILED)
 
 A newer record supersedes any of them. Which generation there should be is membership/restarting.py. A worker that opens
-a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and no newer record has
-come yet; the host that is to blame may be the leader's.
+a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and no newer record
+has come yet; the host that is to blame may be the leader's.
 """
 
 from __future__ import annotations
