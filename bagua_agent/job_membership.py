@@ -243,7 +243,7 @@ class JobMembership:
                 workers=report.workers,
             )
             for report in reports
-            if not self._leader_watch.took(report)
+            if not self._leader_watch.took(report, now_s)
         ]
 
     def _stand_again(self, now_s: float) -> None:

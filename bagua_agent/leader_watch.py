@@ -75,8 +75,9 @@ class LeaderWatch:
         """The agent that would be asked; empty if there is none."""
         return "" if self._leader is None else self._leader.agent_id
 
-    def took(self, result: ProbeResult) -> bool:
-        """Whether `result` answers a question of ours."""
+    def took(self, result: ProbeResult, now_s: float) -> bool:
+        """Whether `result` answers a question of ours. Silence that is heard later than twice the window proves
+        nothing: this agent itself may have been frozen while the answers came."""
         if result.sequence >= 0:
             return False
         probe = self._probe
@@ -86,6 +87,8 @@ class LeaderWatch:
         probe = replace(probe, relayed=heard) if result.relayed else replace(probe, direct=heard)
         judged = judge_probe(probe)
         self._probe = probe if judged is None else None
-        if judged is not None and judged[0] is not Verdict.ALIVE:
+        if judged is None or judged[0] is Verdict.ALIVE:
+            return True
+        if judged[0] is Verdict.REFUSED or now_s - probe.asked_at_s <= self._ask_again_s:
             self._on_death(DeadLeader(probe.agent_id, probe.join_revision, self._agent_revision, judged[1]))
         return True

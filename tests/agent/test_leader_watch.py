@@ -32,24 +32,34 @@ class Watched:
     def __init__(self, leader: LeaderKey | None = LEADER) -> None:
         self.leadership = FakeLeadership()
         self.deaths: list[DeadLeader] = []
+        self.asked_at_s = 0.0
         self.watch = LeaderWatch(cast(Leadership, self.leadership), WINDOW_S, self.deaths.append)
         self.watch.leader_is(leader)
 
     def suspect(self, relay: str, now_s: float, agent_revision: int = AGENT_REVISION) -> None:
+        before = len(self.leadership.asked)
         self.watch.suspect(relay, agent_revision, now_s)
+        if len(self.leadership.asked) > before:
+            self.asked_at_s = now_s
 
     @property
     def removed(self) -> list[int]:
         return [death.create_revision for death in self.deaths]
 
     def answers(
-        self, *verdicts: Verdict | None, agent_id: str = "leader", sequence: int | None = None
+        self,
+        *verdicts: Verdict | None,
+        agent_id: str = "leader",
+        sequence: int | None = None,
+        after_s: float = WINDOW_S,
     ) -> None:
         """To the last question: directly, then through the relay. None: that answer has not come."""
         last = self.leadership.asked[-1][1] if sequence is None else sequence
         for verdict, relayed in zip(verdicts, (False, True), strict=False):
             if verdict is not None:
-                assert self.watch.took(ProbeResult(agent_id, last, relayed, verdict))
+                assert self.watch.took(
+                    ProbeResult(agent_id, last, relayed, verdict), self.asked_at_s + after_s
+                )
 
 
 def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
@@ -147,7 +157,7 @@ def test_without_another_leader_nobody_is_asked() -> None:
 
 def test_answers_to_the_membership_machine_are_left_to_it() -> None:
     watched = Watched()
-    assert not watched.watch.took(ProbeResult("leader", 3, False, REFUSED))
+    assert not watched.watch.took(ProbeResult("leader", 3, False, REFUSED), 100.0)
     assert watched.removed == []
 
 
@@ -159,3 +169,15 @@ def test_a_death_is_told_with_the_agent_key_as_it_stood_when_it_was_asked() -> N
     [death] = watched.deaths
     assert (death.agent_id, death.agent_revision) == ("leader", AGENT_REVISION)
     assert death.how == "answered neither us nor a third agent"
+
+
+@pytest.mark.parametrize(("verdict", "removed"), [(UNANSWERED, []), (REFUSED, [LEADER.create_revision])])
+def test_silence_heard_too_late_proves_nothing(verdict: Verdict, removed: list[int]) -> None:
+    """This agent was frozen meanwhile: answers came, and the deadlines passed first. A refusal is no matter of time."""
+    watched = Watched()
+    watched.suspect(RELAY, 100.0)
+    watched.answers(verdict, verdict, after_s=2 * WINDOW_S + 0.01)
+    assert watched.removed == removed
+    watched.suspect(RELAY, 102.0)
+    watched.answers(UNANSWERED, UNANSWERED)
+    assert watched.removed == [*removed, LEADER.create_revision], "it is asked again"

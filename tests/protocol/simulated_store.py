@@ -391,6 +391,8 @@ class _Asks:
     def _ask(self, asker: Node, agent_id: str, sequence: int, *, relayed: bool) -> None:
         def answer(verdict: Verdict, workers: tuple[str, ...] | None) -> None:
             assert self._node.watch is not None
-            self._node.watch.took(ProbeResult(agent_id, sequence, relayed, verdict, workers))
+            self._node.watch.took(
+                ProbeResult(agent_id, sequence, relayed, verdict, workers), self._store.now_s
+            )
 
         self._store.probe(self._node, asker, agent_id, answer)
