@@ -266,6 +266,7 @@ class JobLoop:
             self._sessions,
             self._own_key,
             on_session=lambda: job.writes.until_done("mode", lambda: make_live(job.store, job.keys, nonce)),
+            on_suspicion=self._membership.suspect_leader,
             shutdown_timeout_s=self._config.shutdown_timeout_s,
         )
 

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
-from bagua_agent.leader_watch import LeaderWatch
+from bagua_agent.leader_watch import DeadLeader, LeaderWatch
 from bagua_agent.leadership import (
     Elected,
     GenerationRefused,
@@ -60,7 +60,7 @@ class JobMembership:
         self._control_address = control_address
         self._stored = stored
         self._stands_after_s = stands_after_s
-        self._leader_watch = LeaderWatch(leadership, job.agent_id, policy.probe_window_s)
+        self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
         spec = job.seen.spec
         self._state: State = new_state(
             job.agent_id, spec.nonce, has_checkpoints=has_checkpoints, restarts=job.seen.restarts
@@ -122,14 +122,15 @@ class JobMembership:
             case do.WriteHangOrder():
                 self._leadership.write_hang_order(action.order)
             case do.RemoveDeadAgent():
-                ids = [
-                    m.worker_id for m in self._state.view.members.values() if m.agent_id == action.agent_id
-                ]
+                ids = self._members_of(action.agent_id)
                 self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
             case do.WakeAt():
                 self._job.timers.set(
                     "machine", action.time_s, lambda now_s: self.advance(ev.TimePassed(now_s=now_s))
                 )
+
+    def _members_of(self, agent_id: str) -> list[str]:
+        return [m.worker_id for m in self._state.view.members.values() if m.agent_id == agent_id]
 
     def _failure_record(self, failure: FailureView | None) -> pb.Failure | None:
         if failure is None:
@@ -186,7 +187,23 @@ class JobMembership:
         self._in_trouble_s = (since_s, now_s)
         if now_s - since_s < self._limits.turn_s(self._job.agent_id, self._job.seen.nodes):
             return
-        self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), now_s)
+        leader = self._state.view.agents.get(self._leader_watch.leader_id)
+        revision = 0 if leader is None else leader.join_revision
+        self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
+
+    def _leader_is_dead(self, leader: DeadLeader) -> None:
+        """Whoever is elected next finds it gone and need not ask again: that would cost another probe window."""
+        agent = self._state.view.agents.get(leader.agent_id)
+        name = leader.agent_id if agent is None else agent.node_name
+        self._job.narrator.tell_once(
+            "dead leader", f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
+        )
+        self._leadership.remove_dead_leader(
+            leader.agent_id,
+            leader.create_revision,
+            leader.agent_revision,
+            self._members_of(leader.agent_id),
+        )
 
     def take(self, report: Report, now_s: float) -> None:
         """What became of something that `Leadership` was asked for."""
@@ -226,7 +243,7 @@ class JobMembership:
                 workers=report.workers,
             )
             for report in reports
-            if not self._leader_watch.took(report)
+            if not self._leader_watch.took(report, now_s)
         ]
 
     def _stand_again(self, now_s: float) -> None:

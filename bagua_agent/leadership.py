@@ -146,19 +146,35 @@ class Leadership:
         """The key is not ours any more. Writes under way fail by themselves: they are fenced."""
         self._fence = 0
 
-    def remove_dead_leader(self, create_revision: int) -> None:
-        """Remove the key of a leader whose death was confirmed. Fencing makes a mistake harmless."""
+    def remove_dead_leader(
+        self, agent_id: str, create_revision: int, agent_revision: int, worker_ids: Sequence[str]
+    ) -> None:
+        """Remove the keys of a leader whose death was confirmed: its leadership and its part in the job, in one
+        transaction. create_revision: of its leadership; agent_revision: of its agent key. If either has changed,
+        nothing is removed. agent_revision 0: its leadership alone is removed; its other keys are not seen here."""
+        compares = [create_revision_is(self._keys.leader, create_revision)]
+        deletes = [self._keys.leader]
+        if agent_revision:
+            compares.append(create_revision_is(self._keys.agent(agent_id), agent_revision))
+            deletes += self._keys_of(agent_id, worker_ids)
 
         def remove() -> None:
             self._transact(
                 "leader-removal",
-                "removing a dead leader's key",
-                [create_revision_is(self._keys.leader, create_revision)],
-                deletes=[self._keys.leader],
+                "removing a dead leader's keys",
+                compares,
+                deletes=deletes,
                 timeout_s=REMOVAL_TIMEOUT_S,
             )
 
         self._submit(remove)
+
+    def _keys_of(self, agent_id: str, worker_ids: Sequence[str]) -> list[str]:
+        """An agent's part in the job, with that of its workers."""
+        keys = [self._keys.agent(agent_id)]
+        for worker_id in worker_ids:
+            keys += [self._keys.member(worker_id), self._keys.suspicion(worker_id)]
+        return keys
 
     # -- fenced writes
 
@@ -263,14 +279,11 @@ class Leadership:
 
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
         """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""
-        deletes = [self._keys.agent(agent_id)]
-        for worker_id in worker_ids:
-            deletes += [self._keys.member(worker_id), self._keys.suspicion(worker_id)]
         self._fenced(
             "agent-removal",
             f"removing the dead agent {agent_id}",
             [create_revision_is(self._keys.agent(agent_id), join_revision)],
-            deletes=deletes,
+            deletes=self._keys_of(agent_id, worker_ids),
         )
 
     def _fenced(

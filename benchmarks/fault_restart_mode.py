@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fault_victims import NoLeaderError, leading_host, pick
 from benchmarks.result_file import ROOT
 from benchmarks.rivals.systems import LEAST_HOSTS, MOST_HOSTS, System
 from tests.lab.network import Host, Lab
@@ -31,11 +32,13 @@ _EPOCH = re.compile(r"epoch \d+ loss \S+ with (\d+) processes")
 
 @dataclass(slots=True)
 class StockTrial:
-    """In seconds; None: not measured, `note` says why."""
+    """In seconds; None: not measured, `note` says why. kill_s: of a host that does not lead; kill_leader_s: of the one
+    that does, of Bagua."""
 
     system: str
     join_s: float | None = None
     kill_s: float | None = None
+    kill_leader_s: float | None = None
     note: str = ""
 
 
@@ -45,6 +48,10 @@ class Stock(System):
     @abstractmethod
     def words(self, host: Host) -> Sequence[str]: ...
 
+    def leader(self) -> Host | None:
+        """The host that leads the job; None where none does, or none yet."""
+        return None
+
     def start(self, host: Host) -> LabProcess:
         script = [str(SCRIPT), "--epochs", "1000000", "--pause", "0.05"]
         script += ["--checkpoint", str(self._directory / "spiral.pt")]
@@ -53,14 +60,18 @@ class Stock(System):
 
 class StockBagua(Stock):
     name = "bagua"
+    job_id = "stock"
 
     def prepare(self) -> None:
         self._etcd = self._lab.etcd(self._lab.hosts[MOST_HOSTS])
 
     def words(self, host: Host) -> Sequence[str]:
         found = [sys.executable, "-m", "bagua_launch", "--nnodes", f"{LEAST_HOSTS}:{MOST_HOSTS}"]
-        found += ["--rdzv-endpoint", self._etcd.endpoints, "--rdzv-id", "stock"]
+        found += ["--rdzv-endpoint", self._etcd.endpoints, "--rdzv-id", self.job_id]
         return [*found, "--local-addr", host.address, "--nproc-per-node", "1"]
+
+    def leader(self) -> Host | None:
+        return leading_host(self._etcd, self.job_id, self._lab.hosts[:MOST_HOSTS])
 
 
 class StockTorchrun(Stock):
@@ -81,7 +92,7 @@ class _NotThere(RuntimeError):
 
 
 def stock_trial(name: str, keep_logs: Path | None) -> StockTrial:
-    """Two hosts train, a third joins, and is killed."""
+    """Two hosts train, a third joins; one that does not lead is killed and joins again; then the leader's is killed."""
     trial = StockTrial(name)
     directory = Path(tempfile.mkdtemp(prefix=f"bagua-stock-{name}-"))
     try:
@@ -99,12 +110,15 @@ def stock_trial(name: str, keep_logs: Path | None) -> StockTrial:
                 begin_s = time.monotonic()
                 nodes.append(system.start(last))
                 trial.join_s = _await_epochs(nodes, MOST_HOSTS, 1, CHANGE_DEADLINE_S) - begin_s
-                _await_epochs(nodes, MOST_HOSTS, QUIET_EPOCHS, CHANGE_DEADLINE_S)
-                before = _epochs(nodes, LEAST_HOSTS)
-                begin_s = time.monotonic()
-                last.kill_all()
-                trial.kill_s = _await_epochs(nodes, LEAST_HOSTS, before + 1, CHANGE_DEADLINE_S) - begin_s
-            except _NotThere as error:
+                _await_more(nodes, MOST_HOSTS, QUIET_EPOCHS)
+                other = pick(lab.hosts[:MOST_HOSTS], system.leader(), of_leader=False)
+                trial.kill_s = _kill(nodes, other)
+                if system.leader() is not None:
+                    nodes.append(system.start(other))
+                    _await_more(nodes, MOST_HOSTS, QUIET_EPOCHS)
+                    leader = pick(lab.hosts[:MOST_HOSTS], system.leader(), of_leader=True)
+                    trial.kill_leader_s = _kill(nodes, leader)
+            except (_NotThere, NoLeaderError) as error:
                 trial.note = str(error)
             if keep_logs is not None:
                 shutil.copytree(
@@ -113,6 +127,18 @@ def stock_trial(name: str, keep_logs: Path | None) -> StockTrial:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return trial
+
+
+def _kill(nodes: Sequence[LabProcess], host: Host) -> float:
+    """From the end of `host` to the next epoch of the others."""
+    begin_s = time.monotonic()
+    host.kill_all()
+    return _await_more(nodes, LEAST_HOSTS, 1) - begin_s
+
+
+def _await_more(nodes: Sequence[LabProcess], processes: int, count: int) -> float:
+    """When `count` more such epochs had been printed. Raises _NotThere."""
+    return _await_epochs(nodes, processes, _epochs(nodes, processes) + count, CHANGE_DEADLINE_S)
 
 
 def _epochs(nodes: Sequence[LabProcess], processes: int) -> int:

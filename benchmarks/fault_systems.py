@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.fault_victims import leading_host
 from benchmarks.result_file import ROOT
 from benchmarks.rivals.systems import MOST_HOSTS, SCRIPTS, Bagua, System, Torchft, Torchrun
 from tests.lab.etcd import EtcdCluster
@@ -85,6 +86,9 @@ class TriggeredBagua(WithTriggers, Bagua):
         self.cluster: EtcdCluster = self._lab.etcd(self._lab.hosts[MOST_HOSTS], members=3)
         self._etcd = self.cluster
         self.options = ("--max-restarts", "10", *(hang_options() or ()))
+
+    def leading_host(self, hosts: Sequence[Host]) -> Host | None:
+        return leading_host(self.cluster, self.job_id, hosts)
 
 
 class TriggeredTorchft(WithTriggers, Torchft):

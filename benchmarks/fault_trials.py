@@ -6,13 +6,14 @@ ends the job's trial if it can't be mended. Times are the hosts' own; a lab's ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from benchmarks.fault_rows import (
     ETCD_AWAY,
     ETCD_MEMBER,
     HOST_SILENT,
-    LEADER_LOST,
     ROWS,
     SCRIPT_RAISES,
     SIGTERM,
@@ -32,7 +32,8 @@ from benchmarks.fault_rows import (
     Row,
 )
 from benchmarks.fault_systems import SYSTEMS, TriggeredBagua, WithTriggers, hang_options
-from benchmarks.rescale import NotWithin, Run
+from benchmarks.fault_victims import NoLeaderError, pick
+from benchmarks.rescale import LOOK_EVERY_S, NotWithin, Run
 from benchmarks.rivals.systems import LEAST_HOSTS, MOST_HOSTS
 from benchmarks.step_log import Step, first_together
 from benchmarks.step_writers import writers_on
@@ -120,17 +121,29 @@ class Faults:
             raise NotWithin(f"{host.name} has no worker")
         return found[-1][0]
 
-    def _follower(self) -> Host:
-        """A host that does not lead: the last one, or its neighbour."""
-        leader = self._leader()
-        return next(h for h in reversed(self._hosts) if h is not leader)
+    def measure(self, row: Row) -> list[Measured]:
+        """The row's fault: on a host that does not lead and then, of Bagua, on the one that does."""
+        act: Callable[..., Measured] = getattr(self, row.name)
+        if not row.of_host:
+            return [act()]
+        sides = (False, True) if isinstance(self._system, TriggeredBagua) else (False,)
+        found = []
+        for of_leader in sides:
+            host = pick(self._hosts, self._leader(), of_leader=of_leader)
+            found.append(replace(act(host), of_leader=of_leader))
+        return found
 
     def _leader(self) -> Host | None:
-        """Of Bagua: the host whose living agent said last that it leads. Others have none."""
-        for host, process in self._nodes.items():
-            if process.is_running and "this node leads" in process.text():
-                return host
-        return None
+        """The host that leads a job of Bagua, waiting for an election; others have none."""
+        if not isinstance(self._system, TriggeredBagua):
+            return None
+        end_s = time.monotonic() + self._deadline_s
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):  # etcd elects a leader of its own
+                if (leader := self._system.leading_host(self._hosts)) is not None:
+                    return leader
+            time.sleep(LOOK_EVERY_S)
+        raise NotWithin(f"a leader: not within {self._deadline_s:g} s")
 
     @property
     def _missed(self) -> int:
@@ -139,8 +152,7 @@ class Faults:
 
     # -- the rows
 
-    def worker_killed(self) -> Measured:
-        host = self._follower()
+    def worker_killed(self, host: Host) -> Measured:
         pid, before = self._worker(host), self._newest()
         fault_s = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -148,16 +160,14 @@ class Faults:
         self._mend(host, fault_s)
         return Measured(WORKER_KILLED.name, value_s)
 
-    def script_raises(self) -> Measured:
-        host = self._follower()
+    def script_raises(self, host: Host) -> Measured:
         before = self._newest()
         fault_s = self._triggered("raise", host)
         value_s = self._next_step("script raises", fault_s, before)
         self._mend(host, fault_s)
         return Measured(SCRIPT_RAISES.name, value_s)
 
-    def worker_hangs(self) -> Measured:
-        host = self._follower()
+    def worker_hangs(self, host: Host) -> Measured:
         before = self._newest()
         fault_s = self._triggered("hang", host)
         value_s = self._next_step("worker hangs", fault_s, before)
@@ -180,25 +190,15 @@ class Faults:
         else:
             self._come_back(host)
 
-    def agent_killed(self) -> Measured:
-        return self._node_killed(self._follower(), AGENT_KILLED)
-
-    def leader_lost(self) -> Measured:
-        leader = self._leader()
-        if leader is None:
-            raise NotWithin("nobody says that it leads")
-        return self._node_killed(leader, LEADER_LOST)
-
-    def _node_killed(self, host: Host, row: Row) -> Measured:
+    def agent_killed(self, host: Host) -> Measured:
         before = self._newest()
         fault_s = time.time()
         self._nodes[host].kill()
-        value_s = self._next_step(row.title, fault_s, before)
+        value_s = self._next_step(AGENT_KILLED.title, fault_s, before)
         self._come_back(host)
-        return Measured(row.name, value_s)
+        return Measured(AGENT_KILLED.name, value_s)
 
-    def sigterm(self) -> Measured:
-        host = self._follower()
+    def sigterm(self, host: Host) -> Measured:
         before, missed = self._newest(), self._missed
         fault_s = time.time()
         self._nodes[host].send(signal.SIGTERM)
@@ -208,8 +208,8 @@ class Faults:
         self._come_back(host)
         return found
 
-    def host_silent(self) -> Measured:
-        host, before = self._follower(), self._newest()
+    def host_silent(self, host: Host) -> Measured:
+        before = self._newest()
         fault_s = time.time()
         host.cut()
         try:
@@ -259,12 +259,14 @@ class Faults:
         )
         return max((b - a for a, b in pairwise(times)), default=end_s - begin_s)
 
-    def below_minimum(self) -> Measured:
-        """Two of three hosts are killed where two are the least; one comes back: from its command to the next step."""
-        stays = self._leader() or self._hosts[0]
-        lost = [h for h in self._hosts if h is not stays]
-        for host in lost:
-            host.kill_all()
+    def below_minimum(self, host: Host) -> Measured:
+        """`host` and another are killed where two are the least; from the command that starts `host` again to the next
+        step."""
+        leader = self._leader()
+        stays = next(h for h in self._hosts if h is not host and (leader in (None, host) or h is leader))
+        lost = [host, *(h for h in self._hosts if h not in (host, stays))]
+        for one in lost:
+            one.kill_all()
         self._stands_still()
         before = self._newest()
         begin_s = time.time()
@@ -299,7 +301,6 @@ PLANS: dict[str, tuple[Row, ...]] = {
         ETCD_MEMBER,
         ETCD_AWAY,
         HOST_SILENT,
-        LEADER_LOST,
         BELOW_MINIMUM,
         WORKER_HANGS,
     ),
@@ -332,9 +333,8 @@ def one_trial(name: str, rows: tuple[str, ...], keep_logs: Path | None) -> Trial
             try:
                 faults.start()
                 for row in plan:
-                    act: Callable[[], Measured] = getattr(faults, row.name)
-                    trial.measured.append(act())
-            except (NotWithin, AssertionError) as error:
+                    trial.measured += faults.measure(row)
+            except (NotWithin, NoLeaderError, AssertionError) as error:
                 trial.notes.append(f"the trial ended: {error}")
             if keep_logs is not None:
                 skip = shutil.ignore_patterns("etcd-*", "scripts")

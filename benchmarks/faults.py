@@ -33,20 +33,25 @@ MOST_TORCHRUN_TRIALS = 1
 
 def in_words(trials: Sequence[Trial], stock: Sequence[StockTrial], rows: Sequence[Row]) -> str:
     names = [name for name in SYSTEMS if any(t.system == name for t in trials)]
+    columns = [(n, of_leader) for n in names for of_leader in ((False, True) if n == "bagua" else (False,))]
     lines = []
     for row in rows:
         found = {
             n: [m for t in trials if t.system == n for m in t.measured if m.row == row.name] for n in names
         }
         digits = 3 if row.step_gap else 2
-        cells = [result_file.spread([m.value_s for m in found[n]], "s", digits) for n in names]
+        cells = [
+            result_file.spread([m.value_s for m in found[n] if m.of_leader is of_leader], "s", digits)
+            for n, of_leader in columns
+        ]
         lines.append([row.title, row.promise, *cells, verdict(row, found.get("bagua", []))])
-    parts = [result_file.table(["fails", "promise", *names, "Bagua's promise"], lines)] if lines else []
+    heads = [f"{n}, leader's host" if of_leader else n for n, of_leader in columns]
+    parts = [result_file.table(["fails", "promise", *heads, "Bagua's promise"], lines)] if lines else []
     parts += [
         "",
         "Median (least to most, number of trials) of the time from the fault to the survivors' next committed step; of "
         "etcd's: the longest gap between two steps meanwhile; of the minimum: from the command on the host that comes "
-        "back, so its start is in it.",
+        "back, so its start is in it. Bagua's faults of a host strike one that does not lead, and the one that does.",
     ]
     if stock:
         parts += [
@@ -69,8 +74,10 @@ def _stock_table(stock: Sequence[StockTrial]) -> str:
         own = [s for s in stock if s.system == name]
         joins = [s.join_s for s in own if s.join_s is not None]
         kills = [s.kill_s for s in own if s.kill_s is not None]
-        lines.append([name, result_file.spread(joins), result_file.spread(kills)])
-    return result_file.table(["launcher", "host joins -> epoch of all", "host killed -> next epoch"], lines)
+        leaders = [s.kill_leader_s for s in own if s.kill_leader_s is not None]
+        lines.append([name, *map(result_file.spread, (joins, kills, leaders))])
+    heads = ["host joins -> epoch of all", "host killed -> next epoch", "leader's host killed -> next epoch"]
+    return result_file.table(["launcher", *heads], lines)
 
 
 def main() -> int:

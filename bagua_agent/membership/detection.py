@@ -61,10 +61,10 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
 def who_lives(
     view: JobView, evidence: Evidence, agents: Iterable[str], since_s: float, now_s: float, policy: Policy
 ) -> Inquiry:
-    """Which of these agents, all of them in the picture, are not known to live since since_s and must be asked."""
+    """Which of these agents, there or gone, are not known to live since since_s and must be asked."""
     ask, awaited, again = [], [], []
     for agent_id in agents:
-        if agent_id == evidence.observer_agent_id or evidence.is_dead(view.agents[agent_id]):
+        if agent_id == evidence.observer_agent_id or evidence.is_dead(view.known_agent(agent_id)):
             continue
         if evidence.alive_agents.get(agent_id, float("-inf")) >= since_s:
             continue

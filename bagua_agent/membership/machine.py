@@ -284,7 +284,7 @@ def _ask(state: State, agent_ids: tuple[str, ...], actions: list[Action]) -> Sta
     questions = []
     relays = relays_for(view, evidence, agent_ids)
     for agent_id in agent_ids:
-        agent = view.agents[agent_id]
+        agent = view.known_agent(agent_id)
         relay_id = relays[agent_id]
         relay_address = view.agents[relay_id].control_address if relay_id else ""
         questions.append(Question(agent_id, agent.control_address, relay_id, relay_address))

@@ -58,7 +58,7 @@ def absorb(
                 alive_agents=_without(evidence.alive_agents, event.agent_id),
                 probes=_without(evidence.probes, event.agent_id),
             )
-            return replace(view, agents=_without(view.agents, event.agent_id)), evidence, ""
+            return _agent_gone(view, event.agent_id), evidence, ""
         case ev.ProbeAnswered():
             evidence, note = _answer(view, evidence, event, next_sequence)
             return view, evidence, note
@@ -69,7 +69,8 @@ def absorb(
 def _key(view: JobView, event: ev.Event) -> JobView:
     match event:
         case ev.AgentSeen():
-            return replace(view, agents=_with(view.agents, event.agent_id, _agent(view, event)))
+            agents = _with(view.agents, event.agent_id, _agent(view, event))
+            return replace(view, agents=agents, gone=_without(view.gone, event.agent_id))
         case ev.MemberReady():
             members = _with(view.members, event.worker_id, _member(view, event))
             if event.committed_generation <= view.committed_generation:
@@ -119,6 +120,14 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return replace(view, closing_generation=event.generation)
         case _:
             raise IllegalEvent(f"no picture changes by {type(event).__name__}")
+
+
+def _agent_gone(view: JobView, agent_id: str) -> JobView:
+    last, record = view.agents.get(agent_id), view.generation
+    view = replace(view, agents=_without(view.agents, agent_id))
+    if last is None or record is None or all(m.agent_id != agent_id for m in record.members):
+        return view
+    return replace(view, gone=_with(view.gone, agent_id, last))
 
 
 def _agent(view: JobView, event: ev.AgentSeen) -> AgentView:
@@ -255,7 +264,9 @@ def _generation(view: JobView, generation: Generation) -> tuple[JobView, str]:
             return view, f"ignored: another record of generation {generation.number} than the one in force"
         return view, f"ignored: generation {generation.number} is known"
     earlier = view.earlier if known is None else (*view.earlier, known)
-    return _forget(replace(view, generation=generation, earlier=earlier)), ""
+    inside = {m.agent_id for m in generation.members}
+    gone = {agent_id: agent for agent_id, agent in view.gone.items() if agent_id in inside}
+    return _forget(replace(view, generation=generation, earlier=earlier, gone=gone)), ""
 
 
 def _forget(view: JobView) -> JobView:

@@ -65,10 +65,10 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         if question is not None:
             return question
     if gone:
-        grace_until_s = evidence.elected_at_s + policy.election_grace_s
-        if not failed and now_s < grace_until_s and not any(evidence.is_dead(a) for a in inside):
-            # after etcd was away agents may only be putting their keys again
-            return Decision(None, f"waiting: {_names(record, gone)} may come back", grace_until_s)
+        if not failed:
+            waits = _may_come_back(view, record, gone, evidence, now_s, policy)
+            if waits is not None:
+                return waits
         return _next(view, view.desired, there, record, f"lost {_names(record, gone)}")
     if failed:
         return _after_failure(view, view.desired, there, record, inside, failed, now_s, policy)
@@ -97,6 +97,23 @@ def _begin(
             None, f"last call: {len(ready)} of at most {_count(desired.max_nodes)} ready", last_call_until_s
         )
     return _write(view, ready[: desired.max_nodes], view.generation, f"{_count(len(ready))} ready")
+
+
+def _may_come_back(
+    view: JobView, record: Generation, gone: list[str], evidence: Evidence, now_s: float, policy: Policy
+) -> Decision | None:
+    """After etcd was away agents may only be putting their keys again: a new leader waits, unless one is dead. It asks
+    those whose last address it knows, for the one that is missing is often the leader before, with its host."""
+    grace_until_s = evidence.elected_at_s + policy.election_grace_s
+    known = [a for a in gone if a in view.agents or a in view.gone]
+    if now_s >= grace_until_s or any(evidence.is_dead(view.known_agent(a)) for a in known):
+        return None
+    inquiry = who_lives(view, evidence, known, evidence.elected_at_s, now_s, policy)
+    return Decision(
+        AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
+        f"waiting: {_names(record, gone)} may come back",
+        min(grace_until_s, inquiry.again_at_s or grace_until_s),
+    )
 
 
 def _who_lives(

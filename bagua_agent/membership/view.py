@@ -169,6 +169,7 @@ class JobView:
     hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
     wait in this generation was told of and ended, with the time. replacements: workers that were to be replaced since
     the last generation that worked.
+    gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
     has_checkpoints: if nobody holds the state any more, the job can begin again from its newest checkpoint.
     """
 
@@ -190,6 +191,7 @@ class JobView:
     hang_order_since_s: float = float("-inf")
     went_on: Mapping[str, float] = field(default_factory=dict)
     replacements: int = 0
+    gone: Mapping[str, AgentView] = field(default_factory=dict)
     has_checkpoints: bool = False
     restarts: bool = False
     replaced_number: int = 0
@@ -207,6 +209,10 @@ class JobView:
     def has_trained(self) -> bool:
         """Whether a step is known to have been committed."""
         return self.committed_generation > 0 or (self.generation is not None and self.generation.base > 0)
+
+    def known_agent(self, agent_id: str) -> AgentView:
+        """An agent that is there, or that is gone."""
+        return self.agents[agent_id] if agent_id in self.agents else self.gone[agent_id]
 
     def record(self, number: int) -> Generation | None:
         """The record of that number, if this agent still has it."""

@@ -16,6 +16,7 @@ from bagua_agent.membership.casualty import NO_COMPANY, Company, company_after
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
+from bagua_agent.node.worker_way import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.store.client import Put
 from bagua_contract import membership_pb2 as pb
@@ -25,8 +26,6 @@ from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 EXIT_BEFORE_SUSPICION_S = 0.02
 # Workers that leave have so much less than their node's grace period: to end, and for their node to say so in etcd.
 MARGIN_S = 3.0
-# The leader may be lost after it was found alive, or whoever followed it: asked again for as long as it matters.
-LEADER_AGAIN_S = 0.5
 
 
 class LiveWorkers:

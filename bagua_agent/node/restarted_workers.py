@@ -8,7 +8,8 @@ start. States, in this order for each generation that lists this node:
     running     all workers of this node are started; each end is told (ENDING, FINISHED, FAILED)
 
 A newer record supersedes any of them. Which generation there should be is membership/restarting.py. A worker that opens
-a session is not of this kind: on_session hears of it.
+a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and no newer record
+has come yet; the host that is to blame may be the leader's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.view import Run
 from bagua_agent.node.node_workers import NodeWorkers, StartedFor
 from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.worker_way import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
 from bagua_agent.workers.worker_environment import TorchrunPlace
@@ -38,6 +40,7 @@ class RestartedWorkers:
         sessions: SessionServer,
         own_key: OwnKey,
         on_session: Callable[[], None],
+        on_suspicion: Callable[[float], None],
         *,
         shutdown_timeout_s: float,
     ) -> None:
@@ -46,6 +49,7 @@ class RestartedWorkers:
         self._sessions = sessions
         self._own_key = own_key
         self._on_session = on_session
+        self._on_suspicion = on_suspicion
         self._shutdown_timeout_s = shutdown_timeout_s
         self._wanted: Generation | None = None
         self._meeting: tuple[int, str] = (0, "")  # generation and address of the newest that was told
@@ -126,6 +130,7 @@ class RestartedWorkers:
         self._report_failure(
             self._failure(placement, returncode, cause, str(worker.files.directory)), wanted.number
         )
+        self._ask_for_the_leader(now_s)
 
     # -- what the node's end depends on
 
@@ -216,6 +221,17 @@ class RestartedWorkers:
         self._own_key.runs(wanted.number, Run.RUNNING)
 
     # -- failures
+
+    def _ask_for_the_leader(self, now_s: float) -> None:
+        wanted = self._wanted
+        if (
+            self._failed
+            and wanted is not None
+            and self._running == wanted.number
+            and not self._job.seen.stopping
+        ):
+            self._on_suspicion(now_s)
+            self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 
     def _failure(self, placement: Placement, returncode: int, cause: ExitCause, log_path: str) -> pb.Failure:
         return pb.Failure(

@@ -11,6 +11,9 @@ from typing import Protocol
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 
+# While workers here can't go on: the leader may be lost after it was found alive, or whoever followed it.
+LEADER_AGAIN_S = 0.5
+
 
 class WorkerWay(Protocol):
     """Called from the loop's thread only; nothing here waits."""

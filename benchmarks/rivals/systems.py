@@ -66,13 +66,14 @@ class Bagua(System):
     name = "bagua"
     notes = "etcd on a fourth host; default settings"
     fixed_global_batch = GLOBAL_BATCH
+    job_id = "rescale"
 
     def prepare(self) -> None:
         self._etcd = self._lab.etcd(self._lab.hosts[MOST_HOSTS])
 
     def start(self, host: Host) -> LabProcess:
         words = [sys.executable, "-m", "bagua_launch", "--nnodes", f"{LEAST_HOSTS}:{MOST_HOSTS}"]
-        words += ["--rdzv-endpoint", self._etcd.endpoints, "--rdzv-id", "rescale"]
+        words += ["--rdzv-endpoint", self._etcd.endpoints, "--rdzv-id", self.job_id]
         words += ["--local-addr", host.address, "--ledger", str(self.steps_directory)]
         return self._run(host, [*words, str(SCRIPTS / "train_bagua.py"), "--global-batch", str(GLOBAL_BATCH)])
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.leader_watch import LeaderWatch
+from bagua_agent.leader_watch import DeadLeader, LeaderWatch
 from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.view import Verdict
@@ -17,39 +17,54 @@ LEADER = LeaderKey("leader", "10.0.0.1:1", create_revision=40)
 OTHER = LeaderKey("other", "10.0.0.2:1", create_revision=50)
 RELAY = "10.0.0.3:1"
 WINDOW_S = 0.5
+AGENT_REVISION = 7
 
 
 class FakeLeadership:
     def __init__(self) -> None:
         self.asked: list[tuple[Question, int]] = []
-        self.removed: list[int] = []
 
     def ask(self, question: Question, sequence: int) -> None:
         self.asked.append((question, sequence))
-
-    def remove_dead_leader(self, create_revision: int) -> None:
-        self.removed.append(create_revision)
 
 
 class Watched:
     def __init__(self, leader: LeaderKey | None = LEADER) -> None:
         self.leadership = FakeLeadership()
-        self.watch = LeaderWatch(cast(Leadership, self.leadership), "me", WINDOW_S)
+        self.deaths: list[DeadLeader] = []
+        self.asked_at_s = 0.0
+        self.watch = LeaderWatch(cast(Leadership, self.leadership), WINDOW_S, self.deaths.append)
         self.watch.leader_is(leader)
 
+    def suspect(self, relay: str, now_s: float, agent_revision: int = AGENT_REVISION) -> None:
+        before = len(self.leadership.asked)
+        self.watch.suspect(relay, agent_revision, now_s)
+        if len(self.leadership.asked) > before:
+            self.asked_at_s = now_s
+
+    @property
+    def removed(self) -> list[int]:
+        return [death.create_revision for death in self.deaths]
+
     def answers(
-        self, *verdicts: Verdict | None, agent_id: str = "leader", sequence: int | None = None
+        self,
+        *verdicts: Verdict | None,
+        agent_id: str = "leader",
+        sequence: int | None = None,
+        after_s: float = WINDOW_S,
     ) -> None:
         """To the last question: directly, then through the relay. None: that answer has not come."""
         last = self.leadership.asked[-1][1] if sequence is None else sequence
         for verdict, relayed in zip(verdicts, (False, True), strict=False):
             if verdict is not None:
-                assert self.watch.took(ProbeResult(agent_id, last, relayed, verdict))
+                assert self.watch.took(
+                    ProbeResult(agent_id, last, relayed, verdict), self.asked_at_s + after_s
+                )
 
 
 def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
     watched = Watched()
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     [(question, sequence)] = watched.leadership.asked
     assert (question.agent_id, question.control_address) == ("leader", "10.0.0.1:1")
     assert question.relay_address == RELAY and question.relay_agent_id
@@ -58,7 +73,7 @@ def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
 
 def test_with_nobody_to_relay_it_asks_directly() -> None:
     watched = Watched()
-    watched.watch.suspect("", 100.0)
+    watched.suspect("", 100.0)
     assert watched.leadership.asked[0][0].relay_agent_id == ""
 
 
@@ -82,65 +97,87 @@ def test_with_nobody_to_relay_it_asks_directly() -> None:
 )
 def test_its_key_is_removed_only_on_proof(relay: str, verdicts: tuple[Verdict, ...], removed: bool) -> None:
     watched = Watched()
-    watched.watch.suspect(relay, 100.0)
+    watched.suspect(relay, 100.0)
     watched.answers(*verdicts)
-    assert set(watched.leadership.removed) == ({LEADER.create_revision} if removed else set())
+    assert set(watched.removed) == ({LEADER.create_revision} if removed else set())
 
 
 def test_suspicions_in_a_row_ask_once_and_later_again() -> None:
     watched = Watched()
     for now_s in (100.0, 100.1, 100.9):
-        watched.watch.suspect(RELAY, now_s)
+        watched.suspect(RELAY, now_s)
     assert len(watched.leadership.asked) == 1
-    watched.watch.suspect(RELAY, 100.0 + 2 * WINDOW_S)
+    watched.suspect(RELAY, 100.0 + 2 * WINDOW_S)
     assert len(watched.leadership.asked) == 2
     assert watched.leadership.asked[0][1] != watched.leadership.asked[1][1]
 
 
 def test_silence_does_not_add_up_over_questions() -> None:
     watched = Watched()
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     first = watched.leadership.asked[0][1]
     watched.answers(UNANSWERED)
-    watched.watch.suspect(RELAY, 102.0)
+    watched.suspect(RELAY, 102.0)
     watched.answers(None, UNANSWERED, sequence=first)  # the relay's answer to the first, late
     watched.answers(UNANSWERED)
-    assert watched.leadership.removed == []
+    assert watched.removed == []
     watched.answers(None, UNANSWERED)
-    assert watched.leadership.removed == [40]
+    assert watched.removed == [40]
 
 
 def test_an_answer_about_a_leader_before_is_nothing() -> None:
     watched = Watched()
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     watched.watch.leader_is(OTHER)
     watched.answers(REFUSED, REFUSED)
-    assert watched.leadership.removed == []
+    assert watched.removed == []
 
 
 def test_the_same_agent_elected_again_has_another_key() -> None:
     watched = Watched()
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     watched.watch.leader_is(LeaderKey("leader", "10.0.0.1:1", create_revision=60))
     watched.answers(UNANSWERED, UNANSWERED)
-    assert watched.leadership.removed == [], "what was asked before says nothing about the new key"
+    assert watched.removed == [], "what was asked before says nothing about the new key"
 
 
 def test_a_new_leader_can_be_asked_at_once() -> None:
     watched = Watched()
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     watched.watch.leader_is(OTHER)
-    watched.watch.suspect(RELAY, 100.1)
+    watched.suspect(RELAY, 100.1)
     assert [question.agent_id for question, _ in watched.leadership.asked] == ["leader", "other"]
 
 
 def test_without_another_leader_nobody_is_asked() -> None:
     watched = Watched(None)
-    watched.watch.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.0)
     assert watched.leadership.asked == []
 
 
 def test_answers_to_the_membership_machine_are_left_to_it() -> None:
     watched = Watched()
-    assert not watched.watch.took(ProbeResult("leader", 3, False, REFUSED))
-    assert watched.leadership.removed == []
+    assert not watched.watch.took(ProbeResult("leader", 3, False, REFUSED), 100.0)
+    assert watched.removed == []
+
+
+def test_a_death_is_told_with_the_agent_key_as_it_stood_when_it_was_asked() -> None:
+    watched = Watched()
+    watched.suspect(RELAY, 100.0)
+    watched.suspect(RELAY, 100.1, agent_revision=90)  # it put its key again; that question was not asked
+    watched.answers(UNANSWERED, UNANSWERED)
+    [death] = watched.deaths
+    assert (death.agent_id, death.agent_revision) == ("leader", AGENT_REVISION)
+    assert death.how == "answered neither us nor a third agent"
+
+
+@pytest.mark.parametrize(("verdict", "removed"), [(UNANSWERED, []), (REFUSED, [LEADER.create_revision])])
+def test_silence_heard_too_late_proves_nothing(verdict: Verdict, removed: list[int]) -> None:
+    """This agent was frozen meanwhile: answers came, and the deadlines passed first. A refusal is no matter of time."""
+    watched = Watched()
+    watched.suspect(RELAY, 100.0)
+    watched.answers(verdict, verdict, after_s=2 * WINDOW_S + 0.01)
+    assert watched.removed == removed
+    watched.suspect(RELAY, 102.0)
+    watched.answers(UNANSWERED, UNANSWERED)
+    assert watched.removed == [*removed, LEADER.create_revision], "it is asked again"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.lab.network import Lab
@@ -73,13 +75,24 @@ def test_a_host_that_was_cut_off_comes_back_without_harm(job: MakeJob, lab: Lab)
 
 
 def test_the_leaders_host_is_cut_off_and_comes_back(job: MakeJob, lab: Lab) -> None:
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2")
+    # no lease ends while it is cut off: only a confirmed death can end its part
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, nodes="1:2", options=["--rdzv-conf", "lease_ttl=60"])
     leader, follower = leader_and_follower(one, lab)
     workers = leader.workers
+    keys = JobKeys(one.job_id)
+    [led] = cluster.history(keys.leader)
+    assert led.value is not None
+    agent_key = keys.agent(pb.Leader.FromString(led.value).agent_id)
     lab.hosts[1].cut()
     follower.await_line("this node leads")
     follower.await_line("lost", "now: 1 worker on 1 node")
     alone = one.await_world(1, after_step=one.last_world(2))
+    removed = [
+        next(change.revision for change in cluster.history(key) if change.value is None)
+        for key in (keys.leader, agent_key)
+    ]
+    assert removed[0] == removed[1], "its part goes with its leadership: the next leader need not ask again"
     lab.hosts[1].heal()
     one.await_world(2, after_step=alone)
     assert leader.workers == workers, "the process survives"

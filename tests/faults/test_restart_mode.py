@@ -12,7 +12,8 @@ import pytest
 
 from bagua_contract.records import GenerationKind
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import ROOT, Job, Node
+from tests.faults.job import ROOT, START_S, Job, Node
+from tests.faults.test_frozen_leader import written_under
 from tests.lab.wait import eventually
 
 DDP = ROOT / "examples" / "stock_ddp.py"
@@ -83,34 +84,44 @@ def epochs(node: Node) -> list[tuple[int, int]]:
     ]
 
 
-def await_epochs(node: Node, processes: int, count: int = 2, deadline_s: float = 30.0) -> None:
+def await_epochs(node: Node, processes: int, count: int = 2, deadline_s: float = START_S) -> None:
     def there() -> bool:
         return sum(p == processes for _, p in epochs(node)) >= count
 
     eventually(there, deadline_s, lambda: f"{count} epochs with {processes} processes\n{node.log}", 0.02)
 
 
+@pytest.mark.parametrize("leads", [False, True], ids=["another host", "the leader's host"])
 def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
-    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path, leads: bool
 ) -> None:
     lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[2])
     program = [str(DDP), "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
-    one = job(endpoints=lab.etcd(lab.hosts[2]).endpoints, nodes="1:2", program=program)
+    # the lease outlasts every deadline here, so nothing but a confirmed death can end the wait
+    options = ["--rdzv-conf", "lease_ttl=60"]
+    one = job(endpoints=cluster.endpoints, nodes="1:2", program=program, options=options)
     first = one.start(lab.hosts[0])
     await_epochs(first, 1)
     second = one.start(lab.hosts[1])
     await_epochs(first, 2)
+    assert first.says("this node leads")
+    lost, stays = (first, second) if leads else (second, first)
     before = len(epochs(first))
+    done_before = epochs(first)[before - 1][0]
+    alone = sum(p == 1 for _, p in epochs(stays))
     lost_at_s = time.monotonic()
-    lab.hosts[1].kill_all()
-    assert second.process.wait(5) != 0, "the host is gone"
-    await_epochs(first, 1, count=sum(p == 1 for _, p in epochs(first)) + 1)
+    assert lost.host is not None
+    lost.host.kill_all()
+    assert lost.process.wait(5) != 0, "the host is gone"
+    await_epochs(stays, 1, count=alone + 1)
     one.measured("restart mode, host killed -> next epoch", time.monotonic() - lost_at_s, 6.0)
-    done = [e for e, _ in epochs(first)]
-    assert done[before - 1] <= done[-1], "it went on from its checkpoint"
-    assert first.says("lost")
-    first.send(signal.SIGTERM)
-    assert first.process.wait(15) == 128 + signal.SIGTERM
+    assert done_before <= epochs(stays)[-1][0], "it went on from its checkpoint"
+    assert stays.says("lost")
+    assert stays.says("this node leads")
+    written_under(one, cluster)
+    stays.send(signal.SIGTERM)
+    assert stays.process.wait(15) == 128 + signal.SIGTERM
     one.check_nothing_left()
 
 

@@ -1,6 +1,7 @@
 """The store and the leader of a simulated job: keys, watches, leases, elections, probes.
 
-Drives the real bagua_agent.membership.machine at whichever agent leads. Knows workers only by their keys.
+Drives the real bagua_agent.membership.machine at whichever agent leads, and the real LeaderWatch at every agent. Knows
+workers only by their keys.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from bagua_agent.leader_watch import DeadLeader, LeaderWatch
+from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.membership import events as ev
 from bagua_agent.membership import machine
 from bagua_agent.membership.actions import (
     Action,
     ProbeAgents,
+    Question,
     RefuseMember,
     RemoveDeadAgent,
     WakeAt,
@@ -24,6 +28,7 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Verdict
+from bagua_agent.store_events import LeaderKey
 from bagua_contract.records import Generation
 
 LEASE_S = 3.0
@@ -46,6 +51,7 @@ class Node:
     state: machine.State | None = None  # while it leads
     lease: int = 0  # counts renewals, so that an old expiry is told from a new one
     wake: int = 0
+    watch: LeaderWatch | None = None
 
 
 @dataclass
@@ -104,6 +110,9 @@ class Simulation:
         raise NotImplementedError
 
     def news(self, node: Node) -> None:
+        raise NotImplementedError
+
+    def count(self, what: str) -> None:
         raise NotImplementedError
 
     def keys_removed(self, node: Node) -> None:
@@ -204,6 +213,35 @@ class Simulation:
                 self.remove_agent(node)
 
         self.after(after_s, "", expire)
+
+    # -- looking after the leader
+
+    def suspect_leader(self, node: Node) -> None:
+        """A worker of `node` can't go on."""
+        if self.leader is None or self.leader[0] == node.agent_id:
+            return
+        agent_id, create_revision = self.leader
+        if node.watch is None:
+            asks = cast(Leadership, _Asks(self, node))
+            window_s = self.policy.probe_window_s
+            node.watch = LeaderWatch(asks, window_s, lambda dead: self._found_dead(node, dead))
+        node.watch.leader_is(LeaderKey(agent_id, agent_id, create_revision))
+        others = [n.agent_id for n in self.nodes.values() if n.revision and n.agent_id not in self.leader]
+        relay = next((a for a in others if a != node.agent_id), "")
+        node.watch.suspect(relay, self.nodes[agent_id].revision, self.now_s)
+
+    def _found_dead(self, node: Node, dead: DeadLeader) -> None:
+        """The transaction that removes the leader's keys, once it reaches the store."""
+
+        def transact() -> None:
+            target = self.nodes[dead.agent_id]
+            stands = (self.leader, target.revision)
+            if node.cut or stands != ((dead.agent_id, dead.create_revision), dead.agent_revision):
+                return
+            self.count("living leader removed" if target.alive else "dead leader removed")
+            self.remove_agent(target)
+
+        self.after(self.latency_s(), "", transact)
 
     # -- leading
 
@@ -307,6 +345,17 @@ class Simulation:
                     ),
                 )
 
+        self.probe(node, asker, agent_id, answer)
+
+    def probe(
+        self,
+        node: Node,
+        asker: Node,
+        agent_id: str,
+        answer: Callable[[Verdict, tuple[str, ...] | None], None],
+    ) -> None:
+        """`asker` asks `agent_id` whether it lives; `node` hears the answer."""
+
         def arrive() -> None:
             target = self.nodes[agent_id]
             silent = target.cut or target.thaw_at_s > self.now_s or asker.cut or not asker.alive
@@ -324,3 +373,26 @@ class Simulation:
                 self.after(self.latency_s(), node.agent_id, lambda: answer(Verdict.REFUSED, None))
 
         self.after(self.latency_s(), "", arrive)
+
+
+class _Asks:
+    """The part of Leadership that a LeaderWatch uses, at one simulated agent."""
+
+    def __init__(self, store: Simulation, node: Node) -> None:
+        self._store = store
+        self._node = node
+
+    def ask(self, question: Question, sequence: int) -> None:
+        self._ask(self._node, question.agent_id, sequence, relayed=False)
+        if question.relay_agent_id:
+            relay = self._store.nodes[question.relay_address]
+            self._ask(relay, question.agent_id, sequence, relayed=True)
+
+    def _ask(self, asker: Node, agent_id: str, sequence: int, *, relayed: bool) -> None:
+        def answer(verdict: Verdict, workers: tuple[str, ...] | None) -> None:
+            assert self._node.watch is not None
+            self._node.watch.took(
+                ProbeResult(agent_id, sequence, relayed, verdict, workers), self._store.now_s
+            )
+
+        self._store.probe(self._node, asker, agent_id, answer)

@@ -63,6 +63,7 @@ class Worker:
     held: Callable[[], None] | None = None  # the step is reduced and waits for that copy
     swap_in: Callable[[Callable[[], None]], None] = lambda then: then()
     is_writing: bool = False
+    dies_between_lines: bool = False  # it is killed when it next writes several lines, after the first
     confirmed: bool = False  # it completed the second collective of the end
 
     @property
@@ -172,6 +173,7 @@ class SimulatedJob(Simulation):
             hosts=(),
             sequence=w.suspected,
         )
+        self.suspect_leader(w.node)
 
     def end(self, w: Worker, *, well: bool) -> None:
         """The process is gone; its sockets close."""
@@ -641,6 +643,8 @@ class SimulatedJob(Simulation):
         w.is_writing = True
 
         def one(rest: tuple[Line, ...]) -> None:
+            if w.dies_between_lines and rest and rest is not lines:
+                self.kill_worker(w)
             if not w.alive:
                 if rest and rest is not lines:
                     self.count("killed between two lines")

@@ -46,7 +46,9 @@ def strike(job: SimulatedJob, what: str, pick: float, long_s: float, spared: boo
     node = able[int(pick * len(able))]
     if what == "kill":
         workers = job.of(node)
-        if workers:
+        if workers and long_s == 0.1:
+            workers[0].dies_between_lines = True
+        elif workers:
             job.kill_worker(workers[0])
     elif what == "node":
         job.kill_node(node)
@@ -95,6 +97,7 @@ def test_the_seeds_met_what_they_are_for() -> None:
     wanted = {
         "kill", "node killed", "cut", "freeze", "leave", "join", "copied", "copy broke",
         "a result under way when a peer went", "line written for another", "killed between two lines",
+        "dead leader removed", "living leader removed",
     }  # fmt: skip
     assert wanted - {k for k, n in _met.items() if n} == set()
     assert _met["succeeded"] > 10 * _met["failed"]

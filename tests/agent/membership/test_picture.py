@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.actions import WriteGeneration
+from bagua_agent.membership.actions import ProbeAgents, RemoveDeadAgent, WriteGeneration
 from bagua_agent.membership.machine import State, Step, new_state, step, step_all
 from bagua_agent.membership.picture import absorb
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restarting import worker_id_of
-from bagua_agent.membership.view import AgentView, Evidence, JobView, Run
+from bagua_agent.membership.view import AgentView, Evidence, JobView, Run, Verdict
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 POLICY = Policy(last_call_s=0.0)
@@ -44,6 +44,56 @@ def agent(now_s: float = 0.0, name: str = "a", **changes: Any) -> ev.AgentSeen:
         "ready": True,
     }
     return ev.AgentSeen(now_s=now_s, **{**values, **changes})
+
+
+# -- agents that are gone
+
+
+def test_a_gone_agent_is_known_as_it_stood_while_the_record_lists_it() -> None:
+    view = JobView(restarts=True)
+    for event in (
+        agent(),
+        agent(name="b"),
+        ev.GenerationSeen(now_s=0.0, generation=record(1)),
+        ev.AgentGone(now_s=1.0, agent_id="a"),
+        ev.AgentGone(now_s=1.0, agent_id="b"),
+    ):
+        view, _ = seen(view, event)
+    assert set(view.gone) == {"a"}, "the record does not list b"
+    assert view.known_agent("a").control_address == "a:1"
+    back, _ = seen(view, agent(2.0, join_revision=9))
+    assert not back.gone and back.known_agent("a").join_revision == 9
+    without = replace(record(2), members=())
+    over, _ = seen(view, ev.GenerationSeen(now_s=2.0, generation=without))
+    assert not over.gone
+
+
+def test_a_gone_agent_that_is_asked_and_silent_is_dead_until_it_puts_its_key_anew() -> None:
+    outcome = step_all(
+        new_state("z", restarts=True),
+        (
+            ev.DesiredChanged(now_s=0.0, min_nodes=1, max_nodes=2),
+            agent(),
+            agent(name="b", join_revision=8),
+            ev.GenerationSeen(now_s=0.0, generation=record(1)),
+            ev.AgentGone(now_s=1.0, agent_id="a"),
+            ev.LeadershipWon(now_s=1.0, revision=9),
+        ),
+        POLICY,
+    )
+    [asked] = [a for a in outcome.actions if isinstance(a, ProbeAgents)]
+    assert [(q.agent_id, q.control_address, q.relay_agent_id) for q in asked.questions] == [("a", "a:1", "b")]
+    state = outcome.state
+    for relayed in (False, True):
+        answer = ev.ProbeAnswered(
+            now_s=1.5, agent_id="a", sequence=asked.sequence, verdict=Verdict.UNANSWERED, relayed=relayed
+        )
+        outcome = step(state, answer, POLICY)
+        state = outcome.state
+    assert [m.agent_id for m in write_of(outcome).members] == ["b"]
+    assert not any(isinstance(a, RemoveDeadAgent) for a in outcome.actions), "nothing stands to remove"
+    later = step(state, agent(2.0, join_revision=12), POLICY).state
+    assert not later.evidence.is_dead(later.view.agents["a"])
 
 
 # -- since when a node is ready, and how long it has run: said again with every other change of its key

@@ -14,6 +14,7 @@ from bagua_agent.membership.view import (
     Evidence,
     FailureView,
     JobView,
+    Probe,
     Run,
 )
 from bagua_contract.records import Generation, GenerationKind
@@ -139,6 +140,25 @@ def test_after_an_election_missing_agents_may_come_back() -> None:
     assert decide(alone, fresh).action is None
     assert decide(alone, fresh).wake_at_s == NOW_S + 1.5
     assert written(decide(alone, LEADER)).number == 2
+
+
+def test_after_an_election_a_missing_agent_is_asked_at_its_last_address() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), node("a3", 3)), *[Run.RUNNING] * 3)
+    lost = view.agents["a2"]
+    others = replace(view, agents={a: view.agents[a] for a in ("a1", "a3")}, gone={"a2": lost})
+    fresh = replace(LEADER, elected_at_s=NOW_S)
+    asks = decide(others, fresh)
+    assert asks.action == AskWhetherAlive(("a2",))
+    waiting = replace(fresh, probes={"a2": Probe("a2", lost.join_revision, 1, NOW_S, "a3")})
+    assert decide(others, waiting).action is None
+    assert decide(others, waiting).wake_at_s == NOW_S + 2 * POLICY.probe_window_s
+    dead = replace(fresh, dead_agents={"a2": DeadAgent("a2", lost.join_revision, NOW_S, "refused")})
+    assert "lost host-a2" in written(decide(others, dead)).reason, "no lease is waited for"
+    alive = replace(fresh, alive_agents={"a2": NOW_S})
+    assert decide(others, alive).action is None
+    assert decide(others, alive).wake_at_s == NOW_S + POLICY.election_grace_s, "its key may only be late"
+    assert written(decide(others, alive, NOW_S + POLICY.election_grace_s)).number == 2
+    assert written(decide(others, replace(LEADER, elected_at_s=NOW_S - 50))).number == 2, "no election"
 
 
 def test_below_the_minimum_everybody_stops_until_there_are_enough() -> None:
