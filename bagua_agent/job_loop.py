@@ -220,7 +220,7 @@ class JobLoop:
         )
         self._outlook = JobOutlook(self._job, self._sight, self._membership, self._lost_keys)
         self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
-        hang_orders = HangOrders(self._job, self._workers)
+        hang_orders = HangOrders(self._job, self._workers, self._sessions.tell_disagreement)
         self._closers.append(hang_orders.stop)
         self._news = StoreNews(
             self._agent_id,

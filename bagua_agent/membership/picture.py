@@ -107,7 +107,8 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             )
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
-            return replace(view, finished=view.finished | {event.worker_id})
+            steps = _with(view.finished_steps, event.worker_id, event.step)
+            return replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
         case ev.ModeSeen():
@@ -179,6 +180,7 @@ def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
         waited_s=event.waited_s,
         waiting_since_s=_waiting_since_s(known, event),
         usual_step_s=event.usual_step_s,
+        waits_in=event.waits_in,
     )
 
 

@@ -231,6 +231,7 @@ class LiveWorkers:
             sequence=self._suspicion_sequence,
             waited_s=suspected.waited_s,
             usual_step_s=suspected.usual_step_s,
+            waits_in=suspected.waits_in if suspected.HasField("waits_in") else None,
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass

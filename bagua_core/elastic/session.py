@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from bagua_contract import session_pb2, session_pb2_grpc
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import PROTOCOL_VERSION, Generation, SuspicionKind
 
 CONNECT_TIMEOUT_S = 30.0
@@ -37,7 +38,10 @@ class SessionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Everything the agent has said so far, the newest of each kind."""
+    """Everything the agent has said so far, the newest of each kind.
+
+    disagreement: what ranks wait in that do not call the same collectives; the job fails with it.
+    """
 
     welcome: bool = False
     nonce: str = ""
@@ -45,6 +49,7 @@ class News:
     leave: bool = False
     close: bool = False
     refused: str = ""
+    disagreement: str = ""
 
 
 class Session:
@@ -132,6 +137,8 @@ class Session:
             news = replace(news, close=True)
         elif kind == "refused":
             news = replace(news, refused=message.refused.difference)
+        elif kind == "disagreement":
+            news = replace(news, disagreement=message.disagreement.difference)
         self._news = news
         for listener in self._listeners:
             listener(news)
@@ -187,6 +194,7 @@ class Session:
         detail: str,
         waited_s: float = 0.0,
         usual_step_s: float = 0.0,
+        waits_in: CollectiveWait | None = None,
     ) -> None:
         self._say(
             session_pb2.WorkerMessage(
@@ -197,6 +205,7 @@ class Session:
                     detail=detail[:500],
                     waited_s=waited_s,
                     usual_step_s=usual_step_s,
+                    waits_in=None if waits_in is None else waits_in.to_proto(),
                 )
             )
         )
