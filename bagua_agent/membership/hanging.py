@@ -86,7 +86,7 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
     if not ended or not stuck:
         return None
     how = {
-        m.global_rank: f"ended with exit code 0 at step {view.finished_steps.get(m.worker_id, 0)}"
+        m.global_rank: f"ended with exit code 0 (its last report was of step {view.finished_steps.get(m.worker_id, 0)})"
         for m in ended
     }
     places = [Place(ranks[s.worker_id], s.waits_in) for s in stuck]
