@@ -375,7 +375,9 @@ class JobLoop:
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:
-            for line in narrator.result(self._config.job_id, self._seen.result):
+            for line in narrator.result(
+                self._config.job_id, self._seen.result, self._workers.shows_errors_of
+            ):
                 self._narrator.tell(line)
         elif ending.reason:
             self._narrator.tell(ending.reason)

@@ -235,7 +235,7 @@ class LiveWorkers:
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass
-            job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
+            job.narrator.tell_once(f"suspicion {worker_id}", narrator.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 
     def _ask_for_the_leader(self, now_s: float) -> None:

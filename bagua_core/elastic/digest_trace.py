@@ -69,7 +69,7 @@ def stride(cost_s: float, step_s: float, most: int) -> int:
 class Difference:
     """step: the first one known to differ. agreed_after: the last one known not to; equal to step - 1 if the
     difference is known to have come about in `step`. odd: global ranks that differ from what
-    more than half of all have. all_differ: there is no such majority, so nothing says who is right, and `odd` is all."""
+    more than half of all have. all_differ: there is no such majority, so nothing says who is right; `odd` is all."""
 
     step: int
     agreed_after: int

@@ -129,7 +129,8 @@ def test_one_that_ended_with_0_while_others_cannot_go_on_fails_the_job() -> None
     order = decision_at(1.0 + POLICY.disagreement_s, view).hang_order
     assert order is not None and order.outcome is Hang.DISAGREE
     assert order.reason == (
-        "ranks disagree: rank 0 waits in allreduce (train.py:9); rank 1 ended with exit code 0 (its last report was of step 7)"
+        "ranks disagree: rank 0 waits in allreduce (train.py:9); "
+        "rank 1 ended with exit code 0 (its last report was of step 7)"
     )
 
 
