@@ -227,7 +227,7 @@ class JobLoop:
         )
         self._outlook = JobOutlook(self._job, self._sight, self._membership, self._lost_keys)
         self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
-        hang_orders = HangOrders(self._job, self._workers)
+        hang_orders = HangOrders(self._job, self._workers, self._sessions.tell_disagreement)
         self._closers.append(hang_orders.stop)
         self._news = StoreNews(
             self._agent_id,
@@ -406,7 +406,9 @@ class JobLoop:
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:
-            for line in narrator.result(self._config.job_id, self._seen.result):
+            for line in narrator.result(
+                self._config.job_id, self._seen.result, self._workers.shows_errors_of
+            ):
                 self._narrator.tell(line)
         elif ending.reason:
             self._narrator.tell(ending.reason)

@@ -44,6 +44,7 @@ HANG_OUTCOMES = {
     hang.Outcome.RENEW: pb.HangOrder.RENEW,
     hang.Outcome.REPLACE: pb.HangOrder.REPLACE,
     hang.Outcome.GIVE_UP: pb.HangOrder.GIVE_UP,
+    hang.Outcome.DISAGREE: pb.HangOrder.DISAGREE,
 }
 
 _VERDICTS = {

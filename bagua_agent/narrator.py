@@ -116,13 +116,24 @@ def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:
     )
 
 
-def result(job_id: str, ended: pb.Result) -> Iterator[str]:
-    """How the job ended and, if it failed, what failed first."""
+def suspicion(told: session_pb2.Suspected) -> str:
+    """Of a worker that lost its peers, or that can't reach new ones."""
+    if told.kind == pb.Suspicion.UNBUILT:
+        return f"a worker here goes on without the pending generation: {told.detail}"
+    return f"a worker here waits for another generation: {told.detail}"
+
+
+def result(
+    job_id: str, ended: pb.Result, is_shown: Callable[[pb.Failure], bool] = lambda failure: False
+) -> Iterator[str]:
+    """How the job ended and, if it failed, what failed first. is_shown(failure): this terminal has shown what that
+    worker wrote, so its traceback is not repeated."""
     words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
     yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
     if not ended.HasField("failure"):
         return
-    yield from root_cause.lines(root_cause.RootCause(root_cause.ended(ended.failure, 0), ""))
+    found = root_cause.RootCause(root_cause.ended(ended.failure, 0), "")
+    yield from root_cause.lines(found, is_shown=is_shown(ended.failure))
     if ended.casualties:
         yield ended.casualties
 

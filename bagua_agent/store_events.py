@@ -18,6 +18,7 @@ from bagua_agent.membership.view import DepartureView, Run
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import LARGEST_NUMBER, Generation, StateName, SuspicionKind
 
 M = TypeVar("M", bound=Message)
@@ -118,6 +119,7 @@ class StoreEvents:
                 detail=s.detail,
                 waited_s=_duration(s.waited_s),
                 usual_step_s=_duration(s.usual_step_s),
+                waits_in=CollectiveWait.from_proto(s.waits_in) if s.HasField("waits_in") else None,
             )
         if worker_id := keys.id_in(keys.failures, key):
             f = pb.Failure.FromString(value)
@@ -139,7 +141,9 @@ class StoreEvents:
                 traceback_tail=f.traceback_tail,
             )
         if worker_id := keys.id_in(keys.finished_workers, key):
-            return ev.WorkerFinished(now_s=now_s, worker_id=worker_id)
+            finished = pb.Finished.FromString(value)
+            _check_owner(worker_id, finished.worker_id)
+            return ev.WorkerFinished(now_s=now_s, worker_id=worker_id, step=finished.step)
         if worker_id := keys.id_in(keys.departures, key):
             departure = pb.Departure.FromString(value)
             _check_owner(worker_id, departure.worker_id)
@@ -191,6 +195,7 @@ _HANG_OUTCOMES = {
     pb.HangOrder.RENEW: Outcome.RENEW,
     pb.HangOrder.REPLACE: Outcome.REPLACE,
     pb.HangOrder.GIVE_UP: Outcome.GIVE_UP,
+    pb.HangOrder.DISAGREE: Outcome.DISAGREE,
 }
 
 

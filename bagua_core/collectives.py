@@ -23,6 +23,7 @@ from bagua_core.elastic.requests import (
     Allreduce,
     Alltoall,
     AlltoallV,
+    Barrier,
     Broadcast,
     BroadcastBytes,
     Gather,
@@ -258,7 +259,7 @@ def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group |
 
 def barrier(group: Group | None = None) -> None:
     """Return when every worker has called it."""
-    _ask(Allreduce(torch.zeros(1), ReduceOp.SUM), group)
+    _ask(Barrier(torch.zeros(1), ReduceOp.SUM), group)
 
 
 # -- who am I

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import DepartureView, Run, Verdict
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, SuspicionKind
 
 
@@ -86,7 +87,8 @@ class GenerationWriteRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionRaised(Event):
-    """waited_s: how long the wait had lasted when it was told, of a stall. usual_step_s: of its worker; 0: unknown."""
+    """waited_s: how long the wait had lasted when it was told, of a stall. usual_step_s: of its worker; 0: unknown.
+    waits_in: what it waits in; None where that can't be compared with others."""
 
     worker_id: str
     generation: int
@@ -96,6 +98,7 @@ class SuspicionRaised(Event):
     detail: str = ""
     waited_s: float = 0.0
     usual_step_s: float = 0.0
+    waits_in: CollectiveWait | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,10 @@ class FailureRecorded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished(Event):
-    """A worker ended with 0."""
+    """A worker ended with 0. step: steps committed, as its last report told."""
 
     worker_id: str
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from bagua_agent.membership.candidates import Offer, offers, readiness
 from bagua_agent.membership.departure import parting
 from bagua_agent.membership.detection import gathering_until_s, inquire
 from bagua_agent.membership.ending import decide_end, fail
-from bagua_agent.membership.hang import HangDecision
+from bagua_agent.membership.hang import HangDecision, Outcome
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
@@ -98,6 +98,10 @@ class _Waiters:
 def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
     """What should be done now. Pure: the same picture gives the same decision at every agent."""
     standing = stand(view, evidence, now_s, policy)
+    if not view.closing:
+        disagree = _disagreement(view, standing, now_s, policy)
+        if disagree is not None:
+            return disagree
     end = decide_end(view, standing, evidence, now_s, policy)
     if end is not None:
         return end
@@ -117,6 +121,21 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         if hang.order is not None:
             decision = replace(decision, reason=f"{hang.order.reason}; {decision.reason}")
     return replace(decision, hang_order=hang.order, wake_at_s=_earlier(decision.wake_at_s, hang.wake_at_s))
+
+
+def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Decision | None:
+    """The end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is known
+    they don't."""
+    order = hanging.standing_order(view)
+    if order is not None and order.outcome is Outcome.DISAGREE:
+        due_s = view.hang_order_since_s + policy.stacks_first_s
+        if now_s < due_s:
+            return Decision(None, order.reason, due_s, hang_order=order)
+        return replace(fail(order.reason), hang_order=order)
+    early = hanging.ended_early(view, standing, now_s, policy)
+    if early is None:
+        return None
+    return Decision(None, early.decision.reason, early.wake_at_s, hang_order=early.order)
 
 
 def _who_is_there(case: _Case) -> Decision | None:

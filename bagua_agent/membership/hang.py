@@ -2,7 +2,7 @@
 
 Looks at the members of one generation: the newest in which somebody waits. A member is *inside* while it waits in a
 collective, for a copy or for a communicator of that generation (its STALLED suspicion stands), else *outside*:
-computing, reading data, saving a checkpoint, evaluating, or hung. Waiting is a fact that a member reports; being
+computing, reading data, saving a checkpoint, evaluating, or hung. CollectiveWait is a fact that a member reports; being
 outside is only the absence of such a report. Hence the rules:
 
     state of the members              for how long               outcome
@@ -16,6 +16,8 @@ outside is only the absence of such a report. Hence the rules:
       (their transport says so)       third time on              does not help
     all inside                        renew_s, doubling each     RENEW: same members, new communicator
       and most_renewals made          time                       GIVE_UP: their collectives do not match
+    all inside, in operations that    disagreement_s             DISAGREE: the job fails with what each waits in
+      certainly differ
 
 notice_s and renew_s are floors: where the usual step is long, usual_factor times that counts. A member that waited and
 went on is outside since then and not since the others began to wait, so one that makes progress within a step is
@@ -36,6 +38,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua_agent.membership.disagreement import Place, difference
+from bagua_contract.collective_wait import CollectiveWait
+
 MOST_NAMED = 4
 
 
@@ -48,12 +53,13 @@ class HangLimits:
     notice_s: float
     renew_s: float
     cut_s: float
+    disagreement_s: float
     hang_timeout_s: float | None
     most_renewals: int
     most_replacements: int
 
     def __post_init__(self) -> None:
-        for name in ("usual_factor", "notice_s", "renew_s", "cut_s", "hang_timeout_s"):
+        for name in ("usual_factor", "notice_s", "renew_s", "cut_s", "disagreement_s", "hang_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0, not {value}")
@@ -63,7 +69,8 @@ class HangLimits:
 class MemberState:
     """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
     reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
-    newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends."""
+    newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in:
+    the operation that it waits in; None where it told of none that can be compared."""
 
     worker_id: str
     global_rank: int
@@ -74,6 +81,7 @@ class MemberState:
     holder: bool = True
     newcomer: bool = False
     cannot_reach: tuple[str, ...] = ()
+    waits_in: CollectiveWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Outcome(Enum):
     RENEW = "renew"
     REPLACE = "replace"
     GIVE_UP = "give up"
+    DISAGREE = "disagree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,9 @@ def decide_hang(situation: Situation, now_s: float, limits: HangLimits) -> HangD
         return HangDecision(Outcome.NOTHING, f"asking whether {silent[0].node_name} lives")
     outside = [m for m in situation.members if m.waiting_since_s is None]
     if not outside and not any(m.cannot_reach for m in situation.members):
+        differs = _disagreement(situation, now_s - max(waits), now_s, limits)
+        if differs is not None:
+            return differs
         return _all_inside(situation, now_s - max(waits), now_s, limits)
     if any(m.cannot_reach for m in situation.members) and all(m.newcomer for m in outside):
         return _cut(situation, now_s - max(waits), now_s, limits)
@@ -222,6 +234,20 @@ def _all_inside(situation: Situation, waited_s: float, now_s: float, limits: Han
             ids,
         )
     return HangDecision(Outcome.RENEW, f"{reason}; a new communicator for the same members", ids)
+
+
+def _disagreement(
+    situation: Situation, waited_s: float, now_s: float, limits: HangLimits
+) -> HangDecision | None:
+    if any(m.newcomer for m in situation.members):
+        return None  # it has not numbered what the others did before it came
+    differs = difference(Place(m.global_rank, m.waits_in) for m in situation.members)
+    if differs is None:
+        return None
+    if waited_s < limits.disagreement_s:
+        return HangDecision(Outcome.NOTHING, differs, (), now_s + limits.disagreement_s - waited_s)
+    ids = tuple(m.worker_id for m in sorted(situation.members, key=lambda m: m.global_rank))
+    return HangDecision(Outcome.DISAGREE, differs, ids)
 
 
 def _floor(least_s: float, situation: Situation, limits: HangLimits) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bagua_agent.membership.detection import named
+from bagua_agent.membership.disagreement import Place, described
 from bagua_agent.membership.hang import (
     HangDecision,
     HangOrder,
@@ -57,13 +58,45 @@ def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, po
     situation = _situation(view, standing, evidence, record, stalls)
     decision = decide_hang(situation, now_s, policy.hang_limits)
     order = order_for(decision, record.number, view.hang_order)
-    if decision.outcome in (Outcome.NOTHING, Outcome.NAME) or decision.cut:
+    if decision.outcome in (Outcome.NOTHING, Outcome.NAME, Outcome.DISAGREE) or decision.cut:
         return Hang(decision, order, decision.cut, decision.wake_at_s)
     due_s = view.hang_order_since_s + policy.stacks_first_s
     stands = order is not None and order is view.hang_order
     if not stands or now_s >= due_s:
         return Hang(decision, order, stands, decision.wake_at_s)
     return Hang(decision, order, False, due_s)
+
+
+def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Hang | None:
+    """What follows if members ended with exit code 0 and another one can't go on without them; None: no such thing.
+
+    Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait.
+    """
+    record = view.record(standing.in_force)
+    if record is None:
+        return None
+    ended = [
+        m
+        for m in record.members
+        if m.worker_id in view.finished and (record.base == 0 or m.since_generation < record.number)
+    ]
+    stuck = [s for s in standing.suspicions if s.generation == record.number]
+    ranks = {m.worker_id: m.global_rank for m in record.members}
+    stuck = [s for s in stuck if s.worker_id in ranks and s.kind is not SuspicionKind.UNBUILT]
+    if not ended or not stuck:
+        return None
+    how = {
+        m.global_rank: f"ended with exit code 0 (its last report was of step {view.finished_steps.get(m.worker_id, 0)})"
+        for m in ended
+    }
+    places = [Place(ranks[s.worker_id], s.waits_in) for s in stuck]
+    reason = described(places, how)
+    since_s = min(s.broken_since_s if s.broken else s.waiting_since_s for s in stuck)
+    due_s = since_s + policy.disagreement_s
+    if now_s < due_s:
+        return Hang(HangDecision(Outcome.NOTHING, reason), None, False, due_s)
+    decision = HangDecision(Outcome.DISAGREE, reason, tuple(m.worker_id for m in ended))
+    return Hang(decision, order_for(decision, record.number, view.hang_order), False, None)
 
 
 def standing_order(view: JobView) -> HangOrder | None:
@@ -103,6 +136,8 @@ def _situation(
                 cannot_reach=()
                 if stall is None
                 else tuple(view.agents[a].node_name for a in named(view, stall, agents) if stall.hosts),
+                # In the generation before, others number other operations.
+                waits_in=stall.waits_in if stall is not None and stall.generation == record.number else None,
             )
         )
     usual = [s.usual_step_s for s in stalls.values() if s.usual_step_s > 0]

@@ -108,7 +108,8 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             )
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
-            return replace(view, finished=view.finished | {event.worker_id})
+            steps = _with(view.finished_steps, event.worker_id, event.step)
+            return replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
         case ev.WorkerDeparted():
             departed = event.departure
             return replace(view, departures=_with(view.departures, departed.worker_id, departed))
@@ -191,6 +192,7 @@ def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
         waited_s=event.waited_s,
         waiting_since_s=_waiting_since_s(known, event),
         usual_step_s=event.usual_step_s,
+        waits_in=event.waits_in,
     )
 
 

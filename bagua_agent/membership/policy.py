@@ -78,6 +78,9 @@ class Policy:
     hang_timeout_s: float | None = 600.0
     # A cut between two hosts: TCP has sent again three times by then, which is no accident on a busy network.
     hang_cut_s: float = 2.0
+    # All wait and what they report can't be of one script run alike. That is certain at once; the time is for a worker
+    # that ended with 0 a little before all others do.
+    disagreement_s: float = 5.0
     # A long usual step has long patience.
     hang_usual_factor: float = 10.0
     # With the doubling from hang_renew_s that is half an hour of trying: the script's collectives do not match.
@@ -96,6 +99,7 @@ class Policy:
             notice_s=notice_s,
             renew_s=self.hang_renew_s,
             cut_s=self.hang_cut_s,
+            disagreement_s=self.disagreement_s,
             hang_timeout_s=self.hang_timeout_s,
             most_renewals=self.hang_most_renewals,
             most_replacements=self.hang_most_replacements,

@@ -213,12 +213,12 @@ def root_cause(endings: Iterable[Ended]) -> RootCause | None:
     return RootCause(cause, why, tuple(others), tuple(casualties))
 
 
-def lines(found: RootCause) -> Iterator[str]:
-    """What a terminal shows."""
+def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
+    """What a terminal shows. is_shown: it has shown what the cause wrote itself, traceback and all."""
     cause = found.cause
     yield f"first failure: {_where(cause)}, {_how(cause.exit_code)}, files in {cause.log_path}"
-    tail = cause.traceback_tail.splitlines()[-TAIL_LINES:]
-    if not any(cause.summary in line for line in tail):
+    tail = [] if is_shown else cause.traceback_tail.splitlines()[-TAIL_LINES:]
+    if not is_shown and not any(cause.summary in line for line in tail):
         yield f"    {cause.summary}"
     for line in tail:
         yield f"    {line}"

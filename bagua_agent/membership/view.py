@@ -12,6 +12,7 @@ from enum import Enum
 
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, StateName, SuspicionKind
 
 
@@ -67,7 +68,8 @@ class SuspicionView:
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
     broken there, however often that is said again. waited_s: what the worker told. waiting_since_s: of a stall, since
-    when the worker waits, by this agent's clock. usual_step_s: 0 is unknown.
+    when the worker waits, by this agent's clock. usual_step_s: 0 is unknown. waits_in: what it waits in; None
+    where that can't be compared with others.
     """
 
     worker_id: str
@@ -81,6 +83,7 @@ class SuspicionView:
     waited_s: float = 0.0
     waiting_since_s: float = float("-inf")
     usual_step_s: float = 0.0
+    waits_in: CollectiveWait | None = None
 
     @property
     def broken(self) -> bool:
@@ -162,8 +165,8 @@ class JobView:
     came later.
     committed_generation: the newest that any member, still there or not, reported a commit in.
     closing_generation: the generation that confirmed the end; None while training goes on.
-    finished: workers that ended with 0. departures: workers that ended because their nodes left. refused: workers that
-    may not join.
+    finished: workers that ended with 0. finished_steps: the steps they had committed by their last report.
+    departures: workers that ended because their nodes left. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (formation.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
     hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
@@ -185,6 +188,7 @@ class JobView:
     closing_generation: int | None = None
     finished: frozenset[str] = frozenset()
     departures: Mapping[str, DepartureView] = field(default_factory=dict)
+    finished_steps: Mapping[str, int] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
     attempts: Attempts = Attempts()
     hang_order: HangOrder | None = None

@@ -1,6 +1,7 @@
 """What does this node do when the leader says that somebody is late? It saves its workers' stacks, then perhaps kills.
 
-Acts on control/hang, which the leader alone writes; whether and whom to kill is membership/hang.py's. Saving takes
+Acts on control/hang, which the leader alone writes; whether and whom to kill is membership/hang.py's. Where ranks
+disagree, its workers are told once their stacks, which show where they wait, are saved. Saving takes
 seconds at worst and happens in a thread of its own, so that the agent's loop goes on. Invariants: nobody is killed
 before its stacks are saved or could not be; nor one that has gone on or waits itself by then.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from bagua_agent.joined_job import JoinedJob
@@ -22,8 +24,13 @@ _TOPIC = "hang"
 
 
 class HangOrders:
-    def __init__(self, job: JoinedJob, workers: NodeWorkers) -> None:
+    """on_disagreement(difference): this node's workers should raise it."""
+
+    def __init__(
+        self, job: JoinedJob, workers: NodeWorkers, on_disagreement: Callable[[str], None] = lambda what: None
+    ) -> None:
         self._job = job
+        self._on_disagreement = on_disagreement
         self._workers = workers
         self._savers = ThreadPoolExecutor(1, thread_name_prefix="bagua-stacks")
         self._taken = 0
@@ -54,6 +61,8 @@ class HangOrders:
             problem = f" ({stacks.problem})" if stacks.problem else ""
             self._job.narrator.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
         seen = self._job.seen
+        if order.outcome is Outcome.DISAGREE and seen.view.hang_order == order:
+            self._on_disagreement(order.reason)
         if order.outcome is not Outcome.REPLACE or seen.view.hang_order != order:
             return
         for worker_id in order.workers:

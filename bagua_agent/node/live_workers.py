@@ -253,10 +253,11 @@ class LiveWorkers:
             sequence=self._suspicion_sequence,
             waited_s=suspected.waited_s,
             usual_step_s=suspected.usual_step_s,
+            waits_in=suspected.waits_in if suspected.HasField("waits_in") else None,
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass
-            job.narrator.tell_once(f"suspicion {worker_id}", f"a worker can't go on: {suspected.detail}")
+            job.narrator.tell_once(f"suspicion {worker_id}", narrator.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 
     def _ask_for_the_leader(self, now_s: float) -> None:

@@ -30,7 +30,7 @@ from bagua_agent.workers.log_layout import LogLayout, WorkerFiles, open_log_dir
 from bagua_agent.workers.numa_binding import processors_of_slot
 from bagua_agent.workers.numa_topology import read_topology
 from bagua_agent.workers.output import OutputRouter
-from bagua_agent.workers.output_options import OutputOptions
+from bagua_agent.workers.output_options import OutputOptions, Streams
 from bagua_agent.workers.spawn import spawn_worker
 from bagua_agent.workers.stacks import StackTarget
 from bagua_agent.workers.store_host import StoreHost
@@ -40,6 +40,7 @@ from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_command import PREIMPORT
 from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.environment import PREFIX, WorkerEnvironment
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class NodeWorkers:
             duplicate_stdout_filters=config.duplicate_stdout_filters,
             duplicate_stderr_filters=config.duplicate_stderr_filters,
         )
+        self._output_options = options
         self.output = OutputRouter(
             options, self._layout, prefixed=options.needs_prefix(config.slots, config.max_nodes)
         )
@@ -121,6 +123,12 @@ class NodeWorkers:
         self._warming: threading.Thread | None = None
         self._store_host: StoreHost | None = None
         self._meeting_port = 0
+
+    def shows_errors_of(self, failure: pb.Failure) -> bool:
+        """Whether this node's terminal has shown what the failed worker wrote to stderr."""
+        if failure.agent_id != self._agent_id:
+            return False
+        return self._output_options.plan(failure.slot, Streams.ERR).terminal
 
     def start(self, at_once: bool = True) -> None:
         """Whatever takes long before workers can be started begins now. Raises UserError.

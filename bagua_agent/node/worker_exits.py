@@ -13,6 +13,7 @@ from enum import Enum
 from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.casualty import NO_COMPANY, Company, casualty_of
+from bagua_agent.membership.hang import Outcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restart_policy import in_doubt, succession
 from bagua_agent.membership.root_cause import tells_of_another
@@ -116,7 +117,8 @@ class WorkerExits:
         if now.at_once or now.record is Record.NONE:
             self._remove_keys(worker_id)
         if now.record is Record.FINISHED:
-            self._record(worker_id, "finished", lambda: store.put(keys.finished(worker_id), b"\x01"))
+            finished = pb.Finished(worker_id=worker_id, step=last.steps).SerializeToString()
+            self._record(worker_id, "finished", lambda: store.put(keys.finished(worker_id), finished))
         elif now.record is Record.DEPARTED:
             departed = self._departure(worker_id, last).SerializeToString()
             self._record(worker_id, "departed", lambda: store.put(keys.departed(worker_id), departed))
@@ -225,13 +227,15 @@ class WorkerExits:
         next_one = succession(
             known, new, self._workers.early_crashes(slot), allowed, self._policy, trained=trained
         )
-        if seen.closing or next_one.fails_job:
+        # Where ranks disagree the job fails with that, whatever the budget allows.
+        disagree = seen.view.hang_order is not None and seen.view.hang_order.outcome is Outcome.DISAGREE
+        if seen.closing or disagree or next_one.fails_job:
             if not again:
                 tell(f"{where} failed: {failure.cause}")
             # the leader writes the result, unless it comes to doubt it
             at_any_time_s = float("-inf")
             doubt = in_doubt([*known, new], allowed, trained=trained, since_s=at_any_time_s)
-            return bool(doubt) and not seen.closing
+            return bool(doubt) and not seen.closing and not disagree
         delay_s = next_one.delay_s
         if delay_s is None:
             tell(f"{where} is given up: {next_one.reason}")

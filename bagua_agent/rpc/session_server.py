@@ -98,6 +98,10 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         refusal = membership_pb2.Refusal(worker_id=worker_id, difference=difference)
         self._tell(session_pb2.AgentMessage(refused=refusal), [worker_id])
 
+    def tell_disagreement(self, difference: str) -> None:
+        told = session_pb2.Disagreement(difference=difference)
+        self._tell(session_pb2.AgentMessage(disagreement=told), None)
+
     def _tell(self, message: session_pb2.AgentMessage, worker_ids: list[str] | None) -> None:
         with self._lock:
             for worker_id, outbox in self._outboxes.items():

@@ -81,7 +81,12 @@ class DigestCheck:
 
 
 def _described(found: Difference, compared_step: int, generation: int) -> str:
-    who = f"global ranks {list(found.odd)} differ from the others in generation {generation}"
+    ranks = f"global ranks {list(found.odd)}"
+    who = (
+        f"{ranks} differ from each other, with no majority among them, in generation {generation}"
+        if found.all_differ
+        else f"{ranks} differ from the others in generation {generation}"
+    )
     advice = "Look for randomness or rank-dependent code outside the gradients"
     if found.is_exact:
         return (

@@ -68,11 +68,13 @@ def stride(cost_s: float, step_s: float, most: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """step: the first one known to differ. agreed_after: the last one known not to; equal to step - 1 if the
-    difference is known to have come about in `step`. odd: global ranks that differ from most."""
+    difference is known to have come about in `step`. odd: global ranks that differ from what
+    more than half of all have. all_differ: there is no such majority, so nothing says who is right; `odd` is all."""
 
     step: int
     agreed_after: int
     odd: tuple[int, ...]
+    all_differ: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -98,6 +100,8 @@ def first_difference(
             agreed = max(agreed, earlier)
     seen = list(values.values())
     usual = max(sorted(set(seen)), key=seen.count)
+    if 2 * seen.count(usual) <= len(seen):
+        return Difference(first, agreed, tuple(values), all_differ=True)
     return Difference(first, agreed, tuple(r for r, v in values.items() if v != usual))
 
 

@@ -41,6 +41,7 @@ from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.ledger import LedgerWriter
 from bagua_core.elastic.ledger_lines import LedgerLines
 from bagua_core.elastic.member import Member
+from bagua_core.elastic.operation_trail import BOUNDARY, COMPARISON, STEP
 from bagua_core.elastic.outside_collectives import OutsideCollectives, check_averages
 from bagua_core.elastic.replica_checks import ReplicaChecks
 from bagua_core.elastic.state_registry import Stateful
@@ -121,7 +122,10 @@ class Engine:
                 self._say,
             )
         self._checks = ReplicaChecks(
-            environment.digest_every_steps if environment else 0, self._parameters, self.wait, self._reports
+            environment.digest_every_steps if environment else 0,
+            self._parameters,
+            lambda pending: self._wait_in(pending, COMPARISON),
+            self._reports,
         )
 
     # -- what this worker is now
@@ -427,6 +431,8 @@ class Engine:
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)
+        if self._member is not None:
+            self._member.trail.at(state.name.step)
         state.owes_epoch_end = self._member is not None and state.position["epoch"] != epoch
         for model in self._models:
             model.step_committed()
@@ -467,7 +473,7 @@ class Engine:
         v = self.switch_value()
         pair = torch.tensor([v, v * v], dtype=torch.float32)
         try:
-            self.wait(communicator.allreduce(pair))
+            self._wait_in(communicator.allreduce(pair), BOUNDARY)
         except CollectiveFailed as error:
             self.reduction_failed(error)
         else:
@@ -480,8 +486,11 @@ class Engine:
         return self._member.switch_value() if self._member else 0.0
 
     def wait(self, pending: Pending) -> None:
+        self._wait_in(pending, STEP)
+
+    def _wait_in(self, pending: Pending, what: str) -> None:
         if self._member is not None:
-            self._member.wait(pending)
+            self._member.wait(pending, what)
         else:
             pending.wait()
 
@@ -612,6 +621,8 @@ class Engine:
             self._source.seek(position)
         for model in self._models:
             model.communicator_changed()
+        if self._member is not None and not self._joining:
+            self._member.trail.at(self.state.name.step)
 
     def _swap_in(self, copied: dict[str, Any]) -> None:
         self.reach("heal.swap")

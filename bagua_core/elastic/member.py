@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from bagua_contract import membership_pb2
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, SuspicionKind
 from bagua_core.communication.communicator import (
@@ -27,6 +28,8 @@ from bagua_core.elastic import entry, retired_groups, switch_pair, unanswered
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.leave_interrupt import LeaveInterrupt
+from bagua_core.elastic.operation_trail import STEP, OperationTrail
+from bagua_core.elastic.operations import MismatchedCollective
 from bagua_core.elastic.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import LEAST_STALL_S, WaitMonitor
@@ -74,6 +77,8 @@ class Member:
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
         self._waits = WaitMonitor()
+        self.trail = OperationTrail()
+        self._broken_in: CollectiveWait | None = None  # what the generation's break ended
         # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
         self.usual_step_s = 0.0
         self.waited_s = 0.0  # in collectives, since somebody put it to 0
@@ -131,10 +136,11 @@ class Member:
 
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
         """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
-        LeaveInterrupt when it leaves after Ctrl-C. outside: in a collective outside a step; then being left out ends
-        the wait too."""
+        LeaveInterrupt when it leaves after Ctrl-C; MismatchedCollective when ranks disagree. outside: in a collective
+        outside a step; then being left out ends the wait too."""
         while True:
             news = self.session.news  # before the question, so that nothing newer than it is overlooked
+            self._check_agreed()
             if given_up():
                 return
             if news.refused:
@@ -174,6 +180,7 @@ class Member:
                         SuspicionKind.BROKEN,
                         hosts=(),
                         detail="still without its peers",
+                        waits_in=self._broken_in,
                     )
 
     def _situation(self, news: News) -> Situation:
@@ -244,6 +251,7 @@ class Member:
             self._entry_failed(generation, CollectiveFailed(f"no communicator: {building.error}"))
             return False
         self._host.reach("entry.built")
+        self.trail.entering()
         previous = self.generation
         with self.changed:
             if generation.number == self.agreed and self.communicator is not None:
@@ -296,6 +304,7 @@ class Member:
     def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
         self._floor = max(self._floor, generation.number)
         self.broken = self.generation is not None
+        self._broken_in = None
         with self.changed:
             self._forget_building(generation.number)
         # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
@@ -315,6 +324,12 @@ class Member:
 
     def _on_news(self, news: News) -> None:
         """Session thread: release what a newer generation ended, and build the new one meanwhile."""
+        if news.disagreement:
+            with self.changed:
+                ended = [c for c in (self.communicator, self._side) if c is not None]
+            for each in ended:
+                each.abort(news.disagreement)
+            return
         newest = news.generation
         if newest is None:
             return
@@ -365,25 +380,46 @@ class Member:
 
     # -- waiting, always releasable
 
-    def wait(self, pending: Pending) -> None:
+    def wait(self, pending: Pending, what: str = STEP) -> None:
+        """what: the name of the runtime's operation, for operation_trail.py."""
         began_s = time.monotonic()
-        self.wait_unlearned(pending)
+        self.wait_unlearned(pending, what)
         waited_s = time.monotonic() - began_s
         self.waited_s += waited_s
         self._waits.ended(waited_s)
 
-    def wait_unlearned(self, pending: Pending) -> None:
+    def wait_unlearned(self, pending: Pending, what: str = STEP) -> None:
+        self._check_agreed()
         self._waits.begin()
         self._silent_said = frozenset()
-        pending.wait(self.stalled, self._waits.threshold_s)
+        self.trail.wait_begins(what)
+        try:
+            pending.wait(self.stalled, self._waits.threshold_s)
+        except CollectiveFailed:
+            self._check_agreed()
+            raise
         self._went_on()
+
+    def _check_agreed(self) -> None:
+        """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
+        if self.session.news.disagreement:
+            raise MismatchedCollective(
+                f"{self.session.news.disagreement}. Every worker must call the same collectives in the same order"
+            )
 
     def stalled(self, waited_s: float) -> None:
         """A wait of this generation lasts; tell the agent when it is longer than usual."""
         if self.generation is not None:
-            self._wait_lasts(self.generation.number, waited_s, self._waits)
+            self._wait_lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
 
-    def _wait_lasts(self, number: int, waited_s: float, waits: WaitMonitor) -> None:
+    def _wait_lasts(
+        self,
+        number: int,
+        waited_s: float,
+        waits: WaitMonitor,
+        waits_in: Callable[[], CollectiveWait | None] = lambda: None,
+    ) -> None:
+        """waits_in: what it is in, asked only when it is told."""
         due = waits.is_stalled(waited_s)
         if not due and self._stall_said is None:
             return
@@ -399,6 +435,7 @@ class Member:
             detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
             waited_s=waited_s,
             usual_step_s=self.usual_step_s,
+            waits_in=waits_in(),
         )
 
     def _silent_hosts(self, number: int) -> tuple[str, ...]:
@@ -437,6 +474,7 @@ class Member:
             if done():
                 self._went_on()
                 return True
+            self._check_agreed()
             if given_up():
                 return False
             waited_s = time.monotonic() - began_s
@@ -462,10 +500,17 @@ class Member:
         if self.generation is None:
             return
         self.broken = True
+        self._broken_in = self.trail.waits_in()
         for communicator in (self.communicator, self._side):
             if communicator is not None:
                 communicator.abort(str(error))
         newest = self.session.news.generation
         if newest is None or not is_superseded(self.generation, newest, newcomer=False):
             hosts = error.hosts if isinstance(error, CollectiveFailed) else ()
-            self.session.suspect(self.generation.number, SuspicionKind.BROKEN, hosts=hosts, detail=str(error))
+            self.session.suspect(
+                self.generation.number,
+                SuspicionKind.BROKEN,
+                hosts=hosts,
+                detail=str(error),
+                waits_in=self._broken_in,
+            )

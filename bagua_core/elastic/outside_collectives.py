@@ -25,6 +25,7 @@ from bagua_core.communication.reduction import divide
 from bagua_core.elastic import operations
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.member import Member
+from bagua_core.elastic.operation_trail import EPOCH_END, TRAINING_END
 from bagua_core.elastic.requests import Allreduce, Receive, Request, Result, Send
 from bagua_core.elastic.step_interface import StepPlan
 from bagua_core.elastic.worker_groups import WorkerGroup
@@ -155,12 +156,17 @@ class OutsideCollectives:
         asked, divides = request.to_average() if healing.intersection(workers) else (request, False)
         if workers[rank] in healing:
             asked = asked.without_state()
-        communicator = member.communicator
+        communicator, trail = member.communicator, member.trail
+        by_some = group is not None or isinstance(request, (Send, Receive))
         try:
-            if group is not None:
-                communicator = group.communicator(member, steps.wait)
-            assert communicator is not None
-            result = asked.run(communicator, root or 0, steps.wait)
+            with trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"):
+                if group is not None:
+                    communicator = group.communicator(member, steps.wait)
+                assert communicator is not None
+                if not isinstance(request, (Send, Receive)):
+                    # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
+                    operations.check_agreement(communicator, 0, request.asked(root), steps.wait)
+                result = asked.run(communicator, root or 0, steps.wait)
         except CollectiveFailed as error:
             if steps.is_final:
                 member.break_generation(error)
@@ -214,7 +220,8 @@ class OutsideCollectives:
                         request.root or 0,
                     )
                 try:
-                    result = self._attempt(index, request, workers, unconfirmed)
+                    what = TRAINING_END if finishing else EPOCH_END if is_owed is not None else None
+                    result = self._attempt(index, request, workers, unconfirmed, what)
                 except CollectiveFailed as error:
                     if not member.broken:
                         member.break_generation(error)
@@ -228,9 +235,15 @@ class OutsideCollectives:
             log.is_running = False
 
     def _attempt(
-        self, index: int, request: Request, workers: Sequence[str], unconfirmed: list[Result]
+        self,
+        index: int,
+        request: Request,
+        workers: Sequence[str],
+        unconfirmed: list[Result],
+        what: str | None,
     ) -> Result:
-        """unconfirmed: gets what this rank has before it knows that everybody has theirs."""
+        """unconfirmed: gets what this rank has before it knows that everybody has theirs. what: the name of
+        an operation that the runtime asks for."""
         member, newcomers = self._member, self._steps.newcomers
         unconfirmed.clear()
         if member.broken:
@@ -241,14 +254,15 @@ class OutsideCollectives:
         members = self._takes_part()
         if len(members) == 1:
             return request.own(0, 1, 0)
-        if newcomers:
-            communicator = member.side_communicator(members)
-        wait = member.wait_unlearned
-        operations.check_agreement(communicator, index, request.asked(root), wait)
-        result = request.run(communicator, root or 0, wait)
-        if not request.is_common:
-            unconfirmed.append(result)
-            wait(communicator.barrier())
+        wait, asked = member.wait_unlearned, request.asked(root)
+        with member.trail.operation(what or f"in {asked}"):
+            if newcomers:
+                communicator = member.side_communicator(members)
+            operations.check_agreement(communicator, index, asked, wait)
+            result = request.run(communicator, root or 0, wait)
+            if not request.is_common:
+                unconfirmed.append(result)
+                wait(communicator.barrier())
         return result
 
     # -- outside steps, by some: nobody else knows of it, so there is no log, and it is not run again
@@ -290,7 +304,8 @@ class OutsideCollectives:
         try:
             if member.broken:
                 raise CollectiveAborted("the generation broke before")
-            return run()
+            with member.trail.aside():
+                return run()
         except CollectiveFailed as error:
             if not member.broken:
                 member.break_generation(error)

@@ -133,6 +133,14 @@ class Allreduce(Reduction):
 
 
 @dataclass(frozen=True, slots=True)
+class Barrier(Allreduce):
+    """Of nothing in particular: what counts is that it returns."""
+
+    def asked(self, root: int | None) -> str:
+        return "barrier"
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce(Reduction):
     destination: int
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
+from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import PROTOCOL_VERSION, Generation, SuspicionKind
 
 CONNECT_TIMEOUT_S = 30.0
@@ -42,6 +43,7 @@ class News:
 
     leave_by_s: monotonic time by which a worker that leaves has to be done; infinite if the agent set no limit.
     interrupted: the node leaves because of a SIGINT.
+    disagreement: what ranks wait in that do not call the same collectives; the job fails with it.
     """
 
     welcome: bool = False
@@ -52,6 +54,7 @@ class News:
     interrupted: bool = False
     close: bool = False
     refused: str = ""
+    disagreement: str = ""
 
 
 class Session:
@@ -141,6 +144,8 @@ class Session:
             news = replace(news, close=True)
         elif kind == "refused":
             news = replace(news, refused=message.refused.difference)
+        elif kind == "disagreement":
+            news = replace(news, disagreement=message.disagreement.difference)
         self._news = news
         for listener in self._listeners:
             listener(news)
@@ -196,6 +201,7 @@ class Session:
         detail: str,
         waited_s: float = 0.0,
         usual_step_s: float = 0.0,
+        waits_in: CollectiveWait | None = None,
     ) -> None:
         self._say(
             session_pb2.WorkerMessage(
@@ -206,6 +212,7 @@ class Session:
                     detail=detail[:500],
                     waited_s=waited_s,
                     usual_step_s=usual_step_s,
+                    waits_in=None if waits_in is None else waits_in.to_proto(),
                 )
             )
         )

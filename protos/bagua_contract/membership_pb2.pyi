@@ -207,7 +207,7 @@ class Meeting(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Suspicion(_message.Message):
-    __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence", "waited_s", "usual_step_s")
+    __slots__ = ("worker_id", "generation", "kind", "hosts", "detail", "sequence", "waited_s", "usual_step_s", "waits_in")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Suspicion.Kind]
@@ -226,6 +226,7 @@ class Suspicion(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     USUAL_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_IN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     kind: Suspicion.Kind
@@ -234,7 +235,26 @@ class Suspicion(_message.Message):
     sequence: int
     waited_s: float
     usual_step_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ...) -> None: ...
+    waits_in: CollectiveWait
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., sequence: _Optional[int] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ..., waits_in: _Optional[_Union[CollectiveWait, _Mapping]] = ...) -> None: ...
+
+class CollectiveWait(_message.Message):
+    __slots__ = ("call_site", "operations")
+    CALL_SITE_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    call_site: str
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    def __init__(self, call_site: _Optional[str] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("step", "place", "name")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    place: int
+    name: str
+    def __init__(self, step: _Optional[int] = ..., place: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class HangOrder(_message.Message):
     __slots__ = ("generation", "outcome", "workers", "reason")
@@ -245,11 +265,13 @@ class HangOrder(_message.Message):
         RENEW: _ClassVar[HangOrder.Outcome]
         REPLACE: _ClassVar[HangOrder.Outcome]
         GIVE_UP: _ClassVar[HangOrder.Outcome]
+        DISAGREE: _ClassVar[HangOrder.Outcome]
     OUTCOME_UNSPECIFIED: HangOrder.Outcome
     NAME: HangOrder.Outcome
     RENEW: HangOrder.Outcome
     REPLACE: HangOrder.Outcome
     GIVE_UP: HangOrder.Outcome
+    DISAGREE: HangOrder.Outcome
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +341,14 @@ class Departure(_message.Message):
     world_size: int
     last: LastCheckpoint
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., last: _Optional[_Union[LastCheckpoint, _Mapping]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("worker_id", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    step: int
+    def __init__(self, worker_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Closing(_message.Message):
     __slots__ = ("worker_id", "generation", "step")

@@ -85,20 +85,22 @@ class Progress(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Suspected(_message.Message):
-    __slots__ = ("generation", "kind", "hosts", "detail", "waited_s", "usual_step_s")
+    __slots__ = ("generation", "kind", "hosts", "detail", "waited_s", "usual_step_s", "waits_in")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     USUAL_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_IN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     kind: _membership_pb2.Suspicion.Kind
     hosts: _containers.RepeatedScalarFieldContainer[str]
     detail: str
     waited_s: float
     usual_step_s: float
-    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[_Union[_membership_pb2.Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ...) -> None: ...
+    waits_in: _membership_pb2.CollectiveWait
+    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[_Union[_membership_pb2.Suspicion.Kind, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ..., waited_s: _Optional[float] = ..., usual_step_s: _Optional[float] = ..., waits_in: _Optional[_Union[_membership_pb2.CollectiveWait, _Mapping]] = ...) -> None: ...
 
 class WentOn(_message.Message):
     __slots__ = ("generation",)
@@ -139,18 +141,20 @@ class TrainingDone(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("welcome", "new_generation", "leave", "close", "refused")
+    __slots__ = ("welcome", "new_generation", "leave", "close", "refused", "disagreement")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     NEW_GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     new_generation: NewGeneration
     leave: Leave
     close: Close
     refused: _membership_pb2.Refusal
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., new_generation: _Optional[_Union[NewGeneration, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., refused: _Optional[_Union[_membership_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    disagreement: Disagreement
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., new_generation: _Optional[_Union[NewGeneration, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., refused: _Optional[_Union[_membership_pb2.Refusal, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "nonce")
@@ -177,3 +181,9 @@ class Leave(_message.Message):
 class Close(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Disagreement(_message.Message):
+    __slots__ = ("difference",)
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    difference: str
+    def __init__(self, difference: _Optional[str] = ...) -> None: ...

@@ -17,6 +17,7 @@ from bagua_agent.narrator import (
     progress,
     result,
     straggler,
+    suspicion,
 )
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -197,3 +198,36 @@ def test_casualties_are_one_line_below_their_cause() -> None:
         "    killed by SIGSEGV",
         "and 7 casualties on 2 nodes",
     ]
+
+
+def test_a_traceback_that_this_terminal_has_shown_is_not_repeated() -> None:
+    failure = pb.Failure(
+        agent_id="b0",
+        node_name="b",
+        slot=1,
+        global_rank=3,
+        exit_code=1,
+        cause="ValueError: x",
+        log_path="/logs",
+    )
+    failure.traceback_tail = "Traceback (most recent call last):\nValueError: x"
+    ended = pb.Result(outcome=pb.Result.FAILED, reason="why (ValueError: x)", failure=failure)
+    where = "first failure: b, slot 1, global rank 3, exit code 1, files in /logs"
+    short = ["job demo failed: why (ValueError: x)", where]
+    assert list(result("demo", ended, lambda failed: failed.agent_id == "b0")) == short
+    assert list(result("demo", ended)) == [
+        *short,
+        "    Traceback (most recent call last):",
+        "    ValueError: x",
+    ]
+
+
+def test_a_worker_that_another_generation_takes_along_is_not_said_to_be_at_its_end() -> None:
+    broken = session_pb2.Suspected(generation=3, kind=pb.Suspicion.BROKEN, detail="Connection reset by peer")
+    assert suspicion(broken) == "a worker here waits for another generation: Connection reset by peer"
+    unbuilt = session_pb2.Suspected(
+        generation=4, kind=pb.Suspicion.UNBUILT, detail="generation 4 can't be built here: no answer"
+    )
+    assert suspicion(unbuilt) == (
+        "a worker here goes on without the pending generation: generation 4 can't be built here: no answer"
+    )

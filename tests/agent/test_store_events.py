@@ -14,6 +14,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.collective_wait import CollectiveWait, Operation
 from bagua_contract.records import Generation, GenerationKind, Placement, StateName, SuspicionKind
 
 KEYS = JobKeys("job")
@@ -86,9 +87,23 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
     ),
     (
         KEYS.suspicion("w"),
-        pb.Suspicion(worker_id="w", generation=3, kind=pb.Suspicion.STALLED, sequence=7).SerializeToString(),
+        pb.Suspicion(
+            worker_id="w",
+            generation=3,
+            kind=pb.Suspicion.STALLED,
+            sequence=7,
+            waits_in=pb.CollectiveWait(
+                call_site="train.py:9", operations=[pb.Operation(step=4, place=1, name="in a\nbroadcast")]
+            ),
+        ).SerializeToString(),
         ev.SuspicionRaised(
-            now_s=NOW_S, worker_id="w", generation=3, kind=SuspicionKind.STALLED, hosts=(), sequence=7
+            now_s=NOW_S,
+            worker_id="w",
+            generation=3,
+            kind=SuspicionKind.STALLED,
+            hosts=(),
+            sequence=7,
+            waits_in=CollectiveWait("train.py:9", (Operation(4, 1, "in a broadcast"),)),
         ),
     ),
     (
@@ -123,7 +138,11 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             traceback_tail="tail",
         ),
     ),
-    (KEYS.finished("w"), b"\x01", ev.WorkerFinished(now_s=NOW_S, worker_id="w")),
+    (
+        KEYS.finished("w"),
+        pb.Finished(worker_id="w", step=7).SerializeToString(),
+        ev.WorkerFinished(now_s=NOW_S, worker_id="w", step=7),
+    ),
     (
         KEYS.departed("w"),
         pb.Departure(
@@ -242,13 +261,20 @@ def test_a_corrupted_value_is_reported_with_its_key(key: str) -> None:
         (KEYS.desired, pb.Desired(min_nodes=3, max_nodes=2)),
         (KEYS.generation, pb.Generation(number=0, kind=pb.Generation.LOSS)),
         (KEYS.generation, pb.Generation(number=3)),
+        # waits in nothing
+        (
+            KEYS.suspicion("w"),
+            pb.Suspicion(worker_id="w", generation=3, kind=2, waits_in=pb.CollectiveWait()),
+        ),
         (
             KEYS.generation,
             pb.Generation(number=3, kind=pb.Generation.LOSS, members=[pb.Placement(global_rank=2)]),
         ),
     ],
 )
-def test_a_value_that_nobody_writes_is_reported(key: str, value: pb.Desired | pb.Generation) -> None:
+def test_a_value_that_nobody_writes_is_reported(
+    key: str, value: pb.Desired | pb.Generation | pb.Suspicion
+) -> None:
     reader = Reader()
     assert reader.read(key, value.SerializeToString()) is None
     assert [reported for reported, _ in reader.unreadable] == [key]

@@ -91,7 +91,7 @@ class Node:
     def missed_a_peer(self) -> bool:
         """Whether workers here met a loss while they trained: in a step, which then did not happen, or between two
         steps, where digests are compared."""
-        return self.says("did not happen") or self.says("a worker can't go on")
+        return self.says("did not happen") or self.says("waits for another generation")
 
     def await_line(self, *words: str, times: int = 1, deadline_s: float = DEADLINE_S) -> None:
         def said_or_ended() -> bool:

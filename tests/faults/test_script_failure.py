@@ -17,6 +17,7 @@ def test_a_script_that_raises_fails_the_job_with_its_exit_code(job: MakeJob) -> 
     directory = Path(node_line.rpartition("files in ")[2])
     assert "a bad sample in step 5" in (directory / "error.json").read_text()
     assert node.says("ValueError: a bad sample in step 5"), "the cause is on the terminal"
+    assert node.log.count("Traceback (most recent call last)") == 1, "and its traceback, once"
     one.check_nothing_left()
 
 

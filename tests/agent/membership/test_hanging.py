@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pictures import LEADER, POLICY, agent, decided, member, picture, record, suspicion, workers, written
+from pictures import (
+    LEADER,
+    LOSS,
+    POLICY,
+    agent,
+    decided,
+    failure,
+    member,
+    picture,
+    record,
+    suspicion,
+    workers,
+    written,
+)
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Decision, Outcome, WriteHangOrder, WriteResult
@@ -13,6 +26,7 @@ from bagua_agent.membership.hang import Outcome as Hang
 from bagua_agent.membership.machine import State, new_state, step
 from bagua_agent.membership.picture import absorb
 from bagua_agent.membership.view import Attempts, JobView, SuspicionView
+from bagua_contract.collective_wait import CollectiveWait, Operation
 from bagua_contract.records import SuspicionKind
 
 ALIVE = replace(LEADER, alive_agents={"b": 1e6, "c": 1e6})
@@ -54,6 +68,89 @@ def test_collectives_that_never_match_end_the_job() -> None:
     end = decision_at(1002.0, replace(view, hang_order=ordered, hang_order_since_s=1000.0))
     assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.FAILED
     assert "do all ranks call the same ones?" in end.reason
+
+
+def in_operation(worker: str, name: str, generation: int = 2) -> SuspicionView:
+    wait = CollectiveWait("train.py:9", (Operation(7, 0, name),))
+    return replace(stall(worker, generation), waits_in=wait)
+
+
+DIFFERENT = (
+    in_operation("a0", "in allreduce"),
+    in_operation("b0", "in broadcast"),
+    in_operation("c0", "in broadcast"),
+)
+
+
+def test_a_disagreement_is_ordered_after_seconds_and_ends_the_job() -> None:
+    view = running(*DIFFERENT)
+    early = decision_at(POLICY.disagreement_s - 0.1, view)
+    assert early.action is None and early.hang_order is None and early.wake_at_s == POLICY.disagreement_s
+    order = decision_at(POLICY.disagreement_s, view).hang_order
+    assert order is not None and order.outcome is Hang.DISAGREE
+    assert order.reason.startswith("ranks disagree: rank 0 waits in allreduce (train.py:9); ranks 1, 2")
+    # Whatever happens from here on: workers go on, fail and respawn, a host is lost.
+    ordered = running(
+        hang_order=order, hang_order_since_s=6.0, failures=[failure("a0")], finished=frozenset({"b0"})
+    )
+    waits = decision_at(6.1, ordered)
+    assert (
+        waits.action is None and waits.hang_order is order and waits.wake_at_s == 6.0 + POLICY.stacks_first_s
+    )
+    end = decision_at(6.0 + POLICY.stacks_first_s, ordered)
+    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.FAILED
+    assert end.action.reason == order.reason
+
+
+def test_one_that_goes_on_ends_the_doubt() -> None:
+    assert decision_at(20.0, running(*DIFFERENT[1:])).hang_order is None
+
+
+def test_an_order_about_an_earlier_generation_ends_nothing() -> None:
+    old = HangOrder(1, Hang.DISAGREE, ("a0",), "ranks disagree")
+    decision = decision_at(100.0, running(hang_order=old, hang_order_since_s=0.0))
+    assert decision.action is None and decision.hang_order is None
+
+
+def test_while_connections_are_cut_nobody_disagrees() -> None:
+    cut = replace(DIFFERENT[0], hosts=("host-b",))
+    order = decision_at(20.0, running(cut, *DIFFERENT[1:])).hang_order
+    assert order is None or order.outcome is not Hang.DISAGREE
+
+
+def test_one_that_ended_with_0_while_others_cannot_go_on_fails_the_job() -> None:
+    """And no generation is made without it meanwhile."""
+    broken = replace(suspicion("a0", 2, seen_s=1.0), broken_since_s=1.0, waits_in=DIFFERENT[0].waits_in)
+    view = running(broken, finished=frozenset({"b0"}), finished_steps={"b0": 7})
+    early = decision_at(1.1, view)
+    assert (
+        early.action is None and early.hang_order is None and early.wake_at_s == 1.0 + POLICY.disagreement_s
+    )
+    order = decision_at(1.0 + POLICY.disagreement_s, view).hang_order
+    assert order is not None and order.outcome is Hang.DISAGREE
+    assert order.reason == (
+        "ranks disagree: rank 0 waits in allreduce (train.py:9); "
+        "rank 1 ended with exit code 0 (its last report was of step 7)"
+    )
+
+
+def test_where_all_end_with_0_one_after_the_other_the_job_succeeds() -> None:
+    broken = replace(suspicion("a0", 2, seen_s=1.0), broken_since_s=1.0)
+    view = running(broken, finished=frozenset({"a0", "b0", "c0"}))
+    end = decision_at(2.0, view)
+    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.SUCCEEDED
+
+
+def test_a_newcomer_that_ends_with_0_is_merely_gone() -> None:
+    members = [member(w, committed=2) for w in ("a0", "b0")] + [member("c0")]
+    view = picture(
+        [agent("a"), agent("b"), agent("c")],
+        members,
+        record(3, "a0 b0 c0:3", base=2, kind=LOSS),
+        suspicions=[suspicion("a0", 3)],
+        finished=frozenset({"c0"}),
+    )
+    assert workers(written(decision_at(20.0, view))) == "a0 b0"
 
 
 def test_a_cut_is_acted_on_at_once_and_then_costs_a_node() -> None:

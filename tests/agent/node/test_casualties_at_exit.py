@@ -17,6 +17,7 @@ from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, FailureView, JobView
 from bagua_agent.narrator import Narrator
@@ -109,6 +110,10 @@ class Node:
         self.seen.view = replace(self.seen.view, generation=generation)
         self.seen.generation = generation
         self.time(0.0)
+
+    def hears_of_a_disagreement(self) -> None:
+        order = HangOrder(1, Outcome.DISAGREE, ("a1", "b2"), "ranks disagree")
+        self.seen.view = replace(self.seen.view, hang_order=order)
 
     def hears(self, worker: str, summary: str, *, script: bool) -> None:
         failures = self.seen.view.failures
@@ -256,3 +261,14 @@ def test_nobody_looks_when_the_end_has_come(
     node.time(LOOK_AGAIN_S)
     assert node.counted == [True] and node.spawned == []
     assert node.timers.next_in_s(node.now_s) == float("inf")
+
+
+def test_where_ranks_disagree_no_successor_is_started_whatever_the_budget(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(5)
+    node.hears_of_a_disagreement()
+    node.fails("MismatchedCollective: ranks disagree")
+    node.time(Policy().cause_window_s)
+    assert node.spawned == [] and len(node.stored) == 1
+    assert node.lines == ["worker in slot 0 failed: MismatchedCollective: ranks disagree"]

@@ -32,12 +32,13 @@ class Node:
     directory: Path
     said: list[str] = field(default_factory=list)
     killed: list[tuple[str, str]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.timers = Timers()
         self.seen = SimpleNamespace(view=JobView(), waits={})
         job = SimpleNamespace(timers=self.timers, narrator=Narrator(self.said.append, "host"), seen=self.seen)
-        self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self))
+        self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self), self.told.append)
 
     def stack_targets(self) -> list[StackTarget]:
         return [StackTarget(w, 2**30, self.directory, None) for w in ("w0", "w1")]  # no such process
@@ -99,3 +100,23 @@ def test_an_order_that_was_taken_back_kills_nobody(node: Node) -> None:
     node.stands(None)
     node.stacks_saved()
     assert node.killed == []
+
+
+DISAGREE = HangOrder(3, Outcome.DISAGREE, ("w0", "elsewhere"), "ranks disagree: rank 0 waits in barrier")
+
+
+def test_workers_are_told_of_a_disagreement_once_their_stacks_are_saved(node: Node) -> None:
+    node.stands(DISAGREE)
+    node.orders.take(DISAGREE)
+    assert node.told == []
+    node.stacks_saved()
+    assert node.told == [DISAGREE.reason] and node.killed == []
+    assert len(list(node.directory.glob("stacks-*.txt"))) == 2
+
+
+def test_an_order_that_a_newer_generation_ended_tells_nobody(node: Node) -> None:
+    node.orders.take(DISAGREE)
+    node.orders.take(None)
+    node.stands(None)
+    node.stacks_saved()
+    assert node.told == []

@@ -101,7 +101,7 @@ def test_what_cannot_be_built_is_told_and_does_not_go_with_a_wait() -> None:
     node.suspects(pb.Suspicion.STALLED)
     assert node.told == [], "it may pass"
     node.suspects(pb.Suspicion.UNBUILT)
-    assert node.told == ["a worker can't go on: "]
+    assert node.told == ["a worker here goes on without the pending generation: "]
     node.goes_on()
     assert node.suspicion is not None and node.suspicion.kind == pb.Suspicion.UNBUILT
     node.ways.follow(Generation(4, 3, GenerationKind.LOSS, (), "nonce"))

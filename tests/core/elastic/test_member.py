@@ -8,12 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from bagua_contract import membership_pb2
+from bagua_contract import membership_pb2, session_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
 from bagua_core.elastic import entry
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.member import Member
+from bagua_core.elastic.operations import MismatchedCollective
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.agents import DEADLINE_S, Agent
 from tests.core.elastic.records import generation
@@ -98,6 +99,39 @@ def test_a_newcomer_at_the_end_waits_until_the_job_is_closing(
     worker.agent.server.tell_close()
     ending.result(DEADLINE_S)
     assert worker.member.is_closed and worker.host.entered == [1]
+
+
+def test_a_disagreement_is_raised_in_the_wait_that_is_under_way_and_in_every_later_one(
+    worker: Worker, beside: ThreadPoolExecutor
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    ending = beside.submit(worker.member.wait_closed)
+    assert waits(ending)
+    worker.agent.server.tell_disagreement("ranks disagree: rank 0 waits in barrier")
+    for wait in (ending.result, worker.member.follow):
+        with pytest.raises(MismatchedCollective, match="ranks disagree: rank 0 waits in barrier"):
+            wait()
+    assert worker.member.communicator is not None and worker.member.communicator.abort_flag.is_set()
+
+
+def test_a_stall_tells_what_it_is_in_and_nothing_tells_it_while_a_group_is_met(worker: Worker) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    worker.member.trail.at(7)
+    with worker.member.trail.operation("in barrier"):
+        worker.member.stalled(5.0)
+        with worker.member.trail.aside():
+            worker.member.stalled(50.0)
+    worker.agent.wait_for(lambda: len(suspected(worker.agent)) == 2)
+    of_all, of_some = suspected(worker.agent)
+    assert [(o.step, o.place, o.name) for o in of_all.waits_in.operations] == [(7, 0, "in barrier")]
+    assert of_all.waits_in.call_site.startswith("test_member.py:")
+    assert not of_some.HasField("waits_in")
+
+
+def suspected(agent: Agent) -> list[session_pb2.Suspected]:
+    return [m.suspected for m in agent.said_by("w0") if m.HasField("suspected")]
 
 
 def test_meanwhile_it_goes_where_the_job_goes(worker: Worker, beside: ThreadPoolExecutor) -> None:

@@ -12,6 +12,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.in_process import build_in_process
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.operation_trail import OperationTrail
 from bagua_core.elastic.outside_collectives import (
     MembersChanged,
     OutsideCollectives,
@@ -67,6 +68,7 @@ def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
         broken=False,
         is_closed=False,
         wait_unlearned=lambda pending: pending.wait(),
+        trail=OperationTrail(),
     )
     return OutsideCollectives(steps, CommittedState(), member)
 

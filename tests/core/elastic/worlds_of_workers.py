@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from bagua_core.communication.communicator import CollectiveFailed, Pending
 from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.committed_state import CommittedState
+from bagua_core.elastic.operation_trail import OperationTrail
 from bagua_core.elastic.outside_collectives import OutsideCollectives
 from bagua_core.elastic.step_interface import StepPlan
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
@@ -33,6 +34,7 @@ class Worker:
         self.broken = False
         self.is_closed = False
         self.rendezvous = self
+        self.trail = OperationTrail()
         # an engine
         self.in_step = False
         self.step_failed = False

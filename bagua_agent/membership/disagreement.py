@@ -1,0 +1,75 @@
+"""Do all members of a generation wait in the same operation? Names the difference where they certainly do not.
+
+Pure. Members number the operations that all of them do alike (bagua_contract.collective_wait). The member that is least
+far is compared with each other one, at its own place: a member that passed the same operation is ahead, and the wait
+of the one behind will end by itself. One that did another operation there, or went on to a later step without it, left
+an operation out or added one, so the wait can't end. What a report does not tell decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bagua_contract.collective_wait import CollectiveWait
+
+MOST_GROUPS = 4
+MOST_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a member reported. waits_in: None where it told of no operation that can be compared."""
+
+    global_rank: int
+    waits_in: CollectiveWait | None
+
+
+def difference(places: Iterable[Place]) -> str | None:
+    """What the members wait in, if two of them wait in different operations; None: they agree, or it is not known."""
+    every = sorted(places, key=lambda p: p.global_rank)
+    if any(p.waits_in is None for p in every):
+        return None
+    behind = min(
+        (p.waits_in for p in every if p.waits_in is not None), key=lambda w: w.newest.position, default=None
+    )
+    if behind is None or not any(p.waits_in is not None and _differs(behind, p.waits_in) for p in every):
+        return None
+    return described(every, {})
+
+
+def described(waiting: Iterable[Place], ended: Mapping[int, str]) -> str:
+    """One line for people. ended: how the members ended that don't wait, by global_rank."""
+    groups: dict[str, list[int]] = {}
+    for rank, how in sorted(ended.items()):
+        groups.setdefault(how, []).append(rank)
+    for place in waiting:
+        groups.setdefault(_said(place.waits_in), []).append(place.global_rank)
+    # Whoever differs from most is the news.
+    fewest_first = sorted(groups.items(), key=lambda g: (len(g[1]), g[1]))
+    said = [f"{_ranks(ranks)} {what}" for what, ranks in fewest_first[:MOST_GROUPS]]
+    more = len(groups) - MOST_GROUPS
+    return f"ranks disagree: {'; '.join(said)}{f'; {more} more differ' if more > 0 else ''}"
+
+
+def _differs(behind: CollectiveWait, other: CollectiveWait) -> bool:
+    """Whether `other`, which is at least as far, did something else than what `behind` waits in."""
+    newest = behind.newest
+    if other.operations[0].position > newest.position:
+        return False  # what it did at that place is not told any more
+    there = next((o for o in other.operations if o.position == newest.position), None)
+    # None: it went on to a later step without it.
+    return there is None or there.name != newest.name
+
+
+def _said(wait: CollectiveWait | None) -> str:
+    if wait is None:
+        return "waits for a new generation"
+    return f"waits {wait.newest.name} ({wait.call_site})"
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_RANKS]))}{more}: each"

@@ -1,0 +1,30 @@
+"""Trains a little; at one step, rank `odd` does something else than the others."""
+
+import argparse
+import os
+
+import torch
+
+import bagua_core as bagua
+
+parser = argparse.ArgumentParser()
+parser.add_argument("what", choices=["collective", "leaves", "exits"])
+parser.add_argument("--at", type=int, default=5)
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+module = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(module, [optimizer])
+samples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+for step, (x, y) in enumerate(bagua.ElasticDataLoader(samples, global_batch_size=4, seed=0)):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()  # the others wait here
+    optimizer.step()
+    if step == args.at and bagua.get_rank() == 1:
+        if args.what == "collective":
+            bagua.barrier()  # the odd one waits here
+        elif args.what == "leaves":
+            raise SystemExit(0)
+        else:
+            os._exit(0)

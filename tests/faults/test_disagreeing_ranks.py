@@ -1,0 +1,60 @@
+"""One of two ranks does something else than the other: both are named within seconds, and the job fails.
+
+With a budget of script failures, which must not be spent on it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import MakeJob
+from tests.faults.job import DEADLINE_S, START_S, Node
+
+SCRIPT = Path(__file__).with_name("disagreeing.py")
+
+
+def line_of(words: str) -> int:
+    return 1 + next(n for n, text in enumerate(SCRIPT.read_text().splitlines()) if words in text)
+
+
+OTHERS = rf"rank 0 waits in the step's reductions \(disagreeing\.py:{line_of('the others wait here')}\)"
+ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
+
+
+@pytest.mark.parametrize(
+    ("what", "odd", "raising"),
+    [
+        ("collective", rf"rank 1 waits in barrier \({ODD_SITE}\)", {0, 1}),
+        ("leaves", r"rank 1 waits at the end of training \(its script has ended\)", {0, 1}),
+    ],
+)
+def test_what_each_rank_waits_in_is_named(job: MakeJob, what: str, odd: str, raising: set[int]) -> None:
+    one = job(program=[str(SCRIPT), what], options=["--max-restarts", "3"])
+    node = one.start(slots=2)
+    node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
+    assert node.process.wait(DEADLINE_S) == 1
+    both = rf"ranks disagree: (?:{OTHERS}; {odd}|{odd}; {OTHERS})"
+    assert re.search(rf"job \S+ failed: {both}\n", node.log)
+    check(node, both, raising)
+    one.check_nothing_left()
+
+
+def test_a_rank_that_ended_with_0_is_named(job: MakeJob) -> None:
+    one = job(program=[str(SCRIPT), "exits"], options=["--max-restarts", "3"])
+    node = one.start(slots=2)
+    node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
+    assert node.process.wait(DEADLINE_S) == 1
+    # whoever lost its peer may be in the step, or wait for a generation by then
+    both = r"ranks disagree: rank 0 waits [^;\n]*; rank 1 ended with exit code 0 \(its last report was of step \d+\)"
+    assert re.search(rf"job \S+ failed: {both}\n", node.log)
+    check(node, both, {0})
+    one.check_nothing_left()
+
+
+def check(node: Node, both: str, raising: set[int]) -> None:
+    for rank in raising:
+        assert re.search(rf"\[\S+:{rank}\]: \S*MismatchedCollective: {both}", node.log), rank
+    assert not node.says("starting another")
