@@ -43,3 +43,7 @@ class LeaseLost(InfrastructureLost):
 
 class InternalError(BaguaError):
     """Our bug: a state that must not be. Carries what is needed to find it."""
+
+
+class OperationDiscarded(BaguaError):
+    """An operation in the background was discarded before it began, because its owner ends."""
