@@ -94,7 +94,10 @@ def background_thread(
     operation: Callable[[], T],
     on_end: Callable[[OperationEnd[T]], object],
 ) -> threading.Thread:
-    """A daemon thread, not started yet, with one operation. For threads that wait in a loop until they are stopped."""
+    """A daemon thread, not started yet, with one operation. For threads that wait in a loop until they are stopped.
+
+    `start` raises RuntimeError if the host allows no thread; the operation was not accepted then.
+    """
     return threading.Thread(target=perform, args=(name, operation, on_end), name=name, daemon=True)
 
 

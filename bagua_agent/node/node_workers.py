@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bagua_agent.background import Failed, background_thread
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.workers.account import find_account
@@ -71,7 +72,8 @@ class NodeWorker:
 
 
 class NodeWorkers:
-    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_spawning(worker_id), an attribute:
+    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_failed(what, failed): a thread that
+    this node can't do without has ended, from that thread. on_spawning(worker_id), an attribute:
     called before the worker can do anything."""
 
     def __init__(
@@ -82,6 +84,7 @@ class NodeWorkers:
         bind_host: str,
         runtime_directory: Path,
         on_exit: Callable[[str, int], None],
+        on_failed: Callable[[str, Failed], object] = lambda what, failed: None,
     ) -> None:
         self._config = config
         self._agent_id = agent_id
@@ -97,11 +100,17 @@ class NodeWorkers:
             duplicate_stderr_filters=config.duplicate_stderr_filters,
         )
         self.output = OutputRouter(
-            options, self._layout, prefixed=options.needs_prefix(config.slots, config.max_nodes)
+            options,
+            self._layout,
+            prefixed=options.needs_prefix(config.slots, config.max_nodes),
+            on_failed=lambda failed: on_failed("reading the output of workers", failed),
         )
         self._account = find_account(config.run_as) if config.run_as is not None else None
         self._guardian = Guardian()
-        self._exit_watch = ExitWatch(lambda worker, code: on_exit(worker.worker_id, code))
+        self._exit_watch = ExitWatch(
+            lambda worker, code: on_exit(worker.worker_id, code),
+            lambda failed: on_failed("watching workers for their end", failed),
+        )
         self._workers: dict[str, NodeWorker] = {}
         self.on_spawning: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
@@ -147,11 +156,8 @@ class NodeWorkers:
             then()
             return
 
-        def wait() -> None:
-            warm.wait_ready()  # if it died workers are started without it
-            then()
-
-        self._warming = threading.Thread(target=wait, name="bagua-warming", daemon=True)
+        # if it died, or can't be asked, workers are started without it
+        self._warming = background_thread("bagua-warming", warm.wait_ready, lambda _: then())
         self._warming.start()
 
     def admit_to(self, socket: Path) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.workers.orphans import reap_orphans
 from bagua_agent.workers.worker_process import WorkerProcess
 
@@ -22,15 +23,23 @@ STOP_TIMEOUT_S = 5.0
 
 
 class ExitWatch:
-    """Calls `on_exit(worker, returncode)` in its own thread, exactly once for every watched worker."""
+    """Calls `on_exit(worker, returncode)` in its own thread, exactly once for every watched worker.
 
-    def __init__(self, on_exit: Callable[[WorkerProcess, int], None]) -> None:
+    on_failed: called once if the thread ends by an error; no exit is reported from then on.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[WorkerProcess, int], None],
+        on_failed: Callable[[Failed], object] = lambda failed: None,
+    ) -> None:
         self._on_exit = on_exit
+        self._on_failed = on_failed
         self._new: deque[WorkerProcess] = deque()
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="exit-watch", daemon=True)
+        self._thread = background_thread("exit-watch", self._run, self._ended)
 
     def start(self) -> None:
         self._thread.start()
@@ -58,6 +67,10 @@ class ExitWatch:
         with self._lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._on_failed(end)
 
     def _run(self) -> None:
         # poll, not epoll: a pidfd that its owner closes early must not fail our unregister

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.errors import UserError
 from bagua_agent.workers.log_file import LogFile
 from bagua_agent.workers.log_layout import LogLayout
@@ -66,7 +67,10 @@ class OutputRouter:
         prefixed: bool,
         out_fd: int = 1,
         err_fd: int = 2,
+        on_failed: Callable[[Failed], object] = lambda failed: None,
     ) -> None:
+        """on_failed: called once if the thread ends by an error; nothing is read or printed from then on."""
+        self._on_failed = on_failed
         self._options = options
         self._layout = layout
         self._prefixed = prefixed
@@ -80,7 +84,7 @@ class OutputRouter:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._stop_deadline: float | None = None
-        self._thread = threading.Thread(target=self._run, name="worker-output", daemon=True)
+        self._thread = background_thread("worker-output", self._run, self._ended)
 
     def start(self) -> None:
         """Raises UserError when a file for filtered lines cannot be made."""
@@ -170,6 +174,10 @@ class OutputRouter:
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._on_failed(end)
 
     def _run(self) -> None:
         try:
