@@ -108,6 +108,7 @@ class JobLoop:
         for worker_id in workers.worker_ids:
             self._sessions.expect(worker_id)
         workers.on_spawning = self._sessions.expect
+        workers.on_not_spawned = self._sessions.forget
 
     # -- joining the job
 

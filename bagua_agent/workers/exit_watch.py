@@ -35,7 +35,7 @@ class ExitWatch:
     ) -> None:
         self._on_exit = on_exit
         self._on_failed = on_failed
-        self._new: deque[WorkerProcess] = deque()
+        self._new: deque[tuple[WorkerProcess, int]] = deque()  # with a pidfd of ours
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -45,8 +45,12 @@ class ExitWatch:
         self._thread.start()
 
     def watch(self, worker: WorkerProcess) -> None:
-        """A worker that has ended already is reported too."""
-        self._new.append(worker)
+        """A worker that has ended already is reported too. Raises OSError if there is no descriptor left."""
+        pidfd = worker.duplicate_pidfd()
+        if pidfd is None:
+            log.error("%r was closed before its exit was seen", worker)
+            return
+        self._new.append((worker, pidfd))
         self._wake()
 
     def stop(self) -> None:
@@ -58,6 +62,8 @@ class ExitWatch:
             if self._thread.is_alive():
                 log.error("exit-watch is still in its callback after %.0f s", STOP_TIMEOUT_S)
                 return
+        while self._new:
+            os.close(self._new.popleft()[1])
         with self._lock:
             if self._wake_fd >= 0:
                 os.close(self._wake_fd)
@@ -92,11 +98,7 @@ class ExitWatch:
 
     def _add_new(self, selector: selectors.BaseSelector) -> None:
         while self._new:
-            worker = self._new.popleft()
-            pidfd = worker.duplicate_pidfd()
-            if pidfd is None:
-                log.error("%r was closed before its exit was seen", worker)
-                continue
+            worker, pidfd = self._new.popleft()
             selector.register(pidfd, selectors.EVENT_READ, worker)
 
     def _report(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

@@ -6,13 +6,13 @@ import logging
 import os
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.errors import host_error
 
 log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Raises UserError when the file cannot be opened. Used by one thread at a time."""
+    """Raises UserError or InfrastructureLost when the file cannot be opened. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,7 +20,7 @@ class LogFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; check --log-dir") from error
+            raise host_error(error, f"cannot write {path}", "check --log-dir") from error
 
     def write(self, data: bytes) -> None:
         """All of data, unless a write failed before: that is said once and ends the file."""

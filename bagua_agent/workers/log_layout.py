@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.errors import UserError, host_error
 
 COMPONENT_CHARACTERS = 128
 
@@ -60,12 +60,12 @@ class LogLayout:
         return WorkerFiles(self.node_directory / f"slot{slot}-{path_component(worker_id)}")
 
     def make_worker_directory(self, slot: int, worker_id: str) -> WorkerFiles:
-        """Raises UserError when the log directory cannot be written."""
+        """Raises UserError or InfrastructureLost when the log directory cannot be written."""
         files = self.worker_files(slot, worker_id)
         try:
             files.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot make {files.directory}: {error.strerror}; check --log-dir") from error
+            raise host_error(error, f"cannot make {files.directory}", "check --log-dir") from error
         return files
 
 

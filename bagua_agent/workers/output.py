@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.background import Failed, OperationEnd, background_thread
-from bagua_agent.errors import UserError
+from bagua_agent.errors import BaguaError
 from bagua_agent.workers.log_file import LogFile
 from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output_options import OutputOptions, StreamPlan, Streams
@@ -99,7 +99,7 @@ class OutputRouter:
         self._thread.start()
 
     def attach(self, worker: WorkerProcess) -> None:
-        """Take over the worker's pipes. Raises UserError when its log files cannot be made."""
+        """Take over the worker's pipes. Raises UserError or InfrastructureLost when its log files cannot be made."""
         files = self._layout.worker_files(worker.slot, worker.worker_id)
         streams: list[_Stream] = []
         try:
@@ -107,7 +107,7 @@ class OutputRouter:
                 streams.append(self._stream(worker, worker.stdout_fd, Streams.OUT, files.stdout))
             if worker.stderr_fd is not None:
                 streams.append(self._stream(worker, worker.stderr_fd, Streams.ERR, files.stderr))
-        except UserError:
+        except BaguaError:
             for stream in streams:
                 if stream.file is not None:
                     stream.file.close()
