@@ -6,6 +6,7 @@ process breaks the protocol, InfrastructureLost may come back by itself, Interna
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -43,3 +44,32 @@ class LeaseLost(InfrastructureLost):
 
 class InternalError(BaguaError):
     """Our bug: a state that must not be. Carries what is needed to find it."""
+
+
+class OperationDiscarded(BaguaError):
+    """An operation in the background was discarded before it began, because its owner ends."""
+
+
+_PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ESTALE,
+    }
+)
+
+
+def host_error(error: OSError, what: str, remedy: str) -> UserError | InfrastructureLost:
+    """What to raise for `error`: a full disk or an exhausted limit may pass, the rest is the user's to mend.
+
+    what: what can't be done. remedy: what the user can do about it.
+    """
+    said = f"{what}: {error.strerror or error}"
+    if error.errno in _PASSING:
+        return InfrastructureLost(f"{said}; the host has run out of something, see its disks and limits")
+    return UserError(f"{said}; {remedy}")

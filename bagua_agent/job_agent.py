@@ -21,7 +21,7 @@ from bagua_agent.node.local_address import local_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script_mode import Mode, guess_mode
-from bagua_agent.process_messages import SignalCame, WorkerExited
+from bagua_agent.process_messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.signals import SignalsToInbox
 
 MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
@@ -60,6 +60,7 @@ def _run(config: JobConfig) -> int:
         address,
         directory,
         lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
+        lambda what, failed: inbox.put(HelperFailed(what, failed.reason)),
     )
     try:
         tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bagua_agent import narrator
 from bagua_agent.desired_writes import DesiredWrites
+from bagua_agent.errors import InternalError
 from bagua_agent.history import job_history
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.history_writer import HistoryWriter
@@ -56,7 +57,7 @@ from bagua_agent.node.runtime_directory import session_socket, store_directory
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.worker_way import WorkerWay
-from bagua_agent.process_messages import SignalCame, WorkerExited
+from bagua_agent.process_messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.signals import SignalsToInbox
@@ -112,6 +113,7 @@ class JobLoop:
         for worker_id in workers.worker_ids:
             self._sessions.expect(worker_id)
         workers.on_spawning = self._sessions.expect
+        workers.on_not_spawned = self._sessions.forget
 
     # -- joining the job
 
@@ -301,6 +303,10 @@ class JobLoop:
                 self._outlook.followed(message, now_s)
             case SignalCame():
                 self._signalled(message.number, now_s)
+            case HelperFailed():
+                raise InternalError(
+                    f"{message.what} failed: {message.reason}; this node can't go on with the job, start it again"
+                )
             case _:
                 raise AssertionError(f"nobody sends {message!r}")
         for due in self._timers.take_due(now_s):

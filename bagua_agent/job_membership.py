@@ -15,13 +15,16 @@ from bagua_agent.joined_job import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leader_watch import DeadLeader, LeaderWatch
 from bagua_agent.leadership import (
+    Act,
     Elected,
     GenerationRefused,
     Leadership,
     NotElected,
+    ProbeFailed,
     ProbeResult,
     Report,
     WriteFailed,
+    Written,
 )
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import events as ev
@@ -33,6 +36,7 @@ from bagua_agent.workers.exit_cause import shell_exit_code
 from bagua_contract import membership_pb2 as pb
 
 STAND_AGAIN_S = 0.5
+STAND_AFTER_RESIGNING_S = 10.0  # the others stand meanwhile; what this agent met may have been mended by then
 WAIT_WORTH_TELLING_S = 2.0
 
 
@@ -66,6 +70,7 @@ class JobMembership:
             job.agent_id, spec.nonce, has_checkpoints=has_checkpoints, restarts=job.seen.restarts
         )
         self._wait = ""
+        self._stands_not_before_s = float("-inf")
 
     @property
     def leading(self) -> bool:
@@ -167,7 +172,7 @@ class JobMembership:
             self._leader_watch.leader_is(leader)
 
     def _stand(self, now_s: float) -> None:
-        wait_s = self._stands_after_s(now_s)
+        wait_s = max(self._stands_after_s(now_s), self._stands_not_before_s - now_s)
         if wait_s > 0:
             self._job.timers.set("election", now_s + wait_s, self._stand_again)
         else:
@@ -215,17 +220,35 @@ class JobMembership:
                 self._leader_watch.leader_is(None)
                 self._job.history.leader_is(self._job.agent_id, leading=True)
                 self.advance(ev.LeadershipWon(now_s=now_s, revision=report.create_revision))
-            case NotElected():
+            case NotElected() | Written():
                 pass
             case GenerationRefused():
                 self.advance(ev.GenerationWriteRefused(now_s=now_s, number=report.number, why=report.reason))
             case ProbeResult():
                 self.advance(*self.answers([report], now_s))
+            case ProbeFailed():
+                self._job.narrator.tell_once(
+                    "probe", f"agent {report.agent_id} could not be asked whether it lives: {report.reason}"
+                )
             case WriteFailed():
-                if report.what == "election":
+                if report.ends_leading:
+                    self._resign(report, now_s)
+                elif report.act is Act.ELECTION:
                     self._job.timers.set("election", now_s + STAND_AGAIN_S, self._stand_again)
-                elif report.what == "writing the result":
+                elif report.act is Act.RESULT:
                     self._result_refused(report.reason, now_s)
+
+    def _resign(self, failed: WriteFailed, now_s: float) -> None:
+        """This agent can't carry out what a leader decides: another may lead, and this one stands again later."""
+        self._job.narrator.tell_once(
+            "resigned",
+            f"{failed.what} failed: {failed.reason}; this node does not lead for {STAND_AFTER_RESIGNING_S:g} s, "
+            "so that another one can",
+        )
+        self._stands_not_before_s = now_s + STAND_AFTER_RESIGNING_S
+        self._leadership.resign()
+        self._step_down(now_s)
+        self._job.timers.set("election", self._stands_not_before_s, self._stand_again)
 
     def _result_refused(self, why: str, now_s: float) -> None:
         if self._state.leading and self._job.seen.result is None:

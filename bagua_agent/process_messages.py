@@ -14,3 +14,11 @@ class WorkerExited:
 @dataclass(frozen=True, slots=True)
 class SignalCame:
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HelperFailed:
+    """A thread that this process can't do without has ended. what: its part in the process."""
+
+    what: str
+    reason: str

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.view import DepartureView, Run
+from bagua_agent.rpc.prober import endpoint_of
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
@@ -59,6 +60,14 @@ class StoreEvents:
         except DecodeError as error:
             self._on_unreadable(change.key, str(error))
             return None
+
+    def meeting_of(self, change: Change) -> pb.Meeting | None:
+        """The meeting that was put; None for a removal, and for one that has no host and port to connect to."""
+        meeting = self.message_of(pb.Meeting, change)
+        if meeting is not None and endpoint_of(meeting.address) is None:
+            self._on_unreadable(change.key, f"{meeting.address[:100]!r} is no address with a port")
+            return None
+        return meeting
 
     def _removed(self, change: Change, now_s: float) -> ev.Event | None:
         keys = self._keys

@@ -112,7 +112,7 @@ class StoreNews:
         elif isinstance(event, ev.HangOrderSeen):
             self._on_hang_order(event.order)
         elif change.key == keys.meeting:
-            meeting = self._events.message_of(pb.Meeting, change)
+            meeting = self._events.meeting_of(change)
             if meeting is not None:
                 self._followers.met(meeting.generation, meeting.address)
         elif change.key == keys.leader:

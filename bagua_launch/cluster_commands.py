@@ -194,7 +194,7 @@ def logs(**typed: Any) -> int:
     values = _values(CLUSTER_OPTIONS, typed)
     streams = ("out", "err") if stream == "both" else (stream,)
     with _store(values) as store:
-        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput
+        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed
 
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
@@ -213,7 +213,9 @@ def logs(**typed: Any) -> int:
         told: set[str] = set()
         try:
             if goes_on:
-                reader.follow(is_wanted, streams, tell, complain)
+                present = reader.outputs(complain)
+                earlier = {(o.node_name, o.directory) for o in present if o.global_rank is None}
+                reader.follow(lambda o: is_followed(o, rank, earlier), streams, tell, complain)
                 return 0
             outputs = [o for o in reader.outputs(complain) if is_wanted(o)]
             if not outputs:
@@ -223,7 +225,7 @@ def logs(**typed: Any) -> int:
                 )
             for output in outputs:
                 for name in streams:
-                    for line in reader.lines(output, name, last, follow=False):
+                    for line in reader.lines(output, name, last):
                         tell(output, line)
         except KeyboardInterrupt:
             return 130

@@ -1,19 +1,25 @@
-"""What do a job's workers print, wherever they run? Asks the daemons of its nodes, and merges lines by rank.
+"""Reads what a job's workers print, wherever they run: asks the daemons of its nodes, and merges lines by rank.
 
-Which worker has which rank is in the job's newest generation; workers that came before it are "earlier".
+Which worker has which rank is in the job's newest generation; workers that came before it are "earlier". Waits are
+bounded by silence, never by how much there is to read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
-from bagua_agent.errors import BaguaError, UserError
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.large_jobs.stored_record import whole_value
 from bagua_agent.service.grpc_security import why_not_served
 from bagua_agent.store import cluster_keys
@@ -23,7 +29,10 @@ from bagua_agent.workers.log_layout import path_component
 from bagua_contract import cluster_pb2, membership_pb2, node_pb2, node_pb2_grpc
 
 CALL_TIMEOUT_S = 10.0
+SILENCE_S = 10.0  # of a stream that has more to send
 LOOK_S = 1.0  # for workers that have come since
+CHUNKS_AHEAD = 16
+MOST_FAILURES = 3  # in a row, of a stream whose job has ended
 
 STREAMS = {"out": node_pb2.ReadLogRequest.STDOUT, "err": node_pb2.ReadLogRequest.STDERR}
 
@@ -35,10 +44,85 @@ class WorkerOutput:
     node_name: str
     directory: str
     global_rank: int | None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+    def bytes_of(self, stream: str) -> int:
+        return self.stdout_bytes if stream == "out" else self.stderr_bytes
 
     @property
     def label(self) -> str:
         return f"{self.node_name}:{self.directory if self.global_rank is None else self.global_rank}"
+
+
+def is_followed(output: WorkerOutput, rank: int | None, earlier: Container[tuple[str, str]]) -> bool:
+    """Whether `logs --follow` shows this worker; pure.
+
+    rank: the only one that is asked for; None: all there are, and all that come, even if they are replaced before
+    anybody sees them with a rank. earlier: node and directory of those that had no rank when following began.
+    """
+    if rank is not None:
+        return output.global_rank == rank
+    return output.global_rank is not None or (output.node_name, output.directory) not in earlier
+
+
+@dataclass(slots=True, eq=False)
+class Tail:
+    """One stream of a worker that is being read. Changed by the reader's own thread alone.
+
+    read_bytes: so many were read. size_bytes: as its node said last. failed: attempts in a row. heard_s: when it was
+    opened, or something came. call: under way, if it is open.
+    """
+
+    output: WorkerOutput
+    read_bytes: int = 0
+    size_bytes: int = 0
+    failed: int = 0
+    heard_s: float = 0.0
+    call: Any = None
+    rest: bytes = b""
+
+    def take(self, chunk: bytes, now_s: float) -> list[str]:
+        """The lines that are whole with it."""
+        self.read_bytes += len(chunk)
+        self.heard_s = now_s
+        *whole, self.rest = (self.rest + chunk).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def finish(self) -> list[str]:
+        """The last line, if nothing ends it."""
+        rest, self.rest = self.rest, b""
+        return [rest.decode(errors="replace")] if rest else []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is more to read, and reading it has not failed again and again."""
+        return self.size_bytes > self.read_bytes and self.failed < MOST_FAILURES
+
+
+class Next(Enum):
+    OPEN = "open"
+    BREAK = "break"
+    NOTHING = "nothing"
+
+
+def next_of(tail: Tail, now_s: float) -> Next:
+    """What to do about a stream now; pure. One that is silent though there is more is of a node that was away."""
+    more = tail.size_bytes > tail.read_bytes
+    if tail.call is None:
+        return Next.OPEN if more else Next.NOTHING
+    return Next.BREAK if more and now_s - tail.heard_s >= SILENCE_S else Next.NOTHING
+
+
+M = TypeVar("M", bound=Message)
+
+
+def _readable(kind: type[M], value: bytes) -> M | None:
+    """None for what no daemon or agent of this protocol writes."""
+    try:
+        return kind.FromString(value)
+    except DecodeError:
+        return None
 
 
 class LogReader:
@@ -62,35 +146,55 @@ class LogReader:
         found = []
         for node_name in sorted(self._addresses()):
             try:
-                reply = self._stub(node_name).ListLogs(
+                reply = self._stub(node_name)[1].ListLogs(
                     node_pb2.ListLogsRequest(job_id=self._job_id), timeout=CALL_TIMEOUT_S
                 )
             except grpc.RpcError as error:
                 complain(f"{node_name}: {self._why(error, node_name)}")
                 continue
-            found += [WorkerOutput(node_name, w.directory, ranks.get(w.directory)) for w in reply.workers]
+            except UserError as error:  # its daemon has gone since
+                complain(str(error))
+                continue
+            found += [
+                WorkerOutput(node_name, w.directory, ranks.get(w.directory), w.stdout_bytes, w.stderr_bytes)
+                for w in reply.workers
+            ]
         return sorted(found, key=lambda o: (o.global_rank is None, o.global_rank or 0, o.node_name))
 
-    def lines(self, output: WorkerOutput, stream: str, last_bytes: int, follow: bool) -> Iterator[str]:
-        """Of one worker. Raises UserError, InfrastructureLost."""
-        request = node_pb2.ReadLogRequest(
-            job_id=self._job_id,
-            directory=output.directory,
-            stream=STREAMS[stream],
-            last_bytes=last_bytes,
-            follow=follow,
-        )
-        rest = b""
+    def lines(self, output: WorkerOutput, stream: str, last_bytes: int) -> Iterator[str]:
+        """Of one worker, to the end of what is there. Raises UserError, InfrastructureLost.
+
+        However long that is: only a silence of SILENCE_S ends it.
+        """
+        news: queue.Queue[bytes | OperationEnd[None]] = queue.Queue(CHUNKS_AHEAD)
+        call = self._open(output, stream, news.put, last_bytes=last_bytes)
+        tail = Tail(output)
+        ended = False
         try:
-            timeout_s = None if follow else CALL_TIMEOUT_S
-            for chunk in self._stub(output.node_name).ReadLog(request, timeout=timeout_s):
-                *whole, rest = (rest + chunk.data).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace")
-        except grpc.RpcError as error:
-            raise self._why(error, output.node_name) from error
-        if rest:
-            yield rest.decode(errors="replace")
+            while True:
+                item = self._next(news, output)
+                if not isinstance(item, bytes):
+                    ended = True
+                    if isinstance(item, Failed):
+                        raise item.error
+                    break
+                yield from tail.take(item, 0.0)
+            yield from tail.finish()
+        finally:
+            call.cancel()
+            while not ended:  # by the cancelling; what waits for room in the queue gets it
+                ended = not isinstance(self._next(news, output), bytes)
+
+    @staticmethod
+    def _next(
+        news: queue.Queue[bytes | OperationEnd[None]], output: WorkerOutput
+    ) -> bytes | OperationEnd[None]:
+        try:
+            return news.get(timeout=SILENCE_S)
+        except queue.Empty:
+            raise InfrastructureLost(
+                f"the daemon of {output.node_name} has sent nothing for {SILENCE_S:g} s; is the node up?"
+            ) from None
 
     def follow(
         self,
@@ -99,38 +203,131 @@ class LogReader:
         tell: Callable[[WorkerOutput, str], object],
         complain: Callable[[str], object],
     ) -> None:
-        """Lines of all wanted workers as they come, of those too that come later; until the job has ended."""
-        news: queue.SimpleQueue[tuple[WorkerOutput, str] | None] = queue.SimpleQueue()
-        begun: dict[tuple[str, str, str], threading.Thread] = {}
+        """Lines of all wanted workers as they come, of those too that come later or are replaced; until the job has
+        ended and everything is told. A stream that breaks is opened again where it broke.
 
-        def read(output: WorkerOutput, stream: str) -> None:
-            try:
-                for line in self.lines(output, stream, 0, follow=True):
-                    news.put((output, line))
-            except BaguaError as error:
-                complain(str(error))
-            except ValueError:
-                return  # the channel is closed: the reader went away
-            finally:
-                news.put(None)
-
-        while True:
-            over = outcome_of(self._store, self._job_id) is not None
-            for output in filter(wanted, self.outputs(complain)):
-                for stream in streams:
-                    name = (output.node_name, output.directory, stream)
-                    if name not in begun:
-                        begun[name] = threading.Thread(target=read, args=(output, stream), daemon=True)
-                        begun[name].start()
-            try:
-                item = news.get(timeout=LOOK_S)
-                while True:
-                    if item is not None:
-                        tell(*item)
-                    item = news.get_nowait()
-            except queue.Empty:
-                if over and not any(thread.is_alive() for thread in begun.values()):
+        wanted: asked until it says yes; from then on the worker is followed to its end. complain: told of what does not
+        work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the beginning.
+        """
+        news: queue.SimpleQueue[tuple[Tail, bytes | OperationEnd[None]]] = queue.SimpleQueue()
+        tails: dict[tuple[str, str, str], Tail] = {}
+        over, outputs = self._look(complain)
+        looked_s = time.monotonic()
+        try:
+            while True:
+                now_s = time.monotonic()
+                for output in outputs:
+                    for stream in streams:
+                        name = (output.node_name, output.directory, stream)
+                        if name not in tails and wanted(output):
+                            tails[name] = Tail(output)
+                        if name in tails:
+                            self._keep_open(
+                                tails[name], output.bytes_of(stream), stream, now_s, news, complain
+                            )
+                while (wait_s := looked_s + LOOK_S - time.monotonic()) > 0:
+                    with contextlib.suppress(queue.Empty):
+                        self._hear(*news.get(timeout=wait_s), tell, complain)
+                if over and not any(tail.call is not None or tail.is_due for tail in tails.values()):
+                    for tail in tails.values():
+                        for line in tail.finish():
+                            tell(tail.output, line)
                     return
+                try:
+                    over, outputs = self._look(complain)
+                except InfrastructureLost as error:
+                    complain(str(error))
+                looked_s = time.monotonic()
+        finally:
+            for tail in tails.values():
+                if tail.call is not None:
+                    tail.call.cancel()
+
+    def _look(self, complain: Callable[[str], object]) -> tuple[bool, list[WorkerOutput]]:
+        """Whether the job is over, and what there is: in this order, so that what an ended job wrote is all there."""
+        over = outcome_of(self._store, self._job_id) is not None
+        return over, self.outputs(complain)
+
+    def _keep_open(
+        self,
+        tail: Tail,
+        size_bytes: int,
+        stream: str,
+        now_s: float,
+        news: queue.SimpleQueue[tuple[Tail, bytes | OperationEnd[None]]],
+        complain: Callable[[str], object],
+    ) -> None:
+        tail.size_bytes = size_bytes
+        match next_of(tail, now_s):
+            case Next.OPEN:
+                tail.heard_s = now_s
+                try:
+                    tail.call = self._open(
+                        tail.output,
+                        stream,
+                        lambda item: news.put((tail, item)),
+                        from_bytes=tail.read_bytes,
+                        follow=True,
+                    )
+                except BaguaError as error:
+                    tail.failed += 1
+                    complain(str(error))
+            case Next.BREAK:
+                assert tail.call is not None
+                tail.call.cancel()  # its end comes to `news`, and it is opened again
+            case Next.NOTHING:
+                pass
+
+    @staticmethod
+    def _hear(
+        tail: Tail,
+        item: bytes | OperationEnd[None],
+        tell: Callable[[WorkerOutput, str], object],
+        complain: Callable[[str], object],
+    ) -> None:
+        if isinstance(item, bytes):
+            tail.failed = 0
+            lines = tail.take(item, time.monotonic())
+        else:
+            tail.call = None
+            if isinstance(item, Failed):
+                tail.failed += 1
+                complain(item.reason)
+            lines = []  # what no newline ends yet may go on when the stream is opened again
+        for line in lines:
+            tell(tail.output, line)
+
+    def _open(
+        self,
+        output: WorkerOutput,
+        stream: str,
+        put: Callable[[bytes | OperationEnd[None]], object],
+        *,
+        last_bytes: int = 0,
+        from_bytes: int = 0,
+        follow: bool = False,
+    ) -> Any:
+        """The call. put: is given its chunks and then its end, from a thread of its own. Raises UserError."""
+        request = node_pb2.ReadLogRequest(
+            job_id=self._job_id,
+            directory=output.directory,
+            stream=STREAMS[stream],
+            last_bytes=last_bytes,
+            from_bytes=from_bytes,
+            follow=follow,
+        )
+        address, stub = self._stub(output.node_name)
+        call = stub.ReadLog(request)
+
+        def read() -> None:
+            try:
+                for chunk in call:
+                    put(chunk.data)
+            except grpc.RpcError as error:
+                raise why_not_served(error.code(), error.details(), address) from error
+
+        background_thread("bagua-log", read, put).start()
+        return call
 
     def _ranks(self) -> dict[str, int]:
         """Global ranks of the newest generation, by the directory of the worker."""
@@ -139,7 +336,9 @@ class LogReader:
         value = None if found is None else whole_value(self._store, keys, found.value)
         if value is None:
             return {}
-        record = membership_pb2.Generation.FromString(value)
+        record = _readable(membership_pb2.Generation, value)
+        if record is None:
+            return {}
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank
             for placement in record.members
@@ -147,10 +346,11 @@ class LogReader:
 
     def _addresses(self) -> dict[str, str]:
         records, _ = self._store.get_prefix(cluster_keys.NODES)
-        nodes = [cluster_pb2.Node.FromString(kv.value) for kv in records]
-        return {node.node_name: node.address for node in nodes}
+        nodes = [_readable(cluster_pb2.Node, kv.value) for kv in records]
+        return {node.node_name: node.address for node in nodes if node is not None}
 
-    def _stub(self, node_name: str) -> node_pb2_grpc.NodeServiceStub:
+    def _stub(self, node_name: str) -> tuple[str, node_pb2_grpc.NodeServiceStub]:
+        """With the address of the daemon. Raises UserError."""
         address = self._addresses().get(node_name)
         if address is None:
             raise UserError(
@@ -161,7 +361,7 @@ class LogReader:
                 self._channels[address] = grpc.insecure_channel(address)
             else:
                 self._channels[address] = grpc.secure_channel(address, self._credentials)
-        return node_pb2_grpc.NodeServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
+        return address, node_pb2_grpc.NodeServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
 
     def _why(self, error: grpc.RpcError, node_name: str) -> BaguaError:
         address = self._addresses().get(node_name, node_name)

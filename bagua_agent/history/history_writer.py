@@ -89,6 +89,8 @@ class HistoryWriter:
                     self._changed.wait_for(lambda: self._stopping, RETRY_S)
             except UserError as error:  # a right that was taken away: events are not worth more than a line
                 log.warning("an event of the job could not be written: %s", error)
+            except Exception:  # a bug costs this event and no other
+                log.exception("bug: an event of the job could not be written; it is dropped")
 
     def _do(self, work: _Write | _Removal) -> None:
         if isinstance(work, _Write):

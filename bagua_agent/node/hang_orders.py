@@ -8,17 +8,14 @@ before its stacks are saved or could not be; nor one that has gone on or waits i
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
+from bagua_agent.background import Background, Failed, OperationEnd
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.workers.stacks import SavedStacks, StackTarget, save_stacks
-
-log = logging.getLogger(__name__)
+from bagua_agent.workers.stacks import SavedStacks, save_stacks
 
 _TOPIC = "hang"
 
@@ -32,7 +29,7 @@ class HangOrders:
         self._job = job
         self._on_disagreement = on_disagreement
         self._workers = workers
-        self._savers = ThreadPoolExecutor(1, thread_name_prefix="bagua-stacks")
+        self._savers = Background("bagua-stacks")
         self._taken = 0
 
     def take(self, order: HangOrder | None) -> None:
@@ -42,18 +39,14 @@ class HangOrders:
         self._job.narrator.tell_once(_TOPIC, order.reason)
         self._taken += 1
         targets = self._workers.stack_targets()
-        self._savers.submit(self._save, self._taken, order, targets)
+        name = f"stacks {self._taken}"
 
-    def _save(self, number: int, order: HangOrder, targets: list[StackTarget]) -> None:
-        saved: list[SavedStacks] = []
-        try:
-            saved = save_stacks(targets, order.reason)
-        except Exception:
-            # nothing of it is worth more than going on with what was ordered
-            log.exception("saving stacks failed in a way nobody foresaw")
-        self._job.timers.set_from_thread(
-            f"stacks {number}", time.monotonic(), lambda now_s: self._saved(order, saved)
-        )
+        def ended(end: OperationEnd[list[SavedStacks]]) -> None:
+            # without stacks too: they are not worth more than going on with what was ordered
+            saved = [] if isinstance(end, Failed) else end.value
+            self._job.timers.set_from_thread(name, time.monotonic(), lambda now_s: self._saved(order, saved))
+
+        self._savers.run("saving stacks", lambda: save_stacks(targets, order.reason), ended)
 
     def _saved(self, order: HangOrder, saved: list[SavedStacks]) -> None:
         for stacks in saved:
@@ -72,4 +65,4 @@ class HangOrders:
 
     def stop(self) -> None:
         """Waits for a saving under way, which is bounded."""
-        self._savers.shutdown(wait=True, cancel_futures=True)
+        self._savers.stop()

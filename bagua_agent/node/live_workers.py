@@ -72,7 +72,8 @@ class LiveWorkers:
         if self._job.seen.stopping:
             self._workers.dismiss()
             return
-        self._workers.begin()
+        for slot in self._workers.begin():
+            self._exits.start_worker(slot, time.monotonic())
 
     def follow(self, generation: Generation) -> None:
         if generation.kind is GenerationKind.RESTART:

@@ -13,10 +13,12 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.background import Failed, background_thread
+from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.node.runtime_directory import session_socket
@@ -34,7 +36,7 @@ from bagua_agent.workers.output_options import OutputOptions, Streams
 from bagua_agent.workers.spawn import spawn_worker
 from bagua_agent.workers.stacks import StackTarget
 from bagua_agent.workers.store_host import StoreHost
-from bagua_agent.workers.termination import end_groups
+from bagua_agent.workers.termination import end_groups, kill_group
 from bagua_agent.workers.warm_fit import can_be_warm
 from bagua_agent.workers.warm_parent import WarmParent
 from bagua_agent.workers.worker_command import PREIMPORT
@@ -80,8 +82,9 @@ class NodeWorker:
 
 
 class NodeWorkers:
-    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_spawning(worker_id), an attribute:
-    called before the worker can do anything."""
+    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_failed(what, failed): a thread that
+    this node can't do without has ended, from that thread. on_spawning(worker_id), an attribute:
+    called before the worker can do anything; on_not_spawned(worker_id): there will be none of that id."""
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class NodeWorkers:
         bind_host: str,
         runtime_directory: Path,
         on_exit: Callable[[str, int], None],
+        on_failed: Callable[[str, Failed], object] = lambda what, failed: None,
     ) -> None:
         self._config = config
         self._agent_id = agent_id
@@ -108,12 +112,19 @@ class NodeWorkers:
         )
         self._output_options = options
         self.output = OutputRouter(
-            options, self._layout, prefixed=options.needs_prefix(config.slots, config.max_nodes)
+            options,
+            self._layout,
+            prefixed=options.needs_prefix(config.slots, config.max_nodes),
+            on_failed=lambda failed: on_failed("reading the output of workers", failed),
         )
         self._guardian = Guardian()
-        self._exit_watch = ExitWatch(lambda worker, code: on_exit(worker.worker_id, code))
+        self._exit_watch = ExitWatch(
+            lambda worker, code: on_exit(worker.worker_id, code),
+            lambda failed: on_failed("watching workers for their end", failed),
+        )
         self._workers: dict[str, NodeWorker] = {}
         self.on_spawning: Callable[[str], None] = lambda worker_id: None
+        self.on_not_spawned: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
         self._early_crashes: dict[int, int] = {}
         self._killed_for: dict[str, str] = {}
@@ -168,11 +179,8 @@ class NodeWorkers:
             then()
             return
 
-        def wait() -> None:
-            warm.wait_ready()  # if it died workers are started without it
-            then()
-
-        self._warming = threading.Thread(target=wait, name="bagua-warming", daemon=True)
+        # if it died, or can't be asked, workers are started without it
+        self._warming = background_thread("bagua-warming", warm.wait_ready, lambda _: then())
         self._warming.start()
 
     def admit_to(self, socket: Path) -> None:
@@ -184,15 +192,13 @@ class NodeWorkers:
         """This process group does not outlive the agent either."""
         self._guardian.register(pgid)
 
-    def begin(self) -> None:
-        """Let every slot's worker run its script; starts those that are not there."""
+    def begin(self) -> list[int]:
+        """Let every slot's worker run its script. Returns the slots that have none yet, for `spawn`."""
         self._gate_open = True
         taken = {w.slot for w in self._workers.values()}
         for worker in self._workers.values():
             worker.process.open_gate()
-        for slot in range(self._config.slots):
-            if slot not in taken:
-                self.spawn(slot)
+        return [slot for slot in range(self._config.slots) if slot not in taken]
 
     def dismiss(self) -> None:
         """Workers that wait at the gate are not needed and end."""
@@ -208,13 +214,33 @@ class NodeWorkers:
         return self._workers.get(worker_id)
 
     def spawn(self, slot: int, started_for: StartedFor | None = None) -> str:
-        """The id of the slot's new worker."""
+        """The id of the slot's new worker. Nothing of it is left when this raises.
+
+        Raises UserError if what the command or the options name can't be used, InfrastructureLost if the host has no
+        process, memory, descriptor or disk left for it.
+        """
         if started_for is None:
             worker_id, place = f"{self._agent_id}.{slot}.{secrets.token_hex(3)}", None
         else:
             worker_id, place = started_for.worker_id, started_for.place
             self._gate_open = True
-        self.on_spawning(worker_id)
+        with ExitStack() as undo:
+            self.on_spawning(worker_id)
+            undo.callback(self.on_not_spawned, worker_id)
+            try:
+                process, files = self._start(worker_id, slot, place, undo)
+            except OSError as error:
+                raise InfrastructureLost(f"worker in slot {slot} can't be started: {error}") from error
+            self._workers[worker_id] = NodeWorker(process, files, slot)
+            undo.pop_all()
+        if self._gate_open:
+            process.open_gate()
+        return worker_id
+
+    def _start(
+        self, worker_id: str, slot: int, place: TorchrunPlace | None, undo: ExitStack
+    ) -> tuple[WorkerProcess, WorkerFiles]:
+        """undo: takes what has to be done if the worker is not to be. Raises OSError too."""
         files = self._layout.make_worker_directory(slot, worker_id)
         if self._account is not None:  # which can make no file there
             os.close(open_file(files.error, self._account, new=True))
@@ -232,13 +258,20 @@ class NodeWorkers:
             warm=self._warm,
             account=self._account,
         )
+        undo.callback(self._discard, process)
         self._guardian.register(process.pid)
+        self._exit_watch.watch(process)  # of one that is discarded too: nobody knows its id
         self.output.attach(process)
-        self._workers[worker_id] = NodeWorker(process, files, slot)
-        self._exit_watch.watch(process)
-        if self._gate_open:
-            process.open_gate()
-        return worker_id
+        return process, files
+
+    def _discard(self, process: WorkerProcess) -> None:
+        """End one that never became a worker of this node."""
+        kill_group(process)
+        self._guardian.unregister(process.pid)
+        for descriptor in (process.stdout_fd, process.stderr_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+        process.close()
 
     def _environment(
         self, worker_id: str, slot: int, files: WorkerFiles, place: TorchrunPlace | None = None

@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from bagua_agent.errors import BaguaError
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.view import Run
 from bagua_agent.node.node_workers import NodeWorkers, StartedFor
@@ -183,7 +183,7 @@ class RestartedWorkers:
                 try:
                     opened.append(self._workers.open_meeting())
                 except BaguaError as error:
-                    failure = self._failure(wanted.members[0], 1, _no_meeting(error), "")
+                    failure = self._failure(wanted.members[0], 1, _not_begun(error), "")
                     self._report_failure(failure, wanted.number)
                     return
             meeting = pb.Meeting(generation=wanted.number, address=opened[0])
@@ -217,7 +217,11 @@ class RestartedWorkers:
                 max_restarts=self._job.seen.failures_allowed,
                 use_agent_store=True,
             )
-            self._workers.spawn(placement.slot, StartedFor(placement.worker_id, place))
+            try:
+                self._workers.spawn(placement.slot, StartedFor(placement.worker_id, place))
+            except (UserError, InfrastructureLost) as error:
+                self._not_started(placement, error, wanted)
+                return
         self._own_key.runs(wanted.number, Run.RUNNING)
 
     # -- failures
@@ -232,6 +236,13 @@ class RestartedWorkers:
         ):
             self._on_suspicion(now_s)
             self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
+
+    def _not_started(self, placement: Placement, error: BaguaError, wanted: Generation) -> None:
+        """The generation lacks a worker, so another one is needed; this node's others end when it comes."""
+        self._job.narrator.tell(f"no worker could be started in slot {placement.slot}: {error}")
+        self._failed = True
+        self._exit_code = error.exit_code
+        self._report_failure(self._failure(placement, error.exit_code, _not_begun(error), ""), wanted.number)
 
     def _failure(self, placement: Placement, returncode: int, cause: ExitCause, log_path: str) -> pb.Failure:
         return pb.Failure(
@@ -266,6 +277,6 @@ class RestartedWorkers:
         return self._wanted is not None and self._wanted.number == generation
 
 
-def _no_meeting(error: BaguaError) -> ExitCause:
+def _not_begun(error: BaguaError) -> ExitCause:
     """Counts as the script's: to try again without end would help nobody."""
     return ExitCause(error.exit_code, None, str(error), "", True)

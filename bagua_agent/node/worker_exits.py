@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.history import job_history
 from bagua_agent.joined_job import JoinedJob
+from bagua_agent.membership import backoff
 from bagua_agent.membership.casualty import NO_COMPANY, Company, casualty_of
 from bagua_agent.membership.hang import Outcome
 from bagua_agent.membership.policy import Policy
@@ -247,12 +249,34 @@ class WorkerExits:
             what += f"; {_casualty(explained_by)}"
         tell(f"{where}{what}; starting another{later}" if what else f"{where}: starting another{later}")
 
-        def spawn(_: float) -> None:
-            if not seen.stopping and not seen.closing:
-                self._workers.spawn(slot)
-
-        self._job.timers.set(f"respawn {slot}", now_s + delay_s, spawn)
+        self._job.timers.set(f"respawn {slot}", now_s + delay_s, lambda at_s: self.start_worker(slot, at_s))
         return False
+
+    def start_worker(self, slot: int, now_s: float, failed: int = 0) -> None:
+        """Start the slot's worker, unless none is needed any more. One that can't be started is tried again later: the
+        workers of other slots go on meanwhile.
+
+        failed: attempts in a row before. Raises UserError if this node has no worker that could go on.
+        """
+        if self._job.seen.stopping or self._job.seen.closing:
+            return
+        try:
+            self._workers.spawn(slot)
+        except (UserError, InfrastructureLost) as error:
+            if isinstance(error, UserError) and not self._workers.worker_ids:
+                raise
+            policy = self._policy
+            delay_s = backoff.delay_s(
+                failed + 1, policy.respawn_first_delay_s, policy.respawn_longest_delay_s
+            )
+            self._job.narrator.tell(
+                f"no worker could be started in slot {slot}: {error}; trying again in {delay_s:g} s"
+            )
+            self._job.timers.set(
+                f"respawn {slot}",
+                now_s + delay_s,
+                lambda at_s: self.start_worker(slot, at_s, failed + 1),
+            )
 
 
 def _as_seen(failure: pb.Failure, order: int) -> FailureView:

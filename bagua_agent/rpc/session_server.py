@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from bagua_agent.background import OperationEnd, background_thread
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
@@ -139,16 +140,20 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             )
         context.add_callback(lambda: outbox.put(None))
         self._on_message(worker_id, first)
-        threading.Thread(
-            target=self._read,
-            args=(worker_id, request_iterator, outbox),
-            name="bagua-session-in",
-            daemon=True,
-        ).start()
+
+        def ended(end: OperationEnd[None]) -> None:
+            # however the reading ended: nobody hears the worker any more, so its session is over
+            outbox.put(None)
+            with self._lock:
+                if self._outboxes.get(worker_id) is outbox:
+                    del self._outboxes[worker_id]
+            self._on_ended(worker_id)
+
+        background_thread("bagua-session-in", lambda: self._read(worker_id, request_iterator), ended).start()
         while (message := outbox.get()) is not None:
             yield message
 
-    def _read(self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage], outbox: _Outbox) -> None:
+    def _read(self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage]) -> None:
         try:
             for message in messages:
                 self._on_message(worker_id, message)
@@ -158,11 +163,6 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             # gRPC's server iterator raises a bare Exception when the call is cancelled.
             if type(error) is not Exception:
                 raise
-        outbox.put(None)
-        with self._lock:
-            if self._outboxes.get(worker_id) is outbox:
-                del self._outboxes[worker_id]
-        self._on_ended(worker_id)
 
     def stop(self) -> None:
         with self._lock:

@@ -7,13 +7,12 @@ matter in the same process. It may be killed at any moment: what it must know ag
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from bagua_agent.background import Background, Failed, OperationEnd
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     PROTOCOL,
@@ -25,7 +24,8 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
-from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.errors import InternalError, UserError
+from bagua_agent.process_messages import HelperFailed
 from bagua_agent.service.agent_config import AgentConfig
 from bagua_agent.service.node_facts import NodeFacts
 from bagua_agent.service.notify import Notifier
@@ -38,8 +38,6 @@ from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_agent.store.mirror import Change, Mirror
 from bagua_contract import cluster_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 1.0
 LOOK_EVERY_S = 60.0  # at the node itself
@@ -70,9 +68,10 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From here on UnitsSeen knows of it."""
+    """From here on UnitsSeen knows of it. trouble: what kept it from starting, which may pass; empty for nothing."""
 
     job_id: str
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,17 @@ class Stop:
     pass
 
 
-Event = Changed | UnitsSeen | ProcessEnded | Started | StartRefused | NodeSeen | StandsAgain | NotDone
+Event = (
+    Changed
+    | UnitsSeen
+    | ProcessEnded
+    | Started
+    | StartRefused
+    | NodeSeen
+    | StandsAgain
+    | NotDone
+    | HelperFailed
+)
 Message = Event | Stop | None
 
 
@@ -148,8 +157,11 @@ class NodeDaemon:
         self._orders_key = cluster_keys.orders(config.node_name)
         self._folders = UnitFolders(units_folder(config.directories_state))
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="bagua-hands")
-        self._watch = PidWatch(lambda job_id: self._inbox.put(ProcessEnded(job_id)))
+        self._hands = Background("bagua-hands")
+        self._watch = PidWatch(
+            lambda job_id: self._inbox.put(ProcessEnded(job_id)),
+            lambda failed: self._inbox.put(HelperFailed("watching units for their end", failed.reason)),
+        )
         self._mirror = Mirror(
             store,
             [
@@ -201,7 +213,7 @@ class NodeDaemon:
             self._notifier.stopping()
             self._mirror.stop()
             self._watch.stop()
-            self._hands.shutdown(wait=True, cancel_futures=True)
+            self._hands.stop()
 
     # -- hearing
 
@@ -232,8 +244,11 @@ class NodeDaemon:
                     self._take_change(change)
             case UnitsSeen(units):
                 self._take_units(units, now_s)
-            case Started(job_id):
+            case Started(job_id, trouble):
                 self._starting.discard(job_id)
+                if trouble:
+                    self._say(trouble)
+                self._by_hand("looking for units", self._look)
             case StartRefused(job_id, reason):
                 self._starting.discard(job_id)
                 self._say(f"job {job_id} is refused here: {reason}")
@@ -246,12 +261,14 @@ class NodeDaemon:
             case ProcessEnded(job_id):
                 if job_id in self._watched:
                     self._gone[job_id] = self._watched[job_id]
-                self._by_hand(self._look)
+                self._by_hand("looking for units", self._look)
             case StandsAgain(key):
                 self._to_put_back.pop(key, None)
             case NotDone(reason):
                 self._say(reason)
                 self._look_due_s = now_s + TRY_AGAIN_S
+            case HelperFailed(what, reason):
+                raise InternalError(f"{what} failed: {reason}; the daemon ends, units go on; start it again")
 
     def _take_change(self, change: Change) -> None:
         if change.key == self._key:
@@ -294,15 +311,14 @@ class NodeDaemon:
             return
         self._say(f"etcd has lost {key}; it is put back as this node remembers it")
         self._to_put_back[key] = value
-        self._by_hand(self._put_if_absent, key, value)
+        self._put_if_absent(key, value)
 
     def _put_if_absent(self, key: str, value: bytes) -> None:
-        try:
+        def put() -> StandsAgain:
             self._store.transact([absent(key)], [Put(key, value)])
-        except InfrastructureLost as error:
-            self._inbox.put(NotDone(f"{key} was not put back yet: {error}"))
-        else:
-            self._inbox.put(StandsAgain(key))
+            return StandsAgain(key)
+
+        self._by_hand(f"putting {key} back", put)
 
     # -- units
 
@@ -330,8 +346,15 @@ class NodeDaemon:
         if found.pid in (0, self._gone.get(found.job_id)):
             self._look_due_s = time.monotonic() + LOOK_SOON_S
         elif self._watched.get(found.job_id) != found.pid:
-            self._watched[found.job_id] = found.pid
-            self._watch.add(found.job_id, found.pid)
+            try:
+                self._watch.add(found.job_id, found.pid)
+            except OSError as error:  # no descriptor left
+                self._say(
+                    f"job {found.job_id}: its process {found.pid} can't be watched yet: {error.strerror}"
+                )
+                self._look_due_s = time.monotonic() + TRY_AGAIN_S
+            else:
+                self._watched[found.job_id] = found.pid
 
     def _take_units(self, units: tuple[FoundUnit, ...], now_s: float) -> None:
         there = {u.job_id: u for u in units}
@@ -363,7 +386,7 @@ class NodeDaemon:
         )
         self._watched.pop(unit.job_id, None)
         self._gone.pop(unit.job_id, None)
-        self._by_hand(self._do, self._runner.forget, unit.job_id)
+        self._by_hand_on(unit.job_id, "forgetting it", self._runner.forget)
 
     def _seen_troubles(self, troubles: tuple[str, ...], now_s: float) -> None:
         """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
@@ -381,26 +404,26 @@ class NodeDaemon:
         now_s = time.monotonic()
         if now_s >= self._looks_at_s:
             self._looks_at_s = now_s + LOOK_EVERY_S
-            self._by_hand(lambda: self._inbox.put(NodeSeen(self._look_for_trouble())))
+            self._by_hand("looking at the node", lambda: NodeSeen(self._look_for_trouble()))
         if self._look_due_s is not None and now_s >= self._look_due_s:
             self._look_due_s = None
-            self._by_hand(self._look)
+            self._by_hand("looking for units", self._look)
             for key, value in self._to_put_back.items():
-                self._by_hand(self._put_if_absent, key, value)
+                self._put_if_absent(key, value)
         made = plan_units(self._situation(), now_s, self._policy)
         for job_id in made.forgets:
             del self._units[job_id]
-            self._by_hand(self._forget, job_id)
+            self._forget(job_id)
         for start in made.starts:
             self._start(start, now_s)
         for ask in made.asks:
             self._say(f"job {ask.job_id} is asked to leave: {ask.reason}")
             self._units[ask.job_id] = replace(self._units[ask.job_id], asked_since_s=now_s)
-            self._by_hand(self._do, self._ask_to_leave, ask.job_id)
+            self._by_hand_on(ask.job_id, "asking it to leave", self._ask_to_leave)
         for kill in made.kills:
             self._say(f"job {kill.job_id} is killed: {kill.reason}")
             self._units[kill.job_id] = replace(self._units[kill.job_id], killed_since_s=now_s)
-            self._by_hand(self._do, self._runner.kill, kill.job_id)
+            self._by_hand_on(kill.job_id, "killing it", self._runner.kill)
         if made.starts or made.asks or made.kills:
             made = plan_units(self._situation(), now_s, self._policy)  # what is told is how it is now
         self._again_s = made.again_at_s
@@ -431,7 +454,7 @@ class NodeDaemon:
         self._starting.add(start.job_id)
         self._say(f"job {start.job_id} starts in slots {_text(start.slots)}")
         note = UnitNote(start.order, start.slots, failures, timeout_s)
-        self._by_hand(self._begin, submission, note)
+        self._begin(submission, note)
 
     def _tell(self, made: UnitPlan) -> None:
         node = self._node
@@ -450,51 +473,57 @@ class NodeDaemon:
 
     # -- the hands: what may block
 
-    def _by_hand(self, action: Callable[..., object], *arguments: object) -> None:
-        def act() -> None:
-            try:
-                action(*arguments)
-            except Exception:  # our bug must not end the hands, nor go unseen
-                log.exception("bug: %s%r raised", action, arguments)
+    def _by_hand(self, what: str, operation: Callable[[], Event]) -> None:
+        """Do something that may block; its event comes to the inbox, NotDone if it raises."""
 
-        self._hands.submit(act)
+        def ended(end: OperationEnd[Event]) -> None:
+            self._inbox.put(NotDone(f"{what} failed: {end.reason}") if isinstance(end, Failed) else end.value)
+
+        self._hands.run(what, operation, ended)
+
+    def _by_hand_on(self, job_id: str, what: str, action: Callable[[str], object]) -> None:
+        """Do something with a unit, then look at all of them."""
+
+        def act() -> UnitsSeen:
+            action(job_id)
+            return self._look()
+
+        self._by_hand(f"job {job_id}: {what}", act)
 
     def _begin(self, submission: pb.Submission, note: UnitNote) -> None:
         job_id = submission.job_id
-        try:
+
+        def begin() -> None:
             request = unit_request(submission, note.slots, self._config, have_gpus=self._facts.gpus > 0)
             self._runner.start(job_id, self._folders.make(request, note))
-        except UserError as error:
-            self._inbox.put(StartRefused(job_id, str(error)))
-            return
-        except (InfrastructureLost, OSError) as error:
-            self._inbox.put(NotDone(f"job {job_id} was not started: {error}"))
-        self._inbox.put(Started(job_id))
-        self._look()
 
-    def _do(self, action: Callable[[str], object], job_id: str) -> None:
-        try:
-            action(job_id)
-        except BaguaError as error:
-            self._inbox.put(NotDone(str(error)))
-        self._look()
+        def ended(end: OperationEnd[None]) -> None:
+            match end:
+                case Failed(UserError() as error):
+                    self._inbox.put(StartRefused(job_id, str(error)))
+                case Failed():
+                    self._inbox.put(Started(job_id, f"job {job_id} was not started: {end.reason}"))
+                case _:
+                    self._inbox.put(Started(job_id))
+
+        self._hands.run(f"starting job {job_id}", begin, ended)
 
     def _ask_to_leave(self, job_id: str) -> None:
         try:
             self._folders.mark_asked(job_id)
         except OSError as error:  # a full disk must not keep it here; at worst a later daemon asks once more
-            log.warning("job %s: that it is asked to leave was not noted: %s", job_id, error)
+            self._say(f"job {job_id}: that it is asked to leave was not noted: {error}")
         self._runner.ask_to_leave(job_id)
 
     def _forget(self, job_id: str) -> None:
-        self._do(self._runner.forget, job_id)
-        self._folders.remove(job_id)
+        def forget(job_id: str) -> None:
+            self._runner.forget(job_id)
+            self._folders.remove(job_id)
 
-    def _look(self) -> None:
-        try:
-            self._inbox.put(UnitsSeen(tuple(self._runner.found())))
-        except InfrastructureLost as error:
-            self._inbox.put(NotDone(str(error)))
+        self._by_hand_on(job_id, "forgetting it", forget)
+
+    def _look(self) -> UnitsSeen:
+        return UnitsSeen(tuple(self._runner.found()))
 
 
 def _text(slots: tuple[int, ...]) -> str:

@@ -54,10 +54,18 @@ class JobLogs:
         return found
 
     def read(
-        self, job_id: str, directory: str, *, stderr: bool, last_bytes: int, goes_on: Callable[[float], bool]
+        self,
+        job_id: str,
+        directory: str,
+        *,
+        stderr: bool,
+        last_bytes: int,
+        goes_on: Callable[[float], bool],
+        from_bytes: int = 0,
     ) -> Iterator[bytes]:
-        """Chunks from the beginning, or the last so many bytes. At the end of the file goes_on(seconds) says, after
-        that time at most, whether more may come. Raises UserError if there is no such file."""
+        """Chunks from the beginning, after the first from_bytes, or the last last_bytes. At the end of the file
+        goes_on(seconds) says, after that time at most, whether more may come. Raises UserError if there is no such
+        file."""
         if not _WORKER.fullmatch(directory):
             raise UserError(f"{directory[:100]!r} is no worker's directory; `bagua-launch logs` lists them")
         files = WorkerFiles(self._folder(job_id) / directory)
@@ -72,7 +80,9 @@ class JobLogs:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{path.name} of {directory} is no ordinary file")
-            if last_bytes:
+            if from_bytes:
+                file.seek(from_bytes)
+            elif last_bytes:
                 file.seek(max(0, status.st_size - last_bytes))
             more = True
             while True:

@@ -17,6 +17,7 @@ from bagua_contract import node_pb2, node_pb2_grpc
 
 MOST_READERS = 64
 STOP_GRACE_S = 1.0
+LARGEST_OFFSET = 1 << 62
 
 # What workers print may hold anything, so whoever may look may look at it: viewers, not strangers.
 LEAST_ROLES = {
@@ -85,6 +86,7 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
                 request.directory,
                 stderr=request.stream == node_pb2.ReadLogRequest.STDERR,
                 last_bytes=request.last_bytes,
+                from_bytes=min(request.from_bytes, LARGEST_OFFSET),
                 goes_on=goes_on,
             )
             for data in chunks:

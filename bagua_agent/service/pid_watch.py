@@ -7,17 +7,23 @@ import select
 import threading
 from collections.abc import Callable
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
+
 
 class PidWatch:
-    """on_end(name): after the process of that name has ended."""
+    """on_end(name): after the process of that name has ended. on_failed: called once if the thread ends by an error; no
+    end is told from then on."""
 
-    def __init__(self, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_end: Callable[[str], None], on_failed: Callable[[Failed], object] = lambda failed: None
+    ) -> None:
         self._on_end = on_end
+        self._on_failed = on_failed
         self._lock = threading.Lock()
         self._names: dict[int, str] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="bagua-pid-watch", daemon=True)
+        self._thread = background_thread("bagua-pid-watch", self._run, self._ended)
         self._thread.start()
 
     def add(self, name: str, pid: int) -> None:
@@ -37,6 +43,10 @@ class PidWatch:
         self._thread.join(5.0)
         for descriptor in (*self._names, self._wake):
             os.close(descriptor)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._on_failed(end)
 
     def _run(self) -> None:
         while True:

@@ -7,16 +7,21 @@ import sys
 from pathlib import Path
 
 from bagua_agent.errors import UserError
+from bagua_agent.service.unit_process import record_process
 from bagua_agent.service.units import REASON, read_request
 
 EXIT_CODE = "exit-code"
+RECORD_PROCESS = "--record-process"
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, *, record: bool = False) -> int:
     """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent.
 
-    Beside it lies the error that ended the agent, if one did.
+    Beside it lies the error that ended the agent, if one did. record: write down there that the unit is this process,
+    before anything else.
     """
+    if record:
+        record_process(folder)
     code = _run(folder)
     _leave(folder, EXIT_CODE, str(code))
     return code
@@ -51,4 +56,4 @@ def _run(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), record=RECORD_PROCESS in sys.argv[2:]))

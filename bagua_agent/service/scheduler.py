@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from bagua_agent.background import describe
 from bagua_agent.cluster.cluster_plan import Plan
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import write_orders, write_outcome
@@ -98,10 +99,11 @@ class Scheduler:
                 self._say(f"this node can't schedule, so another may: {error}")
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
-            except BaseException:
-                self._say("this node schedules no more: a bug; another node may go on")
+            except Exception as error:  # it may be about this node alone, so another one may do better
+                log.exception("bug: the scheduler raised")
+                self._say(f"this node can't schedule, so another may: a bug: {describe(error)}")
                 self._give_up()
-                raise
+                self._stopping.wait(REFUSED_AGAIN_S)
 
     def _give_up(self) -> None:
         """Our lease is kept for the node's other keys, so without this the key would stand and nobody would decide."""

@@ -1,6 +1,8 @@
 """Which certificates are in force? Those in the files now, so that renewing one needs no restart.
 
-Files that can't be used (half renewed, expired, of another authority) leave what was read before in force.
+Files that can't be used (half renewed, expired, of another authority, open to others) leave what was read before in
+force. They are read again each time until they can be used: what is wrong may not be in the files (a right, the clock,
+the disk).
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from bagua_agent.service.certificate_files import TlsContents, TlsFiles, read_tl
 
 _log = logging.getLogger(__name__)
 
-_Marks = tuple[tuple[int, int, int], ...]  # inode, size and time of change of each file
+_Marks = tuple[
+    tuple[int, ...], ...
+]  # of each file: inode, size, mode, times of change of its content and of the rest
 
 
 class RenewedTls:
@@ -28,6 +32,7 @@ class RenewedTls:
         self._now = now
         self._lock = threading.Lock()
         self._marks = _marks(files)  # before reading: a change in between is seen by the next call
+        self._complaint = ""  # of the last attempt
         self._contents = read_tls(files, now())
 
     def current(self) -> TlsContents:
@@ -35,11 +40,13 @@ class RenewedTls:
             try:
                 marks = _marks(self._files)
                 if marks != self._marks:
-                    self._marks = marks
                     self._contents = read_tls(self._files, self._now())
+                    self._marks, self._complaint = marks, ""
                     _log.info("certificate of %r renewed", self._contents.holder.name)
             except (OSError, UserError) as error:
-                _log.warning("certificates stay as they were: %s", error)
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    _log.warning("certificates stay as they were: %s", error)
             return self._contents
 
 
@@ -47,5 +54,6 @@ def _marks(files: TlsFiles) -> _Marks:
     """Raises OSError."""
     paths = (files.ca_file, files.cert_file, files.key_file, files.revoked_file)
     return tuple(
-        (status.st_ino, status.st_size, status.st_mtime_ns) for status in map(os.stat, filter(None, paths))
+        (status.st_ino, status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns)
+        for status in map(os.stat, filter(None, paths))
     )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.errors import BaguaError, InfrastructureLost, StoreUnavailable
 from bagua_agent.store.embedded import STOP_TIMEOUT_S, UNIX, EmbeddedEtcd, EtcdEnded, ServerTls
 from bagua_agent.store.restart_plan import STEADY_S, End, GiveUp, How, plan
@@ -54,9 +55,15 @@ class HostedEtcd:
         """
         assert self._thread is None, "kept up already"
         on_started(self.pid)
-        self._thread = threading.Thread(
-            target=self._run, args=(on_started, tell), name="bagua-hosted-etcd", daemon=True
-        )
+
+        def ended(end: OperationEnd[None]) -> None:
+            if isinstance(end, Failed):
+                tell(
+                    f"the watch over the etcd that this node hosts failed: {end.reason}; the etcd is not started "
+                    "again; training goes on, but membership can't change any more"
+                )
+
+        self._thread = background_thread("bagua-hosted-etcd", lambda: self._run(on_started, tell), ended)
         self._thread.start()
 
     def stop(self) -> None:

@@ -229,6 +229,16 @@ class LeasedKeys:
             except LeaseLost:
                 self._lapse(self.lease_id)
                 continue
+            except (
+                Exception
+            ) as error:  # a bug, or a limit of the host: without this thread the lease would end
+                if not self._away:  # once an outage
+                    log.exception("bug: the keys of this process could not be kept up; trying again")
+                self._note_outage(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                continue
             backoff_s = _FIRST_BACKOFF_S
             if self._away:
                 self._away = False

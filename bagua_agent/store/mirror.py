@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bagua_agent.background import describe
 from bagua_agent.errors import InternalError, UserError
 from bagua_agent.store.client import KeyValue, Store, read_ranges
 from bagua_agent.store.connection import Connection
@@ -153,6 +154,9 @@ class Mirror:
                     self._complain(level, endpoints[index], error)
             except UserError as error:  # a certificate that was readable at the start
                 self._complain(logging.ERROR, endpoints[index], error)
+            except Exception as error:  # a bug, or a limit of the host; without this thread nothing is seen
+                if self._is_new_complaint(endpoints[index], error):
+                    log.exception("bug: the watch of %s raised; it is begun anew", self._name)
             if self._connected:
                 failed_since_pause, backoff_s = 0, _FIRST_BACKOFF_S
             self._tell_connection(False)
@@ -164,11 +168,16 @@ class Mirror:
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _complain(self, level: int, endpoint: Endpoint, error: Exception) -> None:
+        if self._is_new_complaint(endpoint, error):
+            log.log(level, "watch of %s at %s: %s", self._name, endpoint, error)
+
+    def _is_new_complaint(self, endpoint: Endpoint, error: Exception) -> bool:
         """Once an outage and reason: an etcd that is away for hours must not fill the log."""
-        complaint = f"watch of {self._name} at {endpoint}: {error}"
-        if complaint not in self._complaints:
-            self._complaints.add(complaint)
-            log.log(level, complaint)
+        complaint = f"{endpoint}: {describe(error)}"
+        if complaint in self._complaints:
+            return False
+        self._complaints.add(complaint)
+        return True
 
     def _follow(self, endpoint: Endpoint) -> None:
         """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops."""

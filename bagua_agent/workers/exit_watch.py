@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.workers.orphans import reap_orphans
 from bagua_agent.workers.worker_process import WorkerProcess
 
@@ -22,22 +23,34 @@ STOP_TIMEOUT_S = 5.0
 
 
 class ExitWatch:
-    """Calls `on_exit(worker, returncode)` in its own thread, exactly once for every watched worker."""
+    """Calls `on_exit(worker, returncode)` in its own thread, exactly once for every watched worker.
 
-    def __init__(self, on_exit: Callable[[WorkerProcess, int], None]) -> None:
+    on_failed: called once if the thread ends by an error; no exit is reported from then on.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[WorkerProcess, int], None],
+        on_failed: Callable[[Failed], object] = lambda failed: None,
+    ) -> None:
         self._on_exit = on_exit
-        self._new: deque[WorkerProcess] = deque()
+        self._on_failed = on_failed
+        self._new: deque[tuple[WorkerProcess, int]] = deque()  # with a pidfd of ours
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="exit-watch", daemon=True)
+        self._thread = background_thread("exit-watch", self._run, self._ended)
 
     def start(self) -> None:
         self._thread.start()
 
     def watch(self, worker: WorkerProcess) -> None:
-        """A worker that has ended already is reported too."""
-        self._new.append(worker)
+        """A worker that has ended already is reported too. Raises OSError if there is no descriptor left."""
+        pidfd = worker.duplicate_pidfd()
+        if pidfd is None:
+            log.error("%r was closed before its exit was seen", worker)
+            return
+        self._new.append((worker, pidfd))
         self._wake()
 
     def stop(self) -> None:
@@ -49,6 +62,8 @@ class ExitWatch:
             if self._thread.is_alive():
                 log.error("exit-watch is still in its callback after %.0f s", STOP_TIMEOUT_S)
                 return
+        while self._new:
+            os.close(self._new.popleft()[1])
         with self._lock:
             if self._wake_fd >= 0:
                 os.close(self._wake_fd)
@@ -58,6 +73,10 @@ class ExitWatch:
         with self._lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._on_failed(end)
 
     def _run(self) -> None:
         # poll, not epoll: a pidfd that its owner closes early must not fail our unregister
@@ -79,11 +98,7 @@ class ExitWatch:
 
     def _add_new(self, selector: selectors.BaseSelector) -> None:
         while self._new:
-            worker = self._new.popleft()
-            pidfd = worker.duplicate_pidfd()
-            if pidfd is None:
-                log.error("%r was closed before its exit was seen", worker)
-                continue
+            worker, pidfd = self._new.popleft()
             selector.register(pidfd, selectors.EVENT_READ, worker)
 
     def _report(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.errors import host_error
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.log_access import open_file
 
@@ -14,15 +14,17 @@ log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """account: whose workers print there. Its directory must exist. Raises UserError when the file cannot be opened.
-    Used by one thread at a time."""
+    """account: whose workers print there. Its directory must exist. Used by one thread at a time.
+
+    Raises UserError or InfrastructureLost when the file cannot be opened.
+    """
 
     def __init__(self, path: Path, account: Account | None = None) -> None:
         self._path = path
         try:
             self._fd = open_file(path, account)
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; check --log-dir") from error
+            raise host_error(error, f"cannot write {path}", "check --log-dir") from error
 
     def write(self, data: bytes) -> None:
         """All of data, unless a write failed before: that is said once and ends the file."""

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.errors import UserError, host_error
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.log_access import make_directories
 
@@ -63,20 +63,20 @@ class LogLayout:
         return WorkerFiles(self.node_directory / f"slot{slot}-{path_component(worker_id)}")
 
     def make_worker_directory(self, slot: int, worker_id: str) -> WorkerFiles:
-        """Raises UserError when the log directory cannot be written."""
+        """Raises UserError or InfrastructureLost when the log directory cannot be written."""
         files = self.worker_files(slot, worker_id)
         self._make(files.directory)
         return files
 
     def make_node_directory(self) -> None:
-        """Raises UserError when the log directory cannot be written."""
+        """Raises UserError or InfrastructureLost when the log directory cannot be written."""
         self._make(self.node_directory)
 
     def _make(self, directory: Path) -> None:
         try:
             make_directories(directory, self.log_dir, self.account)
         except OSError as error:
-            raise UserError(f"cannot make {directory}: {error.strerror}; check --log-dir") from error
+            raise host_error(error, f"cannot make {directory}", "check --log-dir") from error
 
 
 def open_log_dir(log_dir: str | None) -> Path:

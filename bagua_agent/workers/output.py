@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.background import Failed, OperationEnd, background_thread
+from bagua_agent.errors import BaguaError
 from bagua_agent.workers.log_file import LogFile
 from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output_options import OutputOptions, StreamPlan, Streams
@@ -66,7 +67,10 @@ class OutputRouter:
         prefixed: bool,
         out_fd: int = 1,
         err_fd: int = 2,
+        on_failed: Callable[[Failed], object] = lambda failed: None,
     ) -> None:
+        """on_failed: called once if the thread ends by an error; nothing is read or printed from then on."""
+        self._on_failed = on_failed
         self._options = options
         self._layout = layout
         self._prefixed = prefixed
@@ -80,7 +84,7 @@ class OutputRouter:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._stop_deadline: float | None = None
-        self._thread = threading.Thread(target=self._run, name="worker-output", daemon=True)
+        self._thread = background_thread("worker-output", self._run, self._ended)
 
     def start(self) -> None:
         """Raises UserError when a file for filtered lines cannot be made."""
@@ -96,7 +100,7 @@ class OutputRouter:
         self._thread.start()
 
     def attach(self, worker: WorkerProcess) -> None:
-        """Take over the worker's pipes. Raises UserError when its log files cannot be made."""
+        """Take over the worker's pipes. Raises UserError or InfrastructureLost when its log files cannot be made."""
         files = self._layout.make_worker_directory(worker.slot, worker.worker_id)
         streams: list[_Stream] = []
         try:
@@ -104,7 +108,7 @@ class OutputRouter:
                 streams.append(self._stream(worker, worker.stdout_fd, Streams.OUT, files.stdout))
             if worker.stderr_fd is not None:
                 streams.append(self._stream(worker, worker.stderr_fd, Streams.ERR, files.stderr))
-        except UserError:
+        except BaguaError:
             for stream in streams:
                 if stream.file is not None:
                     stream.file.close()
@@ -171,6 +175,10 @@ class OutputRouter:
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._on_failed(end)
 
     def _run(self) -> None:
         try:

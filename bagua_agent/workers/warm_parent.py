@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.account import Account
 from bagua_agent.workers.orphans import adopting, reap_orphans
@@ -62,7 +63,7 @@ class WarmParent:
         self._deaths_in_a_row = 0
         self._last_reason: str | None = None
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._watch = threading.Thread(target=self._run_watch, name="warm-parent-watch", daemon=True)
+        self._watch = background_thread("warm-parent-watch", self._run_watch, self._watch_ended)
 
     def start(self) -> None:
         """Returns at once; the imports go on. Raises UserError when the command cannot be run."""
@@ -184,6 +185,12 @@ class WarmParent:
             self._requests = None
         if self._popen is not None and self._popen.returncode is None:
             os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
+
+    def _watch_ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            log.warning("the warm parent is not watched any more: %s; workers are spawned", end.reason)
+            with self._lock:
+                self._end()
 
     def _run_watch(self) -> None:
         while (popen := self._popen) is not None:

@@ -29,7 +29,7 @@ class WorkerLogs(_message.Message):
     def __init__(self, directory: _Optional[str] = ..., stdout_bytes: _Optional[int] = ..., stderr_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
-    __slots__ = ("job_id", "directory", "stream", "last_bytes", "follow")
+    __slots__ = ("job_id", "directory", "stream", "last_bytes", "follow", "from_bytes")
     class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STREAM_UNSPECIFIED: _ClassVar[ReadLogRequest.Stream]
@@ -43,12 +43,14 @@ class ReadLogRequest(_message.Message):
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAST_BYTES_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    FROM_BYTES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     directory: str
     stream: ReadLogRequest.Stream
     last_bytes: int
     follow: bool
-    def __init__(self, job_id: _Optional[str] = ..., directory: _Optional[str] = ..., stream: _Optional[_Union[ReadLogRequest.Stream, str]] = ..., last_bytes: _Optional[int] = ..., follow: bool = ...) -> None: ...
+    from_bytes: int
+    def __init__(self, job_id: _Optional[str] = ..., directory: _Optional[str] = ..., stream: _Optional[_Union[ReadLogRequest.Stream, str]] = ..., last_bytes: _Optional[int] = ..., follow: bool = ..., from_bytes: _Optional[int] = ...) -> None: ...
 
 class LogChunk(_message.Message):
     __slots__ = ("data",)

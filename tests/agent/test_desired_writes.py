@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.desired_writes import RETRY_S, DesiredWrites
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.desired_writes import LONGEST_RETRY_S, RETRY_S, DesiredWrites, retry_after_s
+from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.timers import Timers
 
 DEADLINE_S = 10.0
@@ -30,14 +31,15 @@ def writes(timers: Timers) -> Iterator[DesiredWrites]:
 class Write:
     """Fails as often as told."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: BaseException | None = None) -> None:
         self.failures = failures
+        self.error = error or StoreUnavailable("away")
         self.calls = 0
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls <= self.failures:
-            raise StoreUnavailable("away")
+            raise self.error
 
 
 def fire(timers: Timers) -> int:
@@ -81,3 +83,25 @@ def test_the_last_words_do_not_wait_for_one_that_hangs(writes: DesiredWrites) ->
     assert not writes.flush(0.05)
     assert time.monotonic() - began < DEADLINE_S / 2
     let_go.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UserError("denied"), OSError(errno.ENOSPC, "disk full"), RuntimeError("bug"), MemoryError()],
+    ids=repr,
+)
+def test_one_that_is_refused_is_not_forgotten(
+    writes: DesiredWrites, timers: Timers, error: BaseException
+) -> None:
+    write = Write(failures=1, error=error)
+    writes.until_done("failure of a worker", write)
+    assert writes.flush(DEADLINE_S)
+    assert fire(timers) == 1
+    assert writes.flush(DEADLINE_S)
+    assert write.calls == 2 and fire(timers) == 0
+
+
+def test_an_outage_is_tried_evenly_and_a_refusal_ever_more_rarely() -> None:
+    refused = [retry_after_s(UserError("denied"), failed) for failed in range(1, 1000)]
+    assert refused == sorted(refused) and refused[0] == RETRY_S and refused[-1] == LONGEST_RETRY_S
+    assert {retry_after_s(StoreUnavailable("away"), failed) for failed in range(1, 1000)} == {RETRY_S}

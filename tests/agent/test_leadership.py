@@ -1,102 +1,246 @@
-"""Removing a dead leader's keys: all in one transaction, or none if the leader or its agent is another by now."""
+"""What becomes of a leader's write that fails: every one is answered, and whoever can't lead lets another one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.leadership import Leadership, Report, WriteFailed
+from bagua_agent.errors import InternalError, StoreUnavailable, UserError
+from bagua_agent.inbox import LeadershipReported
+from bagua_agent.job_membership import STAND_AFTER_RESIGNING_S, JobMembership
+from bagua_agent.job_seen import JobSeen
+from bagua_agent.joined_job import JoinedJob
+from bagua_agent.large_jobs.record_parts import StoredRecord
+from bagua_agent.leadership import Leadership
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import JobView
+from bagua_agent.narrator import Narrator
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.client import MOST_OPERATIONS_IN_A_TRANSACTION, Compare, Put, Store, Transaction
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store_access import store_config
-from tests.lab.wait import eventually
+from bagua_agent.timers import Timers
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
 
-KEYS = JobKeys("job")
-DEADLINE_S = 20.0
-OF_THE_LEADER = (KEYS.leader, KEYS.agent("a"), KEYS.member("a.0"), KEYS.suspicion("a.0"))
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
+DEADLINE_S = 10.0
+AGENT = "a"
+LOST = StoreUnavailable("etcd is away")
+DENIED = UserError("etcd denies it")
 
 
-class Confirmer:
-    """An agent that found the leader dead, beside keys of that leader and of another node."""
+class Etcd:
+    """Store and lease alike: keeps keys without comparing, and fails as told."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.reports: list[Report] = []
+    def __init__(self) -> None:
+        self.stands: set[str] = set()
+        self.transactions: list[tuple[str, ...]] = []  # the keys of each
+        self.failures: list[BaseException] = []  # what the next writes raise
+
+    def transact(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Transaction:
+        if len(puts) + len(deletes) > MOST_OPERATIONS_IN_A_TRANSACTION:
+            raise InternalError("more than etcd takes in a transaction")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.transactions.append((*(put.key for put in puts), *deletes))
+        self.stands = (self.stands | {put.key for put in puts}) - set(deletes)
+        return Transaction(True, len(self.transactions))
+
+    def put_if_absent(self, key: str, value: bytes) -> int | None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.stands.add(key)
+        return 1
+
+    def remove(self, key: str) -> None:
+        self.stands.discard(key)
+
+
+class Node:
+    """The membership of one agent, which stands for election, and the part of the agent's loop that it needs."""
+
+    def __init__(self) -> None:
+        self.etcd = Etcd()
+        self.keys = JobKeys("job")
+        self.inbox: queue.SimpleQueue[LeadershipReported] = queue.SimpleQueue()
+        self.said: list[str] = []
+        self.timers = Timers()
+        self.seen = JobSeen(pb.JobSpec(nonce="nonce"), JobView())
+        leased = cast(LeasedKeys, self.etcd)
+        job = SimpleNamespace(
+            agent_id=AGENT,
+            keys=self.keys,
+            seen=self.seen,
+            timers=self.timers,
+            narrator=Narrator(self.said.append, "host"),
+            history=SimpleNamespace(leader_is=lambda agent_id, leading: None),
+        )
+
+        def stored(generation: Generation, addresses: Mapping[str, str]) -> StoredRecord:
+            return StoredRecord(b"record", ())
+
         self.leadership = Leadership(
-            store,
-            KEYS,
-            cast(LeasedKeys, None),
+            cast(Store, self.etcd),
+            self.keys,
+            leased,
             cast(JobIdentity, None),
             0.5,
-            self.reports.append,
-            lambda record, addresses: pytest.fail("no record is written here"),
+            lambda report: self.inbox.put(LeadershipReported(report)),
+            stored,
         )
-        for key in (*OF_THE_LEADER, KEYS.agent("b"), KEYS.member("b.0")):
-            store.put(key, b"stands")
-
-    def revision(self, key: str) -> int:
-        found = self.store.get(key)
-        return 0 if found is None else found.create_revision
-
-    def put_anew(self, key: str) -> None:
-        self.store.delete(key)
-        self.store.put(key, b"anew")
-
-    def standing(self) -> set[str]:
-        everything = (*OF_THE_LEADER, KEYS.agent("b"), KEYS.member("b.0"))
-        return {key for key in everything if self.revision(key)}
-
-    def remove(self, leader_revision: int, agent_revision: int) -> None:
-        """Until the transaction was done or refused."""
-        self.leadership.remove_dead_leader("a", leader_revision, agent_revision, ["a.0"])
-        eventually(
-            lambda: self.reports or self.revision(KEYS.leader) != leader_revision, DEADLINE_S, "an outcome"
+        self.membership = JobMembership(
+            cast(JoinedJob, job), Policy(), self.leadership, "host:1", lambda key: None
         )
+
+    def hear(self) -> LeadershipReported:
+        """The next report, taken as the loop takes it."""
+        message = self.inbox.get(timeout=DEADLINE_S)
+        self.membership.take(message.report, time.monotonic())
+        return message
+
+    def lead(self) -> None:
+        self.membership.follow_leader(time.monotonic())
+        self.hear()
+        assert self.membership.leading and self.keys.leader in self.etcd.stands
+
+    def worker_ready(self) -> None:
+        """A worker is ready: the leader writes a generation of it."""
+        now_s = time.monotonic()
+        self.membership.advance(
+            ev.DesiredChanged(now_s=now_s, min_nodes=1, max_nodes=1),
+            ev.AgentSeen(
+                now_s=now_s,
+                agent_id=AGENT,
+                node_name="host",
+                slots=1,
+                topology="",
+                leaving=False,
+                control_address="host:1",
+                join_revision=1,
+            ),
+            ev.MemberReady(
+                now_s=now_s,
+                worker_id="a0",
+                agent_id=AGENT,
+                slot=0,
+                store_address="10.0.0.1:2",
+                fingerprint={},
+                committed_generation=0,
+                join_revision=2,
+                nonce="nonce",
+            ),
+        )
+
+    def wait_until(self, now_s: float) -> None:
+        """Timers that are due by then, as the loop calls them."""
+        for due in self.timers.take_due(now_s):
+            due(now_s)
 
 
 @pytest.fixture
-def confirmer(etcd: EmbeddedEtcd) -> Iterator[Confirmer]:
-    store = Store(store_config((etcd.endpoint,), StoreCredentials()))
-    store.connect(DEADLINE_S)
-    found = Confirmer(store)
-    yield found
-    found.leadership.stop()
-    store.delete_prefix(KEYS.prefix)
-    store.close()
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.leadership.stop()
 
 
-def test_its_part_in_the_job_goes_with_its_leadership(confirmer: Confirmer) -> None:
-    confirmer.remove(confirmer.revision(KEYS.leader), confirmer.revision(KEYS.agent("a")))
-    assert confirmer.standing() == {KEYS.agent("b"), KEYS.member("b.0")}
-    assert confirmer.reports == []
+def test_a_generation_is_written(node: Node) -> None:
+    node.lead()
+    node.worker_ready()
+    node.hear()
+    assert node.etcd.transactions == [(node.keys.generation,)] and node.membership.leading
 
 
-def test_an_agent_that_does_not_see_its_part_removes_its_leadership(confirmer: Confirmer) -> None:
-    confirmer.remove(confirmer.revision(KEYS.leader), 0)
-    assert confirmer.standing() == {*OF_THE_LEADER[1:], KEYS.agent("b"), KEYS.member("b.0")}
+@pytest.mark.parametrize("error", [DENIED, InternalError("refused"), RuntimeError("bug"), MemoryError()])
+def test_a_leader_whose_write_is_refused_lets_another_lead_and_stands_again(
+    node: Node, error: BaseException
+) -> None:
+    node.lead()
+    node.etcd.failures = [error]
+    node.worker_ready()
+    node.hear()
+    assert node.etcd.failures == [], "the write was refused"
+    assert not node.membership.leading and node.keys.leader not in node.etcd.stands
+    assert "writing generation 1 failed" in node.said[-1]
+
+    node.membership.follow_leader(time.monotonic())  # it sees that its key is gone
+    later_s = time.monotonic() + STAND_AFTER_RESIGNING_S
+    node.wait_until(later_s - 1.0)
+    assert node.inbox.empty(), "another agent is given the time to be elected"
+    node.wait_until(later_s)
+    node.hear()
+    assert node.membership.leading
+    node.hear()
+    assert node.etcd.transactions == [(node.keys.generation,)]
 
 
-@pytest.mark.parametrize(
-    "anew", [KEYS.leader, KEYS.agent("a")], ids=["another leads", "it put its key again"]
-)
-def test_nothing_is_removed_for_what_stood_before(confirmer: Confirmer, anew: str) -> None:
-    asked_with = confirmer.revision(KEYS.leader), confirmer.revision(KEYS.agent("a"))
-    confirmer.put_anew(anew)
-    before = confirmer.standing()
-    confirmer.leadership.remove_dead_leader("a", *asked_with, ["a.0"])
-    eventually(lambda: confirmer.reports, DEADLINE_S, "the transaction is refused")
-    assert confirmer.standing() == before
-    assert confirmer.reports == [WriteFailed("removing a dead leader's keys", "a comparison failed")]
+def test_a_leader_goes_on_after_an_outage(node: Node) -> None:
+    node.lead()
+    node.etcd.failures = [LOST]
+    node.worker_ready()
+    node.hear()
+    assert node.membership.leading and node.keys.leader in node.etcd.stands
+    node.wait_until(time.monotonic() + Policy().write_retry_s)
+    node.hear()
+    assert node.etcd.transactions == [(node.keys.generation,)]
+
+
+@pytest.mark.parametrize("error", [LOST, DENIED, RuntimeError("bug")])
+def test_an_election_that_fails_is_followed_by_another(node: Node, error: BaseException) -> None:
+    node.etcd.failures = [error]
+    node.membership.follow_leader(time.monotonic())
+    node.hear()
+    assert not node.membership.leading and node.etcd.failures == []
+    node.wait_until(time.monotonic() + STAND_AFTER_RESIGNING_S)
+    node.hear()
+    assert node.membership.leading
+
+
+@pytest.mark.parametrize("workers", [1, 63, 64, 300])
+def test_a_dead_agent_of_any_size_is_removed_its_own_key_last(node: Node, workers: int) -> None:
+    node.lead()
+    ids = [f"b.{n}" for n in range(workers)]
+    expected = {node.keys.agent("b"), *(f(w) for w in ids for f in (node.keys.member, node.keys.suspicion))}
+    node.etcd.stands |= expected
+    node.leadership.remove_agent("b", 7, ids)
+    node.hear()
+    assert not expected & node.etcd.stands
+    assert node.etcd.transactions[-1][-1] == node.keys.agent("b")
+    assert node.membership.leading
+
+
+WRITES: dict[str, Callable[[Leadership, JobKeys], None]] = {
+    "removal of a dead leader": lambda leads, keys: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
+    "result": lambda leads, keys: leads.write_result(
+        Compare(keys.result, "MOD", 0), Outcome.SUCCEEDED, 0, "done", None
+    ),
+    "refusal": lambda leads, keys: leads.refuse("b.0", "another model"),
+    "hang order": lambda leads, keys: leads.write_hang_order(None),
+    "removal of an agent": lambda leads, keys: leads.remove_agent("b", 7, ["b.0"]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("error", [None, LOST, DENIED, RuntimeError("bug")], ids=repr)
+def test_every_write_has_one_answer(
+    node: Node, write: Callable[[Leadership, JobKeys], None], error: BaseException | None
+) -> None:
+    node.lead()
+    node.etcd.failures = [] if error is None else [error]
+    write(node.leadership, node.keys)
+    node.hear()
+    assert node.etcd.failures == [] and node.inbox.empty()
+    assert node.membership.leading is (error is None or error is LOST)

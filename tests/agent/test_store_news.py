@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.membership import events as ev
@@ -104,8 +106,18 @@ def test_a_job_becomes_live_once_and_only_by_its_own_spec() -> None:
 
 def test_a_meeting_is_told() -> None:
     node = Node()
-    node.take(put(KEYS.meeting, pb.Meeting(generation=3, address="h:1").SerializeToString(), 7))
-    assert node.heard == ["met 3 h:1"]
+    node.take(put(KEYS.meeting, pb.Meeting(generation=3, address="10.0.0.1:1").SerializeToString(), 7))
+    assert node.heard == ["met 3 10.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "10.0.0.1", "10.0.0.1:", "10.0.0.1:port", "10.0.0.1:70000", "[::1]:-1"]
+)
+def test_a_meeting_without_a_port_is_passed_over_with_a_line(address: str) -> None:
+    node = Node()
+    node.take(put(KEYS.meeting, pb.Meeting(generation=3, address=address).SerializeToString(), 7))
+    assert node.heard == []
+    assert len(node.said) == 1 and KEYS.meeting in node.said[0]
 
 
 def test_an_older_record_that_somebody_put_again_is_not_gone_back_to() -> None:

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from bagua_agent.desired_writes import DesiredWrites
+from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.joined_job import JoinedJob
@@ -81,6 +82,8 @@ class Node:
         self.events: list[object] = []
         self.crashes = 0
         self.spawned: list[int] = []
+        self.worker_ids: list[str] = ["w0"]
+        self.not_spawned: list[BaguaError] = []  # what the next attempts meet
         self.seen = JobSeen(
             pb.JobSpec(max_restarts=max_restarts), JobView(committed_generation=1 if trained else 0)
         )
@@ -111,6 +114,8 @@ class Node:
         return self.crashes
 
     def spawn(self, slot: int) -> None:
+        if self.not_spawned:
+            raise self.not_spawned.pop(0)
         self.spawned.append(slot)
 
     # the test's part
@@ -209,3 +214,31 @@ def test_a_failure_that_the_store_shows_already_counts_once(
     failure = FailureView(known, "host", 0, False, True, "ValueError: no such device", 1)
     node.seen.view = JobView(failures={known: failure})
     assert node.crash() == follows_s
+
+
+@pytest.mark.parametrize("error", [InfrastructureLost("no space left"), UserError("no script")], ids=repr)
+def test_a_worker_that_cannot_be_started_is_tried_again_while_the_others_go_on(
+    make_node: Callable[..., Node], error: BaguaError
+) -> None:
+    node = make_node()
+    node.not_spawned = [error] * 3
+    node.crash()
+    for at_s in (100.0, 100.5, 101.5):
+        node.time(at_s)
+    assert node.spawned == [] and node.not_spawned == [], "three attempts failed"
+    assert node.lines[-1] == f"no worker could be started in slot 1: {error}; trying again in 2 s"
+    node.time(103.4)
+    assert node.spawned == []
+    node.time(103.5)
+    assert node.spawned == [1]
+    assert node.own == [], "the node still has all its slots"
+
+
+def test_what_the_user_must_mend_ends_a_node_without_workers(make_node: Callable[..., Node]) -> None:
+    node = make_node()
+    node.worker_ids = []
+    node.not_spawned = [InfrastructureLost("no space left"), UserError("no script")]
+    node.crash()
+    node.time(100.0)
+    with pytest.raises(UserError):
+        node.time(100.5)

@@ -1,0 +1,101 @@
+"""A worker that can't be started leaves nothing behind, and the others go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.node import node_workers
+from bagua_agent.node.node_workers import NodeWorkers
+from tests.lab.wait import eventually
+
+DEADLINE_S = 20.0
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.fixture
+def exits() -> queue.SimpleQueue[str]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, exits: queue.SimpleQueue[str]) -> Iterator[NodeWorkers]:
+    config = JobConfig(
+        job_id="job",
+        command=WorkerCommand(CommandKind.EXECUTABLE, "/bin/sleep", ("60",)),
+        slots=2,
+        log_dir=str(tmp_path / "log"),
+    )
+    made = NodeWorkers(
+        config, "host-abc", "host", "127.0.0.1", tmp_path, lambda worker_id, code: exits.put(worker_id)
+    )
+    try:
+        made.start(at_once=False)
+        yield made
+    finally:
+        made.close()
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("bagua_agent.node.node_workers.spawn_worker", NO_PROCESS),
+        ("bagua_agent.workers.log_layout.Path.mkdir", NO_SPACE),
+        ("bagua_agent.workers.spawn.subprocess.Popen", NO_PROCESS),
+        ("bagua_agent.workers.spawn.WorkerProcess", NO_DESCRIPTOR),
+        ("bagua_agent.node.node_workers.ExitWatch.watch", NO_DESCRIPTOR),
+        ("bagua_agent.node.node_workers.OutputRouter.attach", NO_SPACE),
+    ],
+)
+def test_nothing_is_left_of_a_worker_that_could_not_be_started(
+    workers: NodeWorkers,
+    exits: queue.SimpleQueue[str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: OSError,
+) -> None:
+    healthy = workers.spawn(0)
+    expected: set[str] = set()
+    workers.on_spawning, workers.on_not_spawned = expected.add, expected.discard
+    processes, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    met: list[str] = []
+
+    def fail(*arguments: object, **keywords: object) -> None:
+        met.append(place)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, fail)
+        with pytest.raises(InfrastructureLost):
+            workers.spawn(1)
+    assert met, "the fault happened"
+    assert workers.worker_ids == [healthy] and expected == set()
+    assert children() == processes
+    eventually(lambda: len(os.listdir("/proc/self/fd")) == descriptors, DEADLINE_S, "descriptors are closed")
+    second = workers.spawn(1)
+    assert workers.worker_ids == [healthy, second] and expected == {second}
+    assert healthy not in [exits.get() for _ in range(exits.qsize())]
+
+
+def test_what_the_user_must_mend_is_his(workers: NodeWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise UserError("no such script")
+
+    monkeypatch.setattr(node_workers, "spawn_worker", refuse)
+    with pytest.raises(UserError, match="no such script"):
+        workers.spawn(0)
+    assert workers.worker_ids == []

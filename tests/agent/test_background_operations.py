@@ -1,0 +1,275 @@
+"""Every background operation of the agent, met with every kind of error: one event, no more, and no thread left.
+
+The list of operations is read off the sources: one without an entry in OPERATIONS fails the first test.
+"""
+
+from __future__ import annotations
+
+import ast
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import bagua_agent
+from bagua_agent import leadership
+from bagua_agent.background import Background, background_thread
+from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput
+from bagua_agent.desired_writes import DesiredWrites
+from bagua_agent.leadership import Leadership, Report
+from bagua_agent.membership.actions import Outcome, Question
+from bagua_agent.membership.hang import HangOrder
+from bagua_agent.membership.hang import Outcome as HangOutcome
+from bagua_agent.narrator import Narrator
+from bagua_agent.node import hang_orders
+from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.service import pid_watch
+from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.pid_watch import PidWatch
+from bagua_agent.store.client import absent
+from bagua_agent.store.hosted import HostedEtcd
+from bagua_agent.store.keys import JobKeys
+from bagua_agent.timers import Timers
+from bagua_agent.workers import exit_watch
+from bagua_agent.workers.exit_watch import ExitWatch
+from bagua_agent.workers.log_layout import LogLayout
+from bagua_agent.workers.output import OutputRouter
+from bagua_agent.workers.output_options import OutputOptions
+from bagua_agent.workers.warm_parent import WarmParent
+from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
+from tests.agent.test_background import ERROR_NAMES, ERRORS
+
+DEADLINE_S = 10.0
+
+Events = queue.SimpleQueue[object]
+
+
+class Place:
+    """What an operation is driven with. fail: raises the error, whatever it is called with; events: what came of it."""
+
+    def __init__(self, error: BaseException, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self.error = error
+        self.patch = monkeypatch.setattr
+        self.directory = directory
+        self.events: Events = queue.SimpleQueue()
+        self.met = 0
+
+    def fail(self, *arguments: object, **keywords: object) -> Any:
+        self.met += 1
+        raise self.error
+
+    def one_event(self) -> None:
+        self.events.get(timeout=DEADLINE_S)
+
+
+LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
+    lambda leads: leads.stand("a", "host:1"),
+    lambda leads: leads.remove_dead_leader(1),
+    lambda leads: leads.write_generation(
+        Generation(1, 0, GenerationKind.LOSS, (), "nonce"), 0, absent("result"), {}
+    ),
+    lambda leads: leads.write_result(absent("result"), Outcome.SUCCEEDED, 0, "done", None),
+    lambda leads: leads.refuse("w", "another model"),
+    lambda leads: leads.write_hang_order(None),
+    lambda leads: leads.remove_agent("b", 1, ["b.0"]),
+)
+
+
+def leads(place: Place) -> Leadership:
+    failing = SimpleNamespace(transact=place.fail, put_if_absent=place.fail)
+    report: Callable[[Report], None] = place.events.put
+    made = Leadership(
+        cast(Any, failing), JobKeys("job"), cast(Any, failing), cast(Any, None), 0.5, report, place.fail
+    )
+    return made
+
+
+def leader_writes(place: Place) -> None:
+    made = leads(place)
+    for number, write in enumerate(LEADER_WRITES, 1):
+        write(made)
+        place.one_event()
+        assert place.met == number
+    made.stop()
+
+
+def leader_probes(place: Place) -> None:
+    place.patch(leadership, "probe", place.fail)
+    place.patch(leadership, "probe_through", place.fail)
+    made = leads(place)
+    made.ask(Question("b", "10.0.0.1:1", "c", "10.0.0.2:1"), 1)
+    place.one_event()  # of the direct question
+    place.one_event()  # of the relayed one
+    made.stop()
+
+
+def timer_events(place: Place) -> Timers:
+    return Timers(lambda: place.events.put("timer"))
+
+
+def desired_writes(place: Place) -> None:
+    writes = DesiredWrites(timer_events(place))
+    writes.until_done("record", place.fail)
+    place.one_event()
+    writes.stop()
+
+
+def saving_stacks(place: Place) -> None:
+    place.patch(hang_orders, "save_stacks", place.fail)
+    job = SimpleNamespace(timers=timer_events(place), narrator=Narrator(lambda line: None, "host"))
+    orders = HangOrders(cast(Any, job), cast(Any, SimpleNamespace(stack_targets=list)))
+    orders.take(HangOrder(3, HangOutcome.NAME, ("w",), "1 of 3 wait"))
+    place.one_event()
+    orders.stop()
+
+
+def daemons_hands(place: Place) -> None:
+    daemon = object.__new__(NodeDaemon)  # of it the hands and the inbox
+    daemon._hands, daemon._inbox = Background("bagua-hands"), cast(Any, place.events)
+    daemon._runner = cast(Any, SimpleNamespace(found=place.fail, kill=place.fail))
+    daemon._store = cast(Any, SimpleNamespace(transact=place.fail))
+    drives: tuple[Callable[[], object], ...] = (
+        lambda: daemon._by_hand("looking for units", daemon._look),
+        lambda: daemon._by_hand_on("job", "killing it", daemon._runner.kill),
+        lambda: daemon._put_if_absent("key", b""),
+    )
+    for drive in drives:
+        drive()
+        place.one_event()
+    daemon._hands.stop()
+
+
+def exits_of_workers(place: Place) -> None:
+    place.patch(exit_watch.selectors, "PollSelector", place.fail)
+    watch = ExitWatch(lambda worker, code: None, place.events.put)
+    watch.start()
+    place.one_event()
+    watch.stop()
+
+
+def output_of_workers(place: Place) -> None:
+    place.patch(OutputRouter, "_is_done", place.fail)
+    layout = LogLayout(place.directory, "job", "host")
+    router = OutputRouter(OutputOptions.parse(), layout, prefixed=False, on_failed=place.events.put)
+    router.start()
+    place.one_event()
+    router.stop()
+
+
+def watch_of_the_warm_parent(place: Place) -> None:
+    parent = object.__new__(WarmParent)
+    parent._lock = threading.Lock()
+    parent._end = lambda: place.events.put("spawned from now on")  # type: ignore[method-assign]
+    place.patch(WarmParent, "_run_watch", place.fail)
+    thread = background_thread("warm-parent-watch", parent._run_watch, parent._watch_ended)
+    thread.start()
+    place.one_event()
+    thread.join(DEADLINE_S)
+
+
+def warming(place: Place) -> None:
+    workers = SimpleNamespace(_warm=SimpleNamespace(wait_ready=place.fail), _warming=None)
+    NodeWorkers.when_startable(cast(NodeWorkers, workers), lambda: place.events.put("startable"))
+    place.one_event()
+    cast(Any, workers._warming).join(DEADLINE_S)
+
+
+def ends_of_units(place: Place) -> None:
+    place.patch(pid_watch.select, "poll", place.fail)
+    watch = PidWatch(lambda name: None, place.events.put)
+    place.one_event()
+    watch.stop()
+
+
+def sessions(place: Place) -> None:
+    server = object.__new__(SessionServer)  # without gRPC's part
+    server._lock, server._expected, server._outboxes, server._welcome = threading.Lock(), {"w"}, {}, None
+    server._on_ended = place.events.put
+    server._on_message = lambda worker_id, message: place.fail() if message.HasField("ready") else None
+    hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id="w")
+    said = [session_pb2.WorkerMessage(hello=hello), session_pb2.WorkerMessage(ready=session_pb2.Ready())]
+    context = SimpleNamespace(add_callback=lambda callback: None, cancel=lambda: None)
+    assert list(server.Attach(iter(said), cast(Any, context))) == [], "the session ends"
+    place.one_event()
+    assert server._outboxes == {}, "the worker may come again"
+
+
+def hosted_etcd(place: Place) -> None:
+    server = SimpleNamespace(endpoint="", directory=place.directory, pid=2**30, stop=lambda: None)
+    place.patch(HostedEtcd, "_await_end", place.fail)
+    etcd = HostedEtcd(cast(Any, server), "")
+    etcd.keep_up(lambda pid: None, place.events.put)
+    place.one_event()
+    etcd.stop()
+
+
+def logs(place: Place) -> None:
+    class Call:
+        def __iter__(self) -> Iterator[object]:
+            return place.fail()  # type: ignore[no-any-return]
+
+    reader = LogReader(cast(Any, None), "job", None)
+    stub = SimpleNamespace(ReadLog=lambda request: Call())
+    place.patch(LogReader, "_stub", lambda reader, node_name: ("host:1", stub))
+    reader._open(WorkerOutput("host", "slot0-w", 0), "out", place.events.put)
+    place.one_event()
+
+
+OPERATIONS: dict[str, Callable[[Place], None]] = {
+    "bagua-leader": leader_writes,
+    "bagua-probe": leader_probes,
+    "bagua-writer": desired_writes,
+    "bagua-stacks": saving_stacks,
+    "bagua-hands": daemons_hands,
+    "exit-watch": exits_of_workers,
+    "worker-output": output_of_workers,
+    "warm-parent-watch": watch_of_the_warm_parent,
+    "bagua-warming": warming,
+    "bagua-pid-watch": ends_of_units,
+    "bagua-session-in": sessions,
+    "bagua-hosted-etcd": hosted_etcd,
+    "bagua-log": logs,
+}
+
+
+def named_in_the_sources() -> set[str]:
+    """The names that executors and threads of background.py are given."""
+    names = set()
+    for path in Path(bagua_agent.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Name) and called.id in ("Background", "background_thread"):
+                assert isinstance(node, ast.Call) and isinstance(node.args[0], ast.Constant), path
+                names.add(str(node.args[0].value))
+    return names
+
+
+def test_every_operation_is_here() -> None:
+    assert set(OPERATIONS) == named_in_the_sources()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("make", ERRORS, ids=ERROR_NAMES)
+def test_whatever_it_meets_is_one_event(
+    operation: Callable[[Place], None],
+    make: Callable[[], BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    before = set(threading.enumerate())
+    place = Place(make(), monkeypatch, tmp_path)
+    operation(place)
+    deadline_s = time.monotonic() + DEADLINE_S
+    for thread in set(threading.enumerate()) - before:
+        thread.join(deadline_s - time.monotonic())
+        assert not thread.is_alive(), f"{thread.name} is left"
+    assert place.met, "the fault happened"
+    assert place.events.empty(), "and nothing after its event"
