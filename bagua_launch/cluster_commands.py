@@ -124,7 +124,7 @@ def status(**typed: Any) -> int:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.cluster_client.cluster_status import cluster_status
 
-        found = cluster_status(store)
+        found = cluster_status(store, complain=note)
         jobs = [j for j in found.jobs if job_id in (None, j.job_id)]
         if job_id is not None and not jobs:
             raise unknown_job(store, job_id)
@@ -146,7 +146,7 @@ def nodes(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_status import cluster_status
 
-        found = cluster_status(store)
+        found = cluster_status(store, complain=note)
     if as_json:
         click.echo(json.dumps([asdict(node) for node in found.nodes], indent=1))
         return 0

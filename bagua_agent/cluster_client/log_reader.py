@@ -8,10 +8,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
 from bagua_agent.errors import BaguaError, UserError
 from bagua_agent.large_jobs.stored_record import whole_value
@@ -20,7 +23,8 @@ from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.workers.log_layout import path_component
-from bagua_contract import cluster_pb2, membership_pb2, node_pb2, node_pb2_grpc
+from bagua_contract import node_pb2, node_pb2_grpc
+from bagua_contract.records import Generation
 
 CALL_TIMEOUT_S = 10.0
 LOOK_S = 1.0  # for workers that have come since
@@ -139,16 +143,27 @@ class LogReader:
         value = None if found is None else whole_value(self._store, keys, found.value)
         if value is None:
             return {}
-        record = membership_pb2.Generation.FromString(value)
+        try:
+            record = Generation.decode(value)
+        except (DecodeError, ValueError) as error:
+            raise UserError(
+                f"{keys.generation} can't be read ({error}), so nobody knows whose output is whose"
+            ) from error
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank
             for placement in record.members
         }
 
     def _addresses(self) -> dict[str, str]:
+        """Of the daemons whose records can be read; `nodes` tells of the others."""
         records, _ = self._store.get_prefix(cluster_keys.NODES)
-        nodes = [cluster_pb2.Node.FromString(kv.value) for kv in records]
-        return {node.node_name: node.address for node in nodes}
+        found = {}
+        for kv in records:
+            node_name = cluster_keys.id_in(cluster_keys.NODES, kv.key)
+            if node_name is not None:
+                with suppress(UnreadableRecord):
+                    found[node_name] = parse_node(kv.value, node_name).address
+        return found
 
     def _stub(self, node_name: str) -> node_pb2_grpc.NodeServiceStub:
         address = self._addresses().get(node_name)

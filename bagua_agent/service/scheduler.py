@@ -4,8 +4,8 @@ One thread: it waits for the key to be free, and once it is ours mirrors the clu
 (cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as
 read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
 too, so it is an election like any other, and the plan's settling time begins anew. Whoever is overtaken again and again
-trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up: the
-next one may do better.
+trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up and
+stands again later: the next one may do better.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.errors import BaguaError, InfrastructureLost, OutcomeUnknown
 from bagua_agent.failpoints import Failpoints
+from bagua_agent.plain_text import shortened
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, absent, create_revision_is, mod_revision_is
@@ -62,6 +63,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
         self._won: int | None = None  # as we last won it
+        self._bug = ""  # that was told last
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-scheduler", daemon=True)
@@ -98,10 +100,16 @@ class Scheduler:
                 self._say(f"this node can't schedule, so another may: {error}")
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
-            except BaseException:
-                self._say("this node schedules no more: a bug; another node may go on")
+            except Exception as error:  # our bug may lie in what stands in the store, which changes
+                bug = f"{type(error).__name__}: {error}"
+                if bug != self._bug:
+                    self._bug = bug
+                    log.exception("bug: scheduling raised")
+                    self._say(
+                        f"this node can't schedule: a bug ({shortened(bug)}); another may, and it tries again"
+                    )
                 self._give_up()
-                raise
+                self._stopping.wait(REFUSED_AGAIN_S)
 
     def _give_up(self) -> None:
         """Our lease is kept for the node's other keys, so without this the key would stand and nobody would decide."""
