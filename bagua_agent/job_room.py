@@ -119,7 +119,12 @@ def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
     found = store.get(keys.spec)
     if found is None:
         raise InfrastructureLost(f"{keys.spec} is gone, so job {keys.job_id!r} can't be made live")
-    spec = pb.JobSpec.FromString(found.value)
+    try:
+        spec = pb.JobSpec.FromString(found.value)
+    except DecodeError as error:  # somebody wrote over it; agents put it again
+        raise InfrastructureLost(
+            f"{keys.spec} can't be read ({error}), so job {keys.job_id!r} can't be made live"
+        ) from error
     if spec.nonce != nonce or spec.mode != pb.JobSpec.RESTART:
         return
     spec.mode = pb.JobSpec.LIVE
