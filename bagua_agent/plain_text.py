@@ -15,32 +15,40 @@ _SGR = r"\x1b\[[0-9;:]{0,32}m"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _LINES = "\u2028\u2029"  # some readers end a line there
 _UNSAFE = re.compile(rf"({_SGR})|[\x00-\x08\x0a-\x1f\x7f-\x9f{_BIDI}{_LINES}\ud800-\udfff\ufeff]")
+_LINE_ENDS = re.compile(rb"([\r\n]+)")
 _BEGUN_SGR = re.compile(rb"\x1b(\[[0-9;:]{0,32})?\Z")
 RESET = "\x1b[0m"
 
 
 def plain_line(text: str) -> str:
-    """One line of `text`; control characters, line ends and direction marks as `\\x1b`, `\\n` or `\\u202e`."""
-    coloured = False
+    """One line: control characters, line ends and direction marks are shown as `\\x1b`, `\\n` or `\\u202e`."""
+    safe = _escaped(text)
+    return safe + RESET if has_colour(safe) and not safe.endswith(RESET) else safe
 
-    def escaped(match: re.Match[str]) -> str:
-        nonlocal coloured
-        if match[1]:
-            coloured = True
-            return match[1]
-        return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
-    safe = _UNSAFE.sub(escaped, text)
-    return safe + RESET if coloured and not safe.endswith(RESET) else safe
+def plain_lines(text: str) -> str:
+    """Several lines. Those after the first are indented, so that none passes for a message of its own."""
+    first, *more = map(plain_line, text.split("\n"))
+    return "\n".join([first, *(line if line.startswith(" ") else f"    {line}" for line in more)])
 
 
 def plain_bytes(data: bytes) -> bytes:
-    """`plain_line` for what a worker wrote, without the reset; bytes that are no UTF-8 are escaped as `\\xff`."""
-    return _UNSAFE.sub(_kept_or_escaped, data.decode("utf-8", "backslashreplace")).encode()
+    """What a worker wrote, with its line ends and carriage returns; what is no UTF-8 is shown as `\\xff`. Colours last
+    until whoever shows it ends them."""
+    parts = _LINE_ENDS.split(data)
+    parts[::2] = [_escaped(part.decode("utf-8", "backslashreplace")).encode() for part in parts[::2]]
+    return b"".join(parts)
 
 
-def _kept_or_escaped(match: re.Match[str]) -> str:
-    return match[1] or match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+def has_colour(text: str) -> bool:
+    """Of text that is plain: whether it may leave colours behind."""
+    return "\x1b" in text
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(
+        lambda match: match[1] or match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text
+    )
 
 
 def unfinished(data: bytes) -> int:

@@ -23,6 +23,7 @@ from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.workers.log_layout import path_component
+from bagua_agent.workers.stream_lines import ShownLines
 from bagua_contract import node_pb2, node_pb2_grpc
 from bagua_contract.records import Generation
 
@@ -76,7 +77,7 @@ class LogReader:
         return sorted(found, key=lambda o: (o.global_rank is None, o.global_rank or 0, o.node_name))
 
     def lines(self, output: WorkerOutput, stream: str, last_bytes: int, follow: bool) -> Iterator[str]:
-        """Of one worker. Raises UserError, InfrastructureLost."""
+        """Of one worker; of a progress bar its last state. Raises UserError, InfrastructureLost."""
         request = node_pb2.ReadLogRequest(
             job_id=self._job_id,
             directory=output.directory,
@@ -84,17 +85,14 @@ class LogReader:
             last_bytes=last_bytes,
             follow=follow,
         )
-        rest = b""
+        lines = ShownLines()
         try:
             timeout_s = None if follow else CALL_TIMEOUT_S
             for chunk in self._stub(output.node_name).ReadLog(request, timeout=timeout_s):
-                *whole, rest = (rest + chunk.data).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace")
+                yield from lines.feed(chunk.data)
         except grpc.RpcError as error:
             raise self._why(error, output.node_name) from error
-        if rest:
-            yield rest.decode(errors="replace")
+        yield from lines.end()
 
     def follow(
         self,
