@@ -73,6 +73,12 @@ class ClusterPicture:
     def took_outcome(self, job_id: str, outcome: OutcomeView) -> None:
         self._outcomes[job_id] = outcome
 
+    def left_jobs(self) -> frozenset[str]:
+        """Jobs that have ended and have no agent."""
+        return frozenset(
+            job_id for job_id in self._outcomes if job_id not in self._jobs or not self._jobs[job_id].agents
+        )
+
     def view(self) -> ClusterView:
         nodes = {name: replace(node, drain=self._drains.get(name)) for name, node in self._nodes.items()}
         submissions = sorted(self._submissions.values(), key=lambda pair: (pair[0], pair[1].job_id))

@@ -24,10 +24,12 @@ from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.errors import BaguaError, InfrastructureLost, OutcomeUnknown
 from bagua_agent.failpoints import Failpoints
+from bagua_agent.job_room import remove_unused_identity
 from bagua_agent.plain_text import shortened
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, absent, create_revision_is, mod_revision_is
+from bagua_agent.store.keys import SECRETS_PREFIX, JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_contract import cluster_pb2 as pb
@@ -137,6 +139,7 @@ class Scheduler:
         self._say("this node schedules the cluster's jobs")
         self.leads = True
         picture = ClusterPicture(time.monotonic(), self._say)
+        tidied: frozenset[str] = frozenset()
         news: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         inbox, self._inbox = self._inbox, news  # the key's mirror and the cluster's wake the same loop
         mirror = PrefixMirror(self._store, cluster_keys.EVERYTHING, news.put)
@@ -153,6 +156,7 @@ class Scheduler:
                     return
                 if changed or (again_s is not None and time.monotonic() >= again_s):
                     written, again_s = self._decide(picture, won)
+                    tidied = self._remove_key_pairs(picture, won, tidied)
                     overtaken = 0 if written else overtaken + 1
                     if overtaken == MOST_OVERTAKEN:
                         self._say(f"orders were refused {overtaken} times in a row; the cluster is read anew")
@@ -161,6 +165,22 @@ class Scheduler:
             self.leads = False
             self._inbox = inbox
             mirror.stop()
+
+    def _remove_key_pairs(self, picture: ClusterPicture, won: int, tidied: frozenset[str]) -> frozenset[str]:
+        """Of jobs that have ended and were left since `tidied`; those that are tidy now.
+
+        An agent that is killed, or lost with its node, removes nothing; and one that was starting when its job was
+        stopped may have written the pair after the outcome.
+        """
+        left = picture.left_jobs()
+        if left - tidied:
+            there = {kv.key for kv in self._store.get_prefix(SECRETS_PREFIX)[0]}
+            for job_id in sorted(left - tidied):
+                keys = JobKeys(job_id)
+                if keys.identity in there:
+                    fence = create_revision_is(cluster_keys.SCHEDULER, won)
+                    remove_unused_identity(self._store, keys, fence)
+        return left
 
     @staticmethod
     def _hear(news: queue.SimpleQueue[_Message], picture: ClusterPicture, again_s: float | None) -> bool:
