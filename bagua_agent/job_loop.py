@@ -382,8 +382,9 @@ class JobLoop:
         self._sessions.stop()
         if self._connected:
             say_last_words(self._job)
-            if self._seen.result is None and not self._seen.others_stay(self._agent_id):
-                self._own_key.remove()  # of those that leave together the last one finds no other's
+            if self._seen.result is None:
+                # whoever stays by now may leave in the same moment: the last one finds no other's key
+                self._own_key.remove()
                 remove_key_pair(self._job)
             if self._hosts_for_others:
                 wait_for_followers(self._job, self._inbox, self._store_changed)
