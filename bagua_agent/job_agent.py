@@ -21,6 +21,7 @@ from bagua_agent.node.local_address import local_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script_mode import Mode, guess_mode
+from bagua_agent.plain_text import plain_lines
 from bagua_agent.process_messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.signals import SignalsToInbox
 
@@ -37,10 +38,10 @@ def run_job(config: JobConfig, on_error: Callable[[str], None] = lambda reason: 
             try:
                 return _run(config)
             except JobReplaced as replaced:
-                print(f"bagua-launch: {replaced}; joining again", file=sys.stderr, flush=True)
+                print(plain_lines(f"bagua-launch: {replaced}; joining again"), file=sys.stderr, flush=True)
         return _run(config)
     except BaguaError as error:
-        print(f"bagua-launch: {error}", file=sys.stderr, flush=True)
+        print(plain_lines(f"bagua-launch: {error}"), file=sys.stderr, flush=True)
         on_error(str(error))
         return error.exit_code
 

@@ -7,8 +7,9 @@ line stays fast.
 
 from __future__ import annotations
 
+import reprlib
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from bagua_agent.membership.policy import Policy
@@ -56,6 +57,10 @@ class StoreCredentials:
 # torchrun's, where nothing else is said
 STATIC_MASTER_PORT = 29500
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+SHUTDOWN_TIMEOUT_S = 30.0
+# No clock and no record of ours holds more.
+LONGEST_WAIT_S = 1e9
+LARGEST_COUNT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class JobConfig:
     )
     monitor_interval_s: float = 0.1
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
-    shutdown_timeout_s: float = 30.0
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     numa_binding: str | None = None
     virtual_local_rank: bool = False
     run_as: str | None = None  # account of the workers; None: the agent's own
@@ -136,3 +141,8 @@ class JobConfig:
             raise ValueError("endpoints is empty; None means an etcd of the agent's own")
         if self.hosts_store and self.endpoints is None:
             raise ValueError("hosts_store needs an endpoint to host at")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            most = LONGEST_WAIT_S if isinstance(value, float) else LARGEST_COUNT
+            if isinstance(value, (int, float)) and not 0 <= value <= most:  # not a number fails too
+                raise ValueError(f"{each.name} must be from 0 to {most:g}, not {reprlib.repr(value)}")

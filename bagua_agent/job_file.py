@@ -7,6 +7,8 @@ node, log directory, store and account it is belongs to the node that runs it.
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 import types
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -26,6 +28,8 @@ SUBMITTED = frozenset(
 )
 """Fields that travel in a submission."""
 
+MOST_NAMED = 5
+
 
 def encode(config: JobConfig, only: frozenset[str] | None = None) -> str:
     """Fields that differ from their defaults. only: the names of those to write; others are left out."""
@@ -44,13 +48,16 @@ def decode(text: str, only: frozenset[str] | None = None, **overruling: Any) -> 
         read = json.loads(text)
     except ValueError as error:
         raise UserError(f"a job's description can't be read: {error}") from error
+    except RecursionError as error:
+        raise UserError("a job's description can't be read: it is nested too deeply") from error
     if not isinstance(read, dict):
         raise UserError(f"a job's description is {type(read).__name__}, not an object")
     allowed = {f.name for f in fields(JobConfig)} if only is None else only
     unknown = sorted(read.keys() - allowed)
     if unknown:
         raise UserError(
-            f"a job's description has {', '.join(map(repr, unknown))}; use one version of bagua everywhere"
+            f"a job's description has {', '.join(map(reprlib.repr, unknown[:MOST_NAMED]))}; "
+            "use one version of bagua everywhere"
         )
     hints = get_type_hints(JobConfig)
     values = {name: _typed(name, hints[name], value) for name, value in read.items()}
@@ -83,12 +90,26 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
                 return hint(**{k: _typed(f"{name}.{k}", hints[k], v) for k, v in value.items()})  # type: ignore[operator]
             except TypeError as error:
                 raise UserError(f"a job's description: {name} is incomplete ({error})") from error
-    if isinstance(hint, type) and issubclass(hint, Enum) and value in {m.value for m in hint}:
+    if isinstance(hint, type) and issubclass(hint, Enum) and value in [m.value for m in hint]:
         return hint(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and type(value) is hint:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more digits than any float has
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    elif isinstance(hint, type) and type(value) is hint and (hint is not str or _is_text(value)):
         return value
+    # reprlib: a value may be long, and nested deeper than repr() takes
     raise UserError(
-        f"a job's description: {name} is {value!r}, which is no {getattr(hint, '__name__', hint)}"
+        f"a job's description: {name} is {reprlib.repr(value)}, which is no {getattr(hint, '__name__', hint)}"
     )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a process can be given it as an argument and a record can hold it."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False

@@ -41,7 +41,7 @@ from bagua_agent.joined_job import JoinedJob
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.whole_records import WholeRecords
-from bagua_agent.last_words import say_last_words, wait_for_followers
+from bagua_agent.last_words import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.leadership import Leadership, ProbeResult
 from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.membership.departure import Prospect, prospect
@@ -421,6 +421,10 @@ class JobLoop:
         self._sessions.stop()
         if self._connected:
             say_last_words(self._job)
+            if self._seen.result is None:
+                # whoever stays by now may leave in the same moment: the last one finds no other's key
+                self._own_key.remove()
+                remove_key_pair(self._job)
             if self._hosts_for_others:
                 wait_for_followers(self._job, self._inbox, self._store_changed)
         return ending.exit_code

@@ -14,7 +14,7 @@ from bagua_agent.history import job_history
 from bagua_agent.job_config import JobConfig
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
-from bagua_agent.store.client import KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
@@ -86,6 +86,15 @@ def ensure_job(
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
 
 
+def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:
+    """Remove the job's key pair unless an agent is there that uses it; whoever comes later makes another.
+
+    The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
+    """
+    unused = [*conditions, none_below(keys.agents)]
+    return store.transact(unused, deletes=[keys.identity]).succeeded
+
+
 def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:
     try:
         spec: pb.JobSpec = pb.JobSpec.FromString(value)
@@ -131,7 +140,12 @@ def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
     found = store.get(keys.spec)
     if found is None:
         raise InfrastructureLost(f"{keys.spec} is gone, so job {keys.job_id!r} can't be made live")
-    spec = pb.JobSpec.FromString(found.value)
+    try:
+        spec = pb.JobSpec.FromString(found.value)
+    except DecodeError as error:  # somebody wrote over it; agents put it again
+        raise InfrastructureLost(
+            f"{keys.spec} can't be read ({error}), so job {keys.job_id!r} can't be made live"
+        ) from error
     if spec.nonce != nonce or spec.mode != pb.JobSpec.RESTART:
         return
     spec.mode = pb.JobSpec.LIVE

@@ -9,7 +9,9 @@ import queue
 import time
 from collections.abc import Callable
 
+from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.inbox import StoreChanged
+from bagua_agent.job_room import remove_unused_identity
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.process_messages import SignalCame
 
@@ -25,6 +27,17 @@ def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
         job.narrator.tell("etcd did not take this node's last words in time")
         return
     job.history.flush(max(0.0, deadline_s - time.monotonic()))
+
+
+def remove_key_pair(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
+    """The job is left without a result, so nobody else removes its key pair: the last of its agents does."""
+    if not job.leased.flush(timeout_s):
+        job.narrator.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
+        return
+    try:
+        remove_unused_identity(job.store, job.keys)
+    except (InfrastructureLost, UserError) as error:
+        job.narrator.tell(f"the job's key pair stays in etcd: {error}")
 
 
 def wait_for_followers(

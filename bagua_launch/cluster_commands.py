@@ -16,6 +16,7 @@ import click
 
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import StoreCredentials
+from bagua_agent.plain_text import plain_line
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, FILE_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.config_file import read_config_file
@@ -87,7 +88,7 @@ def submit(**typed: Any) -> int:
 
 def _say(as_json: bool, text: str, record: dict[str, Any]) -> None:
     """One line: the sentence, or the record for programs."""
-    click.echo(json.dumps(record) if as_json else text)
+    click.echo(json.dumps(record) if as_json else plain_line(text))
 
 
 def _follow(store: Store, job_id: str, as_json: bool) -> int:
@@ -126,7 +127,7 @@ def status(**typed: Any) -> int:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.cluster_client.cluster_status import cluster_status
 
-        found = cluster_status(store)
+        found = cluster_status(store, complain=note)
         jobs = [j for j in found.jobs if job_id in (None, j.job_id)]
         if job_id is not None and not jobs:
             raise unknown_job(store, job_id)
@@ -139,7 +140,8 @@ def status(**typed: Any) -> int:
     ]
     click.echo(table(("JOB", "STATE", "ASKED", "NODES", "PRIORITY", "WHY"), rows, "no job was submitted"))
     for job in jobs if job_id is not None else ():
-        click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}\nsubmitted by {job.submitter or 'somebody'}")
+        click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}")
+        click.echo(plain_line(f"submitted by {job.submitter or 'somebody'}"))
     return 0
 
 
@@ -148,7 +150,7 @@ def nodes(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_status import cluster_status
 
-        found = cluster_status(store)
+        found = cluster_status(store, complain=note)
     if as_json:
         click.echo(json.dumps([asdict(node) for node in found.nodes], indent=1))
         return 0

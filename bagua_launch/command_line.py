@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bagua_agent.errors import InfrastructureLost, PeerViolation, UserError
+from bagua_agent.plain_text import plain_line
 from bagua_launch.options import Option
 
 PROGRAM = "bagua-launch"
@@ -145,8 +146,8 @@ def parameters(rows: Iterable[Option]) -> list[click.Parameter]:
 
 def complain(text: str) -> None:
     """One line, whatever the text holds."""
-    click.echo(f"{PROGRAM}: {' '.join(text.split())}", err=True)
+    click.echo(f"{PROGRAM}: {plain_line(' '.join(text.split()))}", err=True)
 
 
 def note(text: str) -> None:
-    click.echo(f"{PROGRAM}: note: {' '.join(text.split())}", err=True)
+    click.echo(f"{PROGRAM}: note: {plain_line(' '.join(text.split()))}", err=True)

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable
 
+from bagua_agent.job_config import LONGEST_WAIT_S
 from bagua_launch.errors import refuse
 from bagua_launch.precedence import Said
 
@@ -46,7 +47,7 @@ def seconds(said: Said) -> float:
         value = float(said.text)
     except ValueError:
         raise refuse(said, "not a number", "seconds, such as 0.5") from None
-    if not 0 <= value < float("inf"):
+    if not 0 <= value <= LONGEST_WAIT_S:
         raise refuse(said, "not a time", "seconds, such as 0.5")
     return value
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_agent.plain_text import plain_line
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], if_empty: str) -> str:
     if not rows:
         return if_empty
-    cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
+    cells = [[plain_line(" ".join(cell.split())) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells

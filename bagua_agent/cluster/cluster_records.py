@@ -1,7 +1,8 @@
 """What do the cluster's records say, as decisions see them? Between bagua_contract's messages and cluster_view; pure.
 
-Reading is forgiving: a record that can't be read, or that no person could have asked for, is as if it were not there,
-and its reason is returned to be told once. A newer version's record must not end what runs.
+Each kind of record has one decoder, which checks everything that decisions rely on: ids, ranges, counts. Texts for
+people are shortened. Reading is forgiving: a record that can't be read, or that no person could have asked for, is as
+if it were not there, and its reason is returned to be told once. A newer version's record must not end what runs.
 """
 
 from __future__ import annotations
@@ -21,19 +22,45 @@ from bagua_agent.cluster.cluster_view import (
     UnitState,
     UnitView,
 )
+from bagua_agent.ids import is_id
+from bagua_agent.plain_text import shortened
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
+from bagua_contract.records import LARGEST_NUMBER
 
 PROTOCOL = 1
+MOST_ORDERS = 1000  # of one node: each is told of in the node's own record, which etcd has to take
+MOST_TROUBLES = 20
 
 
 class UnreadableRecord(ValueError):
     """Says why."""
 
 
-def read_submission(value: bytes) -> SubmissionView:
+def read_submission(value: bytes, job_id: str) -> SubmissionView:
     """Raises UnreadableRecord."""
-    record = parse_submission(value)
+    return _submission_view(parse_submission(value, job_id))
+
+
+def parse_submission(value: bytes, job_id: str) -> pb.Submission:
+    """job_id: as its key says. `launch` is checked by whoever starts the job (job_file.py). Raises UnreadableRecord."""
+    try:
+        record = pb.Submission.FromString(value)
+    except DecodeError as error:
+        raise UnreadableRecord(f"no submission: {error}") from error
+    if record.protocol != PROTOCOL:
+        raise UnreadableRecord(
+            f"a submission of protocol {record.protocol}, this is {PROTOCOL}; use one version of bagua"
+        )
+    if record.wanted not in (pb.Submission.RUN, pb.Submission.STOP):
+        raise UnreadableRecord(f"a submission that wants {record.wanted}")
+    if record.job_id != job_id:
+        raise UnreadableRecord(f"a submission that names job {record.job_id!r}")
+    _submission_view(record)
+    return record
+
+
+def _submission_view(record: pb.Submission) -> SubmissionView:
     try:
         return SubmissionView(
             job_id=record.job_id,
@@ -48,33 +75,41 @@ def read_submission(value: bytes) -> SubmissionView:
         raise UnreadableRecord(str(error)) from error
 
 
-def parse_submission(value: bytes) -> pb.Submission:
-    """Raises UnreadableRecord."""
-    try:
-        record = pb.Submission.FromString(value)
-    except DecodeError as error:
-        raise UnreadableRecord(f"no submission: {error}") from error
-    if record.protocol != PROTOCOL:
-        raise UnreadableRecord(
-            f"a submission of protocol {record.protocol}, this is {PROTOCOL}; use one version of bagua"
-        )
-    if record.wanted not in (pb.Submission.RUN, pb.Submission.STOP):
-        raise UnreadableRecord(f"a submission that wants {record.wanted}")
-    return record
-
-
-def read_node(value: bytes) -> NodeView:
+def read_node(value: bytes, node_name: str) -> NodeView:
     """Present, without its drain. Raises UnreadableRecord."""
+    record = parse_node(value, node_name)
+    units = tuple(map(_read_unit, record.units))
+    troubles = tuple(shortened(trouble) for trouble in record.troubles[:MOST_TROUBLES])
+    return NodeView(record.node_name, record.slots, dict(record.labels), troubles, units)
+
+
+def parse_node(value: bytes, node_name: str) -> pb.Node:
+    """node_name: as its key says. Raises UnreadableRecord."""
     try:
         record = pb.Node.FromString(value)
-        units = tuple(_read_unit(unit) for unit in record.units)
-    except (DecodeError, ValueError) as error:
+    except DecodeError as error:
         raise UnreadableRecord(f"no node: {error}") from error
-    if record.protocol != PROTOCOL or not record.node_name:
+    if record.protocol != PROTOCOL:
         raise UnreadableRecord(
             f"a node of protocol {record.protocol}, this is {PROTOCOL}; use one version of bagua"
         )
-    return NodeView(record.node_name, record.slots, dict(record.labels), tuple(record.troubles), units)
+    if record.node_name != node_name:
+        raise UnreadableRecord(f"a node that names itself {record.node_name!r}")
+    for unit in record.units:
+        _check_order(unit.job_id, unit.order)
+        if unit.state not in _UNIT_STATES:
+            raise UnreadableRecord(f"a node whose unit of job {unit.job_id!r} is in state {unit.state}")
+    return record
+
+
+_UNIT_STATES = frozenset(state.value for state in UnitState)
+
+
+def _check_order(job_id: str, number: int) -> None:
+    if not is_id(job_id):
+        raise UnreadableRecord(f"it names job {job_id!r}, which no job can be called")
+    if number > LARGEST_NUMBER:
+        raise UnreadableRecord(f"it tells of order {number}, after which none could follow")
 
 
 def _read_unit(unit: pb.Unit) -> UnitView:
@@ -84,7 +119,7 @@ def _read_unit(unit: pb.Unit) -> UnitView:
         slots=tuple(unit.slots),
         failures=unit.failures,
         exit_code=unit.exit_code,
-        reason=unit.reason,
+        reason=shortened(unit.reason),
         order=unit.order,
     )
 
@@ -107,6 +142,10 @@ def read_orders(value: bytes) -> tuple[OrderView, ...]:
         record = pb.Orders.FromString(value)
     except DecodeError as error:
         raise UnreadableRecord(f"no orders: {error}") from error
+    if len(record.orders) > MOST_ORDERS:
+        raise UnreadableRecord(f"{len(record.orders)} orders, of which a node takes {MOST_ORDERS}")
+    for order in record.orders:
+        _check_order(order.job_id, order.number)
     found = {o.job_id: OrderView(o.job_id, o.slots, o.number) for o in record.orders}
     return tuple(found.values())
 
@@ -122,16 +161,21 @@ def read_drain(value: bytes) -> DrainView:
         record = pb.Drain.FromString(value)
     except DecodeError:
         return DrainView(reason="its record can't be read")
-    return DrainView(record.force, record.reason)
+    return DrainView(record.force, shortened(record.reason))
 
 
 def read_outcome(value: bytes, since_s: float) -> OutcomeView:
     """Raises UnreadableRecord."""
     try:
         record = pb.JobOutcome.FromString(value)
-        return OutcomeView(JobEnd(record.outcome), record.exit_code, record.reason, since_s)
+        return OutcomeView(JobEnd(record.outcome), record.exit_code, shortened(record.reason), since_s)
     except (DecodeError, ValueError) as error:
         raise UnreadableRecord(f"no outcome: {error}") from error
+
+
+def unreadable_outcome(since_s: float) -> OutcomeView:
+    """What an unreadable one counts as. It ends the job all the same: no other could be written over it."""
+    return OutcomeView(JobEnd.FAILED, 1, "its outcome can't be read", since_s)
 
 
 def write_outcome(outcome: OutcomeView, ended_unix_s: float) -> bytes:
@@ -189,6 +233,6 @@ def _read_result(value: bytes | None, since_s: float) -> OutcomeView | None:
         return None
     try:
         record = membership_pb2.Result.FromString(value)
-        return OutcomeView(_ENDS[record.outcome], record.exit_code, record.reason, since_s)
+        return OutcomeView(_ENDS[record.outcome], record.exit_code, shortened(record.reason), since_s)
     except (DecodeError, KeyError):
         return OutcomeView(JobEnd.FAILED, 1, "its result can't be read", since_s)

@@ -29,6 +29,7 @@ from bagua_agent.cluster.job_ends import asked_to_leave_at_s
 from bagua_agent.cluster.node_trouble import lost_at_s, settled_at_s
 from bagua_agent.cluster.one_pass import Considered, consider
 from bagua_agent.cluster.standing_orders import in_force
+from bagua_contract.records import LARGEST_NUMBER
 
 # A node that a job was given as growth may let it spare another that somebody waits for: few rounds follow.
 MOST_PASSES = 8
@@ -39,7 +40,8 @@ def plan(view: ClusterView, now_s: float, policy: ClusterPolicy) -> Plan:
     settled_s = settled_at_s(view.since_s, policy)
     if now_s < settled_s:
         return Plan(jobs=reasons.unsettled(view), again_at_s=settled_s)
-    number = 1 + _newest_number(view)
+    # at the far end orders of one number follow each other: a record of a greater one could not be written
+    number = min(1 + _newest_number(view), LARGEST_NUMBER)
     found, after = _passed(view, now_s, policy, number)
     return Plan(
         orders={n: orders for n, orders in after.items() if _changes(view, n, orders)},

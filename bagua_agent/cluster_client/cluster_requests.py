@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_submission
+from bagua_agent.cluster.cluster_records import (
+    UnreadableRecord,
+    parse_submission,
+    read_outcome,
+    unreadable_outcome,
+)
 from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is
@@ -84,7 +89,7 @@ def _change_submission(
             raise unknown_job(store, job_id)
         if store.get(over) is not None:
             raise UserError(f"job {job_id!r} has ended; `bagua-launch status` shows those that run")
-        before, after = _parsed(found), _parsed(found)
+        before, after = _parsed(found, job_id), _parsed(found, job_id)
         if not change(after):
             return False, before
         conditions, writes = beside()
@@ -94,9 +99,9 @@ def _change_submission(
     raise _changes_all_the_time(f"job {job_id!r}")
 
 
-def _parsed(found: KeyValue) -> pb.Submission:
+def _parsed(found: KeyValue, job_id: str) -> pb.Submission:
     try:
-        return parse_submission(found.value)
+        return parse_submission(found.value, job_id)
     except UnreadableRecord as error:
         raise UserError(f"{found.key}: {error}") from error
 
@@ -185,5 +190,8 @@ def outcome_of(store: Store, job_id: str) -> Ended | None:
     found = store.get(cluster_keys.outcome(job_id))
     if found is None:
         return None
-    record = pb.JobOutcome.FromString(found.value)
-    return Ended(pb.JobOutcome.Outcome.Name(record.outcome).lower(), record.exit_code, record.reason)
+    try:
+        end = read_outcome(found.value, 0.0)
+    except UnreadableRecord:
+        end = unreadable_outcome(0.0)
+    return Ended(end.end.name.lower(), end.exit_code, end.reason)

@@ -7,15 +7,19 @@ people are told can't disagree with what is done.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_records import parse_node, parse_submission
 from bagua_agent.cluster.cluster_view import ClusterView
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
+from bagua_agent.store.client import KeyValue, Store
 from bagua_agent.store.mirror import difference
 from bagua_contract import cluster_pb2 as pb
 
@@ -59,30 +63,36 @@ class ClusterStatus:
     scheduler: str
 
 
-def cluster_status(store: Store) -> ClusterStatus:
-    """Jobs in the order of their submission, nodes by name."""
+def cluster_status(store: Store, complain: Callable[[str], object]) -> ClusterStatus:
+    """Jobs in the order of their submission, nodes by name. complain: told of each record that can't be read."""
     now_s = time.monotonic()
     keys, revision = store.get_prefix(cluster_keys.EVERYTHING)
     values = {kv.key: kv for kv in keys}
-    picture = ClusterPicture(float("-inf"), complain=lambda text: None)
+    picture = ClusterPicture(float("-inf"), complain)
     picture.take(difference({}, values, revision), now_s)
     view = picture.view()
+    # what decisions do not need, of the records that the picture could read
     submissions = {
-        name: pb.Submission.FromString(kv.value)
-        for kv in keys
-        if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key)) is not None
+        job.job_id: parse_submission(values[cluster_keys.submission(job.job_id)].value, job.job_id)
+        for job in view.submissions
     }
-    records = {
-        name: pb.Node.FromString(kv.value)
-        for kv in keys
-        if (name := cluster_keys.id_in(cluster_keys.NODES, kv.key)) is not None
-    }
-    holder = values.get(cluster_keys.SCHEDULER)
+    records = {name: parse_node(values[cluster_keys.node(name)].value, name) for name in view.nodes}
     return ClusterStatus(
         _jobs(view, submissions, now_s),
         _nodes(view, records),
-        "" if holder is None else pb.Scheduler.FromString(holder.value).node_name,
+        _scheduler(values.get(cluster_keys.SCHEDULER), complain),
     )
+
+
+def _scheduler(holder: KeyValue | None, complain: Callable[[str], object]) -> str:
+    """The node that schedules; empty: none."""
+    if holder is None:
+        return ""
+    try:
+        return str(pb.Scheduler.FromString(holder.value).node_name)
+    except DecodeError as error:
+        complain(f"{holder.key}: {error}")
+        return "unknown"
 
 
 def _jobs(view: ClusterView, submissions: dict[str, pb.Submission], now_s: float) -> tuple[JobStatus, ...]:

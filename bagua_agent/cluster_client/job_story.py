@@ -39,7 +39,10 @@ def follow(
                 if ended is not None:
                     return ended
             if not told:
-                job = next((j for j in cluster_status(store).jobs if j.job_id == job_id), None)
+                job = next(
+                    (j for j in cluster_status(store, complain=lambda text: None).jobs if j.job_id == job_id),
+                    None,
+                )
                 if job is not None and job.state == "queued" and job.reason != waiting:
                     waiting = job.reason
                     tell(waiting)

@@ -10,14 +10,15 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from bagua_agent.background import Failed, OperationEnd, background_thread
+from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
 from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.large_jobs.stored_record import whole_value
@@ -26,7 +27,9 @@ from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.workers.log_layout import path_component
-from bagua_contract import cluster_pb2, membership_pb2, node_pb2, node_pb2_grpc
+from bagua_agent.workers.stream_lines import ShownLines
+from bagua_contract import node_pb2, node_pb2_grpc
+from bagua_contract.records import Generation
 
 CALL_TIMEOUT_S = 10.0
 SILENCE_S = 10.0  # of a stream that has more to send
@@ -80,19 +83,17 @@ class Tail:
     failed: int = 0
     heard_s: float = 0.0
     call: Any = None
-    rest: bytes = b""
+    shown: ShownLines = field(default_factory=ShownLines)
 
     def take(self, chunk: bytes, now_s: float) -> list[str]:
         """The lines that are whole with it."""
         self.read_bytes += len(chunk)
         self.heard_s = now_s
-        *whole, self.rest = (self.rest + chunk).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        return list(self.shown.feed(chunk))
 
     def finish(self) -> list[str]:
         """The last line, if nothing ends it."""
-        rest, self.rest = self.rest, b""
-        return [rest.decode(errors="replace")] if rest else []
+        return list(self.shown.end())
 
     @property
     def is_due(self) -> bool:
@@ -112,17 +113,6 @@ def next_of(tail: Tail, now_s: float) -> Next:
     if tail.call is None:
         return Next.OPEN if more else Next.NOTHING
     return Next.BREAK if more and now_s - tail.heard_s >= SILENCE_S else Next.NOTHING
-
-
-M = TypeVar("M", bound=Message)
-
-
-def _readable(kind: type[M], value: bytes) -> M | None:
-    """None for what no daemon or agent of this protocol writes."""
-    try:
-        return kind.FromString(value)
-    except DecodeError:
-        return None
 
 
 class LogReader:
@@ -162,9 +152,9 @@ class LogReader:
         return sorted(found, key=lambda o: (o.global_rank is None, o.global_rank or 0, o.node_name))
 
     def lines(self, output: WorkerOutput, stream: str, last_bytes: int) -> Iterator[str]:
-        """Of one worker, to the end of what is there. Raises UserError, InfrastructureLost.
+        """Of one worker, to the end of what is there; of a progress bar its last state.
 
-        However long that is: only a silence of SILENCE_S ends it.
+        Raises UserError, InfrastructureLost. However long it is: only a silence of SILENCE_S ends it.
         """
         news: queue.Queue[bytes | OperationEnd[None]] = queue.Queue(CHUNKS_AHEAD)
         call = self._open(output, stream, news.put, last_bytes=last_bytes)
@@ -336,18 +326,27 @@ class LogReader:
         value = None if found is None else whole_value(self._store, keys, found.value)
         if value is None:
             return {}
-        record = _readable(membership_pb2.Generation, value)
-        if record is None:
-            return {}
+        try:
+            record = Generation.decode(value)
+        except (DecodeError, ValueError) as error:
+            raise UserError(
+                f"{keys.generation} can't be read ({error}), so nobody knows whose output is whose"
+            ) from error
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank
             for placement in record.members
         }
 
     def _addresses(self) -> dict[str, str]:
+        """Of the daemons whose records can be read; `nodes` tells of the others."""
         records, _ = self._store.get_prefix(cluster_keys.NODES)
-        nodes = [_readable(cluster_pb2.Node, kv.value) for kv in records]
-        return {node.node_name: node.address for node in nodes if node is not None}
+        found = {}
+        for kv in records:
+            node_name = cluster_keys.id_in(cluster_keys.NODES, kv.key)
+            if node_name is not None:
+                with contextlib.suppress(UnreadableRecord):
+                    found[node_name] = parse_node(kv.value, node_name).address
+        return found
 
     def _stub(self, node_name: str) -> tuple[str, node_pb2_grpc.NodeServiceStub]:
         """With the address of the daemon. Raises UserError."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bagua_agent.history.job_history import JobEvent, superfluous
-from bagua_agent.store.keys import LONGEST_ID, JobKeys
+from bagua_agent.ids import LONGEST_ID
+from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 
 MOST_OWED = 64

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent.ids import is_id
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.store.client import Put
 from bagua_agent.store.keys import JobKeys
@@ -22,6 +23,8 @@ from bagua_contract.records import PROTOCOL_VERSION, Generation
 
 PART_BYTES = 512 << 10  # etcd takes 1.5 MiB in one request
 MOST_RECORD_BYTES = 256 << 20  # of what a stranger may have written; a million workers take less
+_DIGEST_BYTES = hashlib.sha256().digest_size
+MOST_PARTS = 10_000  # a record of MOST_RECORD_BYTES has 512; each is a name to be held
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def keepers(record: Generation, limits: Limits, addresses: Mapping[str, str]) ->
 
 
 def head_of(value: bytes) -> Head | None:
-    """None for anything else than a head: a whole record, or what nobody can read."""
+    """None for anything else than a head: a whole record, or what no leader writes."""
     try:
         message = pb.Generation.FromString(value)
     except DecodeError:
@@ -93,6 +96,8 @@ def head_of(value: bytes) -> Head | None:
     if not message.HasField("parts"):
         return None
     parts = message.parts
+    if not (is_id(parts.folder) and 1 <= parts.count <= MOST_PARTS and len(parts.sha256) == _DIGEST_BYTES):
+        return None
     return Head(
         message.number, parts.folder, parts.count, parts.sha256, parts.node_count, tuple(parts.keepers)
     )

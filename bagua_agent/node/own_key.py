@@ -37,6 +37,10 @@ class OwnKey:
         """Stand in the job from now on."""
         self._leased.put(self._key, self._agent.SerializeToString())
 
+    def remove(self) -> None:
+        """Stand in the job no more."""
+        self._leased.remove(self._key)
+
     def leaving(self) -> None:
         self._agent.leaving = True
         self.put()

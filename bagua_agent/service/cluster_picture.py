@@ -17,6 +17,7 @@ from bagua_agent.cluster.cluster_records import (
     read_outcome,
     read_progress,
     read_submission,
+    unreadable_outcome,
 )
 from bagua_agent.cluster.cluster_view import (
     ClusterView,
@@ -27,6 +28,7 @@ from bagua_agent.cluster.cluster_view import (
     OutcomeView,
     SubmissionView,
 )
+from bagua_agent.service.odd_records import OddRecords
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.cluster_keys import id_in
 from bagua_agent.store.keys import JOBS_PREFIX, JobKeys
@@ -47,10 +49,9 @@ class _Job:
 class ClusterPicture:
     """complain: told once for each record that can't be read."""
 
-    def __init__(self, since_s: float, complain: Callable[[str], None]) -> None:
+    def __init__(self, since_s: float, complain: Callable[[str], object]) -> None:
         self.since_s = since_s
-        self._complain = complain
-        self._complaints: set[str] = set()
+        self._odd = OddRecords(complain)
         self._nodes: dict[str, NodeView] = {}
         self._drains: dict[str, DrainView] = {}
         self._submissions: dict[str, tuple[int, SubmissionView]] = {}
@@ -72,6 +73,12 @@ class ClusterPicture:
     def took_outcome(self, job_id: str, outcome: OutcomeView) -> None:
         self._outcomes[job_id] = outcome
 
+    def left_jobs(self) -> frozenset[str]:
+        """Jobs that have ended and have no agent."""
+        return frozenset(
+            job_id for job_id in self._outcomes if job_id not in self._jobs or not self._jobs[job_id].agents
+        )
+
     def view(self) -> ClusterView:
         nodes = {name: replace(node, drain=self._drains.get(name)) for name, node in self._nodes.items()}
         submissions = sorted(self._submissions.values(), key=lambda pair: (pair[0], pair[1].job_id))
@@ -79,9 +86,10 @@ class ClusterPicture:
         for job_id in self._submissions:
             job = self._jobs.get(job_id)
             if job is not None:
-                progress[job_id] = read_progress(
-                    job.generation, job.result, job.agents, job.members, job.result_since_s
-                )
+                with self._odd.passing_over(JobKeys(job_id).prefix, "how far it is counts as unknown"):
+                    progress[job_id] = read_progress(
+                        job.generation, job.result, job.agents, job.members, job.result_since_s
+                    )
         return ClusterView(
             nodes,
             tuple(s for _, s in submissions),
@@ -95,16 +103,9 @@ class ClusterPicture:
         """Whether any of them matters to decisions."""
         matters = False
         for change in changes:
-            try:
+            with self._odd.passing_over(change.key):
                 matters |= self._take(change, now_s)
-            except UnreadableRecord as error:
-                self._say(f"{change.key}: {error}; it is passed over")
         return matters
-
-    def _say(self, text: str) -> None:
-        if text not in self._complaints:
-            self._complaints.add(text)
-            self._complain(text)
 
     def _take(self, change: Change, now_s: float) -> bool:
         key = change.key
@@ -120,8 +121,10 @@ class ClusterPicture:
             (cluster_keys.OUTCOMES, self._take_outcome),
             (cluster_keys.DRAINS, self._take_drain),
         ):
-            name = id_in(folder, key)
-            if name is not None:
+            if key.startswith(folder):
+                name = id_in(folder, key)
+                if name is None:
+                    return _odd_key(change)
                 take(name, change, now_s)
                 return True
         return False
@@ -129,9 +132,7 @@ class ClusterPicture:
     def _take_node(self, name: str, change: Change, now_s: float) -> None:
         known = self._nodes.get(name)
         if change.value is not None:
-            node = read_node(change.value)
-            if node.node_name == name:
-                self._nodes[name] = node
+            self._nodes[name] = read_node(change.value, name)
             return
         if known is not None and known.present:
             self._nodes[name] = replace(known, present=False, absent_since_s=now_s)
@@ -144,10 +145,7 @@ class ClusterPicture:
         if change.value is None:
             self._submissions.pop(name, None)
             return
-        read = read_submission(change.value)
-        if read.job_id != name:
-            raise UnreadableRecord(f"names job {read.job_id!r}")
-        self._submissions[name] = (change.create_revision, read)
+        self._submissions[name] = (change.create_revision, read_submission(change.value, name))
 
     def _take_orders(self, name: str, change: Change, now_s: float) -> None:
         self._orders.pop(name, None)
@@ -161,7 +159,9 @@ class ClusterPicture:
             self._outcomes.pop(name, None)
         else:
             known = self._outcomes.get(name)
-            self._outcomes[name] = read_outcome(change.value, known.since_s if known else now_s)
+            since_s = known.since_s if known else now_s
+            self._outcomes[name] = unreadable_outcome(since_s)  # unless it is read
+            self._outcomes[name] = read_outcome(change.value, since_s)
 
     def _take_drain(self, name: str, change: Change, now_s: float) -> None:
         self._drains.pop(name, None)
@@ -169,9 +169,9 @@ class ClusterPicture:
             self._drains[name] = read_drain(change.value)
 
     def _take_job(self, change: Change, now_s: float) -> bool:
-        job_id, _, rest = change.key.removeprefix(JOBS_PREFIX).partition("/")
-        if not rest:
-            return False
+        job_id = JobKeys.job_in(change.key)
+        if job_id is None:
+            return _odd_key(change)
         keys = JobKeys(job_id)
         job = self._jobs.setdefault(job_id, _Job())
         if change.key == keys.generation:
@@ -190,3 +190,10 @@ class ClusterPicture:
         else:
             return False
         return job_id in self._submissions
+
+
+def _odd_key(change: Change) -> bool:
+    """A key under a name that no job or node can have: nobody of this protocol wrote it."""
+    if change.value is not None:
+        raise UnreadableRecord("no job or node can have this name")
+    return False

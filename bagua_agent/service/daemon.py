@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bagua_agent.background import Background, Failed, OperationEnd
+from bagua_agent.background import Background, Failed, OperationEnd, Succeeded
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     PROTOCOL,
@@ -25,12 +25,15 @@ from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
 from bagua_agent.errors import InternalError, UserError
+from bagua_agent.job_config import SHUTDOWN_TIMEOUT_S
+from bagua_agent.plain_text import shortened
 from bagua_agent.process_messages import HelperFailed
 from bagua_agent.service.agent_config import AgentConfig
 from bagua_agent.service.node_facts import NodeFacts
 from bagua_agent.service.notify import Notifier
+from bagua_agent.service.odd_records import OddRecords
 from bagua_agent.service.pid_watch import PidWatch
-from bagua_agent.service.unit_request import shutdown_timeout_s, unit_request
+from bagua_agent.service.unit_request import unit_request
 from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Put, Store, absent
@@ -68,9 +71,13 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From here on UnitsSeen knows of it. trouble: what kept it from starting, which may pass; empty for nothing."""
+    """From here on UnitsSeen knows of it. shutdown_timeout_s: the job's own; None: not known.
+
+    trouble: what kept it from starting, which may pass; empty for nothing.
+    """
 
     job_id: str
+    shutdown_timeout_s: float | None
     trouble: str = ""
 
 
@@ -142,6 +149,7 @@ class NodeDaemon:
         self._leased = leased
         self._runner = runner
         self._say = say
+        self._odd = OddRecords(say)
         self._policy = policy or ClusterPolicy(kill_grace_s=config.times_kill_grace_s)
         self._notifier = notifier or Notifier()
         self._node = pb.Node(
@@ -241,16 +249,20 @@ class NodeDaemon:
         match message:
             case Changed(changes):
                 for change in changes:
-                    self._take_change(change)
+                    with self._odd.passing_over(change.key):
+                        self._take_change(change)
             case UnitsSeen(units):
                 self._take_units(units, now_s)
-            case Started(job_id, trouble):
+            case Started(job_id, timeout_s, trouble):
                 self._starting.discard(job_id)
                 if trouble:
                     self._say(trouble)
+                if timeout_s is not None and job_id in self._units:
+                    self._units[job_id] = replace(self._units[job_id], shutdown_timeout_s=timeout_s)
                 self._by_hand("looking for units", self._look)
             case StartRefused(job_id, reason):
                 self._starting.discard(job_id)
+                reason = shortened(reason)  # it becomes part of this node's record, which etcd has to take
                 self._say(f"job {job_id} is refused here: {reason}")
                 failures = self._units[job_id].failures if job_id in self._units else 0
                 self._units[job_id] = OwnUnit(
@@ -282,10 +294,8 @@ class NodeDaemon:
             if change.value is None:
                 self._put_back(self._orders_key, self._orders_value)
                 return
-            try:
+            with self._odd.passing_over(change.key, "units go on as they are"):
                 self._orders, self._orders_value = read_orders(change.value), change.value
-            except UnreadableRecord as error:
-                self._say(f"{change.key}: {error}; units go on as they are")
             return
         job_id = cluster_keys.id_in(cluster_keys.SUBMISSIONS, change.key)
         if job_id is not None:
@@ -293,10 +303,7 @@ class NodeDaemon:
                 known = self._submissions.get(job_id)
                 self._put_back(change.key, None if known is None else known.SerializeToString())
                 return
-            try:
-                self._submissions[job_id] = parse_submission(change.value)
-            except UnreadableRecord as error:
-                self._say(f"{change.key}: {error}; it is passed over")
+            self._submissions[job_id] = parse_submission(change.value, job_id)
             return
         job_id = cluster_keys.id_in(cluster_keys.OUTCOMES, change.key)
         if job_id is not None:
@@ -304,6 +311,9 @@ class NodeDaemon:
                 self._put_back(change.key, self._outcomes.get(job_id))
             else:
                 self._outcomes[job_id] = change.value
+            return
+        if change.value is not None:
+            raise UnreadableRecord("no job can have this name")
 
     def _put_back(self, key: str, value: bytes | None) -> None:
         """Nobody removes such a key: the store has lost it. Invariant 4."""
@@ -441,20 +451,18 @@ class NodeDaemon:
         submission = self._submissions[start.job_id]
         before = self._units.get(start.job_id)
         failures = before.failures if before is not None else 0
-        timeout_s = shutdown_timeout_s(submission)
         self._units[start.job_id] = OwnUnit(
             start.job_id,
             True,
             slots=start.slots,
             order=start.order,
-            shutdown_timeout_s=timeout_s,
+            shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,  # until its request is read
             failures=failures,
         )
         self._started_s[start.job_id] = now_s
         self._starting.add(start.job_id)
         self._say(f"job {start.job_id} starts in slots {_text(start.slots)}")
-        note = UnitNote(start.order, start.slots, failures, timeout_s)
-        self._begin(submission, note)
+        self._begin(submission, start, failures)
 
     def _tell(self, made: UnitPlan) -> None:
         node = self._node
@@ -490,21 +498,28 @@ class NodeDaemon:
 
         self._by_hand(f"job {job_id}: {what}", act)
 
-    def _begin(self, submission: pb.Submission, note: UnitNote) -> None:
-        job_id = submission.job_id
+    def _begin(self, submission: pb.Submission, start: StartUnit, failures: int) -> None:
+        job_id = start.job_id
 
-        def begin() -> None:
-            request = unit_request(submission, note.slots, self._config, have_gpus=self._facts.gpus > 0)
+        def begin() -> float:
+            request = unit_request(submission, start.slots, self._config, have_gpus=self._facts.gpus > 0)
+            timeout_s = request.config.shutdown_timeout_s
+            note = UnitNote(start.order, start.slots, failures, timeout_s)
             self._runner.start(job_id, self._folders.make(request, note))
+            return timeout_s
 
-        def ended(end: OperationEnd[None]) -> None:
+        def ended(end: OperationEnd[float]) -> None:
             match end:
                 case Failed(UserError() as error):
                     self._inbox.put(StartRefused(job_id, str(error)))
+                case Failed(error) if end.is_bug and not isinstance(error, OSError):
+                    # It must not be tried for good: what raised may lie in the submission.
+                    why = f"a bug in this daemon raised {type(error).__name__}; its log has the traceback"
+                    self._inbox.put(StartRefused(job_id, why))
                 case Failed():
-                    self._inbox.put(Started(job_id, f"job {job_id} was not started: {end.reason}"))
-                case _:
-                    self._inbox.put(Started(job_id))
+                    self._inbox.put(Started(job_id, None, f"job {job_id} was not started: {end.reason}"))
+                case Succeeded(timeout_s):
+                    self._inbox.put(Started(job_id, timeout_s))
 
         self._hands.run(f"starting job {job_id}", begin, ended)
 

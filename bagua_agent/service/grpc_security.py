@@ -159,6 +159,8 @@ def why_not_served(code: grpc.StatusCode, details: str | None, address: str) -> 
                 f"the daemon at {address} takes requests of at most {MOST_REQUEST_BYTES} bytes ({text}); send less, "
                 f"and keep large things in files that every node sees"
             )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return InfrastructureLost(f"the daemon at {address} takes no more calls now: {text}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return UserError(f"the daemon at {address} does not know this command; upgrade it ({text})")
         case grpc.StatusCode.UNAVAILABLE if any(sign in text.lower() for sign in _NOT_TRUSTED):

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from bagua_agent.errors import UserError
+from bagua_agent.service.caller_limits import MOST_READERS, CallerLimits, TooManyReaders, caller_name
 from bagua_agent.service.certificates import Role
 from bagua_agent.service.grpc_security import RoleInterceptor, server_credentials, server_options
 from bagua_agent.service.job_logs import JobLogs
 from bagua_agent.service.tls_renewal import RenewedTls
 from bagua_contract import node_pb2, node_pb2_grpc
 
-MOST_READERS = 64
+MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are told, while all readers read
 STOP_GRACE_S = 1.0
 LARGEST_OFFSET = 1 << 62
 
@@ -36,12 +37,13 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
         self._logs = logs
         self._is_running = is_running
         self._stopping = threading.Event()
+        self._limits = CallerLimits()
         interceptors = [] if tls is None else [RoleInterceptor(tls, LEAST_ROLES)]
         self._server = grpc.server(
-            ThreadPoolExecutor(MOST_READERS, thread_name_prefix="bagua-node"),
+            ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="bagua-node"),
             interceptors=interceptors,
             options=server_options(),
-            maximum_concurrent_rpcs=MOST_READERS,
+            maximum_concurrent_rpcs=MOST_CALLS,
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         try:
@@ -81,16 +83,19 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
             return self._is_running(request.job_id)
 
         try:
-            chunks = self._logs.read(
-                request.job_id,
-                request.directory,
-                stderr=request.stream == node_pb2.ReadLogRequest.STDERR,
-                last_bytes=request.last_bytes,
-                from_bytes=min(request.from_bytes, LARGEST_OFFSET),
-                goes_on=goes_on,
-            )
-            for data in chunks:
-                yield node_pb2.LogChunk(data=data)
+            with self._limits.reading(caller_name(context.auth_context(), context.peer())):
+                chunks = self._logs.read(
+                    request.job_id,
+                    request.directory,
+                    stderr=request.stream == node_pb2.ReadLogRequest.STDERR,
+                    last_bytes=request.last_bytes,
+                    from_bytes=min(request.from_bytes, LARGEST_OFFSET),
+                    goes_on=goes_on,
+                )
+                for data in chunks:
+                    yield node_pb2.LogChunk(data=data)
+        except TooManyReaders as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except UserError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 

@@ -4,8 +4,8 @@ One thread: it waits for the key to be free, and once it is ours mirrors the clu
 (cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as
 read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
 too, so it is an election like any other, and the plan's settling time begins anew. Whoever is overtaken again and again
-trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up: the
-next one may do better.
+trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up and
+stands again later: the next one may do better.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.errors import BaguaError, InfrastructureLost, OutcomeUnknown
 from bagua_agent.failpoints import Failpoints
+from bagua_agent.job_room import remove_unused_identity
+from bagua_agent.plain_text import shortened
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, absent, create_revision_is, mod_revision_is
+from bagua_agent.store.keys import SECRETS_PREFIX, JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_contract import cluster_pb2 as pb
@@ -63,6 +66,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
         self._won: int | None = None  # as we last won it
+        self._bug = ""  # that was told last
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-scheduler", daemon=True)
@@ -99,9 +103,14 @@ class Scheduler:
                 self._say(f"this node can't schedule, so another may: {error}")
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
-            except Exception as error:  # it may be about this node alone, so another one may do better
-                log.exception("bug: the scheduler raised")
-                self._say(f"this node can't schedule, so another may: a bug: {describe(error)}")
+            except Exception as error:  # our bug may lie in what stands in the store, which changes
+                bug = describe(error)
+                if bug != self._bug:
+                    self._bug = bug
+                    log.exception("bug: scheduling raised")
+                    self._say(
+                        f"this node can't schedule: a bug ({shortened(bug)}); another may, and it tries again"
+                    )
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
 
@@ -131,6 +140,7 @@ class Scheduler:
         self._say("this node schedules the cluster's jobs")
         self.leads = True
         picture = ClusterPicture(time.monotonic(), self._say)
+        tidied: frozenset[str] = frozenset()
         news: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         inbox, self._inbox = self._inbox, news  # the key's mirror and the cluster's wake the same loop
         mirror = PrefixMirror(self._store, cluster_keys.EVERYTHING, news.put)
@@ -147,6 +157,7 @@ class Scheduler:
                     return
                 if changed or (again_s is not None and time.monotonic() >= again_s):
                     written, again_s = self._decide(picture, won)
+                    tidied = self._remove_key_pairs(picture, won, tidied)
                     overtaken = 0 if written else overtaken + 1
                     if overtaken == MOST_OVERTAKEN:
                         self._say(f"orders were refused {overtaken} times in a row; the cluster is read anew")
@@ -155,6 +166,22 @@ class Scheduler:
             self.leads = False
             self._inbox = inbox
             mirror.stop()
+
+    def _remove_key_pairs(self, picture: ClusterPicture, won: int, tidied: frozenset[str]) -> frozenset[str]:
+        """Of jobs that have ended and were left since `tidied`; those that are tidy now.
+
+        An agent that is killed, or lost with its node, removes nothing; and one that was starting when its job was
+        stopped may have written the pair after the outcome.
+        """
+        left = picture.left_jobs()
+        if left - tidied:
+            there = {kv.key for kv in self._store.get_prefix(SECRETS_PREFIX)[0]}
+            for job_id in sorted(left - tidied):
+                keys = JobKeys(job_id)
+                if keys.identity in there:
+                    fence = create_revision_is(cluster_keys.SCHEDULER, won)
+                    remove_unused_identity(self._store, keys, fence)
+        return left
 
     @staticmethod
     def _hear(news: queue.SimpleQueue[_Message], picture: ClusterPicture, again_s: float | None) -> bool:

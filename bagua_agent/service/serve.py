@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable
 from bagua_agent.node.local_address import local_address
+from bagua_agent.plain_text import plain_line
 from bagua_agent.service.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.certificate_files import utc_now
 from bagua_agent.service.child_units import ChildUnits
@@ -162,7 +163,7 @@ def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> Store | 
 
 
 def _say(text: str) -> None:
-    print(f"bagua-agent: {text}", file=sys.stderr, flush=True)
+    print(f"bagua-agent: {plain_line(text)}", file=sys.stderr, flush=True)
 
 
 def _version() -> str:

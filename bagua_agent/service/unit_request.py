@@ -5,7 +5,6 @@ The submission says what its submitter may say; account, log directory, store an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from bagua_agent.errors import UserError
@@ -65,13 +64,7 @@ def _allowed(asked: Mapping[str, str], config: AgentConfig) -> dict[str, str]:
         raise UserError(
             f"{config.node_name} lets no job set {', '.join(refused)}; leave it out, or list it in jobs.environment"
         )
+    odd = sorted(name for name, value in asked.items() if not name or "=" in name or "\0" in name + value)
+    if odd:
+        raise UserError(f"no process can be given variable {odd[0]!r} as it is asked for; leave it out")
     return dict(asked)
-
-
-def shutdown_timeout_s(submission: pb.Submission) -> float:
-    """The job's own, as far as it can be read."""
-    try:
-        said = json.loads(submission.launch).get("shutdown_timeout_s")
-    except (ValueError, AttributeError):
-        said = None
-    return float(said) if isinstance(said, (int, float)) else 30.0

@@ -128,7 +128,7 @@ class UnitFolders:
                 failures=int(read["failures"]),
                 shutdown_timeout_s=float(read["shutdown_timeout_s"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return UnitNote()
 
     def mark_asked(self, job_id: str) -> None:

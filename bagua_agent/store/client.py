@@ -113,6 +113,7 @@ class Compare:
     key: str
     target: str  # of pb.Compare.CompareTarget
     expected: int | bytes
+    whole_prefix: bool = False  # it holds for every key that starts with `key`
 
 
 def mod_revision_is(key: str, revision: int) -> Compare:
@@ -126,6 +127,11 @@ def create_revision_is(key: str, revision: int) -> Compare:
 
 def absent(key: str) -> Compare:
     return Compare(key, "CREATE", 0)
+
+
+def none_below(prefix: str) -> Compare:
+    """There is no key that starts with `prefix`."""
+    return Compare(prefix, "CREATE", 0, whole_prefix=True)
 
 
 def lease_is(key: str, lease_id: int) -> Compare:
@@ -266,6 +272,8 @@ class Store:
             for compare in compares:
                 message = request.compare.add()
                 message.key = encode_key(compare.key)
+                if compare.whole_prefix:
+                    message.range_end = KeyRange.of_prefix(compare.key).end
                 message.result = rpc.Compare.EQUAL
                 message.target = rpc.Compare.CompareTarget.Value(compare.target)
                 setattr(message, _COMPARED_FIELD[compare.target], compare.expected)

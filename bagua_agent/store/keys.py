@@ -5,23 +5,19 @@ Ids become parts of keys, so they are checked here: no slash, no control charact
 
 from __future__ import annotations
 
-import re
-
 from bagua_agent.errors import UserError
+from bagua_agent.ids import LONGEST_ID, is_id
 
 JOBS_PREFIX = "/bagua/v1/jobs/"
 # Beside the jobs: nobody follows these, they are read when a head points to them.
 RECORDS_PREFIX = "/bagua/v1/records/"
 # What agents of a job may know and viewers may not.
 SECRETS_PREFIX = "/bagua/secrets/v1/jobs/"
-LONGEST_ID = 100
-
-_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def check_id(kind: str, value: str) -> str:
     """`value`, if it may be part of a key. Raises UserError naming it."""
-    if not _ID.fullmatch(value) or value in (".", ".."):
+    if not is_id(value):
         raise UserError(
             f"{kind} id {value!r} is not allowed; use 1 to {LONGEST_ID} of A-Z a-z 0-9 . _ - "
             f"(but not '.' or '..')"
@@ -152,4 +148,10 @@ class JobKeys:
         if not key.startswith(folder):
             return None
         tail = key[len(folder) :]
-        return tail if _ID.fullmatch(tail) and tail not in (".", "..") else None
+        return tail if is_id(tail) else None
+
+    @staticmethod
+    def job_in(key: str) -> str | None:
+        """The id of the job that `key` belongs to; None if no job can have it."""
+        job_id, slash, _ = key.removeprefix(JOBS_PREFIX).partition("/")
+        return job_id if key.startswith(JOBS_PREFIX) and slash and is_id(job_id) else None

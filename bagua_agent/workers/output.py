@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.errors import BaguaError
+from bagua_agent.plain_text import plain_lines
 from bagua_agent.workers.log_file import LogFile
 from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output_options import OutputOptions, StreamPlan, Streams
@@ -131,8 +132,8 @@ class OutputRouter:
         )
 
     def say(self, line: str) -> None:
-        """A line of the agent's own on stderr, in order and not inside a worker's line."""
-        self._do(lambda: self._err.add_line(line.encode()))
+        """Lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others wrote."""
+        self._do(lambda: self._err.add_line(plain_lines(line).encode()))
 
     def finish(self, worker_id: str, timeout_s: float = 2.0) -> str:
         """Read what the ended worker left in its pipes, close them; returns the tail of its stderr.
@@ -285,9 +286,11 @@ class OutputRouter:
                 stream.partial_since = None
 
     def _end(self, stream: _Stream) -> None:
-        self._carry_segments(stream, stream.cutter.flush())
+        self._carry_segments(stream, stream.cutter.flush(at_end=True))
         if stream.plan.terminal and self._prefixed:
             stream.terminal.end_line(stream.owner)
+        elif stream.plan.terminal:
+            stream.terminal.end_raw(stream.owner)
         if stream.reading:
             self._selector.unregister(stream.fd)
         del self._streams[stream.fd]

@@ -10,6 +10,8 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
+from bagua_agent.plain_text import unfinished
+
 MAX_LINE_BYTES = 16 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2048
@@ -49,10 +51,12 @@ class LineCutter:
             segments += self.flush()
         return segments
 
-    def flush(self) -> list[Segment]:
-        if not self._rest:
+    def flush(self, *, at_end: bool = False) -> list[Segment]:
+        """at_end: nothing follows. Else what begins a character or colour is kept for its next bytes."""
+        kept = 0 if at_end else unfinished(self._rest)
+        text, self._rest = self._rest[: len(self._rest) - kept], self._rest[len(self._rest) - kept :]
+        if not text:
             return []
-        text, self._rest = self._rest, b""
         if text.endswith(b"\r"):
             return [Segment(text.rstrip(b"\r"), b"\r")]
         return [Segment(text, b"")]
@@ -80,3 +84,30 @@ class Tail:
 
     def text(self) -> str:
         return b"\n".join(self._lines).decode("utf-8", "replace")
+
+
+class ShownLines:
+    """A stream's lines as its own terminal would show them in the end. One that is too long is cut into several."""
+
+    def __init__(self) -> None:
+        self._cutter = LineCutter()
+        self._overwritten = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        return self._lines(self._cutter.feed(data))
+
+    def end(self) -> list[str]:
+        lines = self._lines(self._cutter.flush(at_end=True))
+        left, self._overwritten = self._overwritten, b""
+        return [*lines, left.decode("utf-8", "replace")] if left else lines
+
+    def _lines(self, segments: list[Segment]) -> list[str]:
+        found = []
+        for segment in segments:
+            text = segment.text or self._overwritten
+            if segment.end == b"\r":
+                self._overwritten = text
+            else:
+                found.append(text.decode("utf-8", "replace"))
+                self._overwritten = b""
+        return found

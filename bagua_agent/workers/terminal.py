@@ -11,6 +11,7 @@ import select
 import stat
 from collections.abc import Hashable
 
+from bagua_agent.plain_text import RESET, plain_bytes, unfinished
 from bagua_agent.workers.stream_lines import Segment
 
 BACKLOG_BYTES = 256 * 1024
@@ -18,17 +19,22 @@ FILE_WRITE_BYTES = 64 * 1024
 
 
 class Terminal:
-    """Writes to a descriptor that it does not own and whose flags it leaves alone."""
+    """Writes to a descriptor that it does not own and whose flags it leaves alone.
+
+    What workers print is made safe to show (plain_text.py), but for an only writer whose bytes go into a file.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._is_tty = os.isatty(fd)
         # A pipe or terminal that polls writable takes this many bytes without blocking.
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
-        self._write_bytes = FILE_WRITE_BYTES if regular else select.PIPE_BUF
+        self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._write_bytes = FILE_WRITE_BYTES if self._is_file else select.PIPE_BUF
         self._backlog = bytearray()
         self._open_owner: Hashable = None
         self._overwrite = False  # the open line is a progress bar's
+        self._begun: dict[Hashable, bytes] = {}  # of an only writer: the beginning of a character or colour
+        self._coloured = False  # a worker may have left its colours behind
         self._broken = False
 
     @property
@@ -44,13 +50,27 @@ class Terminal:
         return len(self._backlog) < BACKLOG_BYTES // 2
 
     def add_raw(self, owner: Hashable, data: bytes) -> None:
-        """Bytes of an only writer, as they are."""
+        """Bytes of an only writer, without a prefix."""
         self._close_line_of_another(owner)
-        self._append(data)
+        if not self._is_file:
+            data = self._begun.pop(owner, b"") + data
+            length = unfinished(data)
+            if length:
+                data, self._begun[owner] = data[:-length], data[-length:]
+            if not data:
+                return
+            self._append_plain(data)
+        else:
+            self._append(data)
         self._open_owner = None if data.endswith(b"\n") else owner
+
+    def end_raw(self, owner: Hashable) -> None:
+        """The only writer writes no more: what it has begun stays so."""
+        self._append_plain(self._begun.pop(owner, b""))
 
     def add_line(self, line: bytes) -> None:
         self._close_line_of_another(None)
+        self._end_colours()
         self._append(line + b"\n")
 
     def add_segment(self, owner: Hashable, prefix: bytes, segment: Segment) -> None:
@@ -62,7 +82,9 @@ class Terminal:
             self._append(b"\r" + prefix)
         elif not going_on:
             self._append(prefix)
-        self._append(segment.text)
+        self._append_plain(segment.text)
+        if segment.end == b"\n":
+            self._end_colours()
         if segment.end == b"\n" or (segment.end == b"\r" and not self._is_tty):
             self._append(b"\n")
             self._open_owner, self._overwrite = None, False
@@ -77,8 +99,20 @@ class Terminal:
 
     def _close_line_of_another(self, owner: Hashable) -> None:
         if self._open_owner is not None and self._open_owner != owner:
+            self._end_colours()
             self._append(b"\n")
             self._open_owner, self._overwrite = None, False
+
+    def _append_plain(self, data: bytes) -> None:
+        data = plain_bytes(data)
+        self._coloured |= b"\x1b" in data
+        self._append(data)
+
+    def _end_colours(self) -> None:
+        """What follows is another's, and must be readable."""
+        if self._coloured:
+            self._append(RESET.encode())
+            self._coloured = False
 
     def _append(self, data: bytes) -> None:
         if not self._broken:

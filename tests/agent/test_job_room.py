@@ -275,6 +275,15 @@ def test_a_job_becomes_live_and_keeps_all_else(make_agent: Callable[..., Comer],
     assert keys_of(store) == others
 
 
+def test_a_job_whose_spec_was_overwritten_is_made_live_later(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    nonce = make_agent().ensure(Mode.RESTART).nonce
+    store.put(KEYS.spec, b"\xff\xff")
+    with pytest.raises(InfrastructureLost, match="can't be read"):
+        make_live(store, KEYS, nonce)
+
+
 def test_a_job_becomes_live_once(make_agent: Callable[..., Comer], store: Store) -> None:
     """Every agent whose worker opened a session says so; each write would wake all of them."""
     nonce = make_agent().ensure(Mode.RESTART).nonce

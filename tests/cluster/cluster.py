@@ -208,12 +208,13 @@ class Cluster:
 
     def nodes(self) -> dict[str, NodeView]:
         records, _ = self.store.get_prefix(cluster_keys.NODES)
-        return {kv.key.removeprefix(cluster_keys.NODES): read_node(kv.value) for kv in records}
+        names = [(kv.key.removeprefix(cluster_keys.NODES), kv.value) for kv in records]
+        return {name: read_node(value, name) for name, value in names}
 
     def submission(self, job_id: str) -> pb.Submission:
         found = self.store.get(cluster_keys.submission(job_id))
         assert found is not None
-        return parse_submission(found.value)
+        return parse_submission(found.value, job_id)
 
     def scheduler(self) -> str:
         found = self.store.get(cluster_keys.SCHEDULER)

@@ -12,6 +12,7 @@ from bagua_agent.large_jobs import record_parts
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import head_of, joined, keepers, stored, unpacked
 from bagua_agent.store.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")
@@ -98,3 +99,16 @@ def test_a_head_stays_short() -> None:
     usual = Limits()
     of_200, of_4096 = (len(stored(record(n), KEYS, usual, addresses).value) for n in (200, 4096))
     assert of_4096 - of_200 < 30 * (4096 // usual.nodes_of_a_keeper)
+
+
+@pytest.mark.parametrize(
+    "forged", [{"count": 2**32 - 1}, {"folder": "../../jobs"}, {"folder": ""}, {"sha256": b"short"}]
+)
+def test_a_head_that_no_leader_writes_is_none(forged: dict[str, object]) -> None:
+    """4,294,967,295 parts are names that fill the memory; a folder of such a name has no keys."""
+    head = pb.Generation.FromString(stored(record(9), KEYS, LIMITS).value)
+    for name, value in forged.items():
+        setattr(head.parts, name, value)
+    assert head_of(head.SerializeToString()) is None
+    with pytest.raises(ValueError, match="is a head"):
+        Generation.decode(head.SerializeToString())

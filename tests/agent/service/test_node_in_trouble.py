@@ -39,12 +39,16 @@ def test_two_looks_agree_before_a_node_is_in_trouble_and_after(
     looks = Looks()
 
     def is_so(state: str, reason: str) -> bool:
-        return [(n.state, n.reason) for n in cluster_status(plain_store).nodes] == [(state, reason)]
+        return [(n.state, n.reason) for n in cluster_status(plain_store, complain=print).nodes] == [
+            (state, reason)
+        ]
 
     with running_daemon(plain_etcd, plain_store, tmp_path, looks) as said:
 
         def told() -> str:
-            return f"said {said}; looks {looks.found}; nodes {cluster_status(plain_store).nodes}"
+            return (
+                f"said {said}; looks {looks.found}; nodes {cluster_status(plain_store, complain=print).nodes}"
+            )
 
         eventually(lambda: is_so("trouble", FULL), DEADLINE_S, told)
         assert looks.found[:2] == [(FULL,), ()] and len(looks.found) >= 5, "one look was not enough"

@@ -24,4 +24,4 @@ def test_a_key_that_is_removed_under_a_living_lease_is_put_back(
         after = eventually(lambda: plain_store.get(KEY), DEADLINE_S, "it is put back")
         assert after.create_revision > before.create_revision, "it was gone"
         assert after.lease_id == before.lease_id
-        assert read_node(after.value).node_name == NODE
+        assert read_node(after.value, NODE).node_name == NODE

@@ -11,12 +11,14 @@ import grpc
 import pytest
 
 from bagua_agent.errors import UserError
+from bagua_agent.service.caller_limits import MOST_OF_A_CALLER, CallerLimits, TooManyReaders, caller_name
 from bagua_agent.service.certificate_files import TlsFiles, utc_now
 from bagua_agent.service.grpc_security import channel_credentials
 from bagua_agent.service.job_logs import JobLogs
 from bagua_agent.service.node_server import LEAST_ROLES, NodeServer
 from bagua_agent.service.tls_renewal import RenewedTls
 from bagua_contract import node_pb2, node_pb2_grpc
+from tests.lab.wait import eventually
 
 from .conftest import People, free_port
 
@@ -146,3 +148,69 @@ def test_an_address_that_is_taken_is_said(log_dir: Path) -> None:
             NodeServer(first.address, JobLogs(log_dir, "h1"), lambda job_id: False, None)
     finally:
         first.server.stop()
+
+
+FOLLOWED = node_pb2.ReadLogRequest(
+    job_id="demo", directory=WORKER, stream=node_pb2.ReadLogRequest.STDOUT, follow=True
+)
+
+
+def follow(daemon: Daemon, files: TlsFiles | None, streams: int) -> tuple[list[grpc.Future], list[str]]:
+    """Streams that are being read, over several connections, and what was said to those that are not."""
+    going, refused = [], []
+    stubs = [daemon.stub(files) for _ in range(-(-streams // 50))]
+    for n in range(streams):
+        call = stubs[n // 50].ReadLog(FOLLOWED, timeout=60.0)
+        try:
+            assert next(call).data == b"one\ntwo\n"
+            going.append(call)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            refused.append(error.details() or "")
+    return going, refused
+
+
+def test_one_who_follows_all_that_is_allowed_keeps_nobody_else_out(daemon: Daemon, people: People) -> None:
+    daemon.running.set()
+    going, refused = follow(daemon, people.files["vic"], MOST_OF_A_CALLER + 3)
+    assert len(going) == MOST_OF_A_CALLER
+    assert len(refused) == 3 and all(text.startswith("'vic' reads ") for text in refused)
+    others, none = follow(daemon, people.files["ann"], 1)
+    assert len(others) == 1 and none == []
+    daemon.stub(people.files["vic"]).ListLogs(node_pb2.ListLogsRequest(job_id="demo"), timeout=DEADLINE_S)
+    going[0].cancel()
+
+    def has_room() -> bool:
+        again, refused = follow(daemon, people.files["vic"], 1)
+        return bool(again) and not refused
+
+    eventually(has_room, DEADLINE_S, "a stream that ended makes room")
+
+
+def test_a_place_is_given_back_however_reading_ends() -> None:
+    limits = CallerLimits(most_of_a_caller=2, most=3)
+    with limits.reading("ann"), limits.reading("ann"):
+        with pytest.raises(TooManyReaders, match="'ann' reads 2 logs"), limits.reading("ann"):
+            pass
+        with limits.reading("vic"), pytest.raises(TooManyReaders, match="3 logs"), limits.reading("bob"):
+            pass
+        with pytest.raises(ZeroDivisionError), limits.reading("vic"):
+            raise ZeroDivisionError
+        with limits.reading("vic"):
+            pass
+    assert limits.callers == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "peer", "caller"),
+    [
+        ([b"vic"], "ipv4:10.0.0.1:5000", "vic"),
+        ([], "ipv4:10.0.0.1:5000", "ipv4:10.0.0.1"),
+        ([], "ipv6:%5B::1%5D:5000", "ipv6:%5B::1%5D"),
+        ([b"\xff"], "ipv4:10.0.0.1:5000", "\\xff"),
+    ],
+)
+def test_a_caller_is_the_certificates_name_or_else_the_address(
+    names: list[bytes], peer: str, caller: str
+) -> None:
+    assert caller_name({"x509_common_name": names} if names else {}, peer) == caller

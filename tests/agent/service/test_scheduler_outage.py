@@ -138,7 +138,6 @@ def test_one_that_is_refused_lets_another_schedule(store: TroubleWithOrders) -> 
         denied.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_one_that_meets_a_bug_lets_another_schedule(
     store: TroubleWithOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

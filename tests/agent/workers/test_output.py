@@ -142,6 +142,38 @@ def test_progress_bars_on_a_terminal_stay_on_their_line(setting: Setting) -> Non
         os.close(secondary)
 
 
+HOSTILE = r"""
+import sys
+sys.stdout.buffer.write(b"\x1b[2J\x1b]0;t\x07\xc2\x9b2J \xe2\x80\xae ok \xc3\xbc \x1b[32mgreen \x1b")
+sys.stdout.flush()
+sys.stdout.buffer.write(b"[31mred\n")
+"""
+SHOWN = rb"\x1b[2J\x1b]0;t\x07\x9b2J \u202e ok "
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_what_a_terminal_would_act_on_is_escaped_and_colours_end_with_the_line(
+    setting: Setting, prefixed: bool
+) -> None:
+    read_fd, write_fd = os.pipe()
+    try:
+        router = setting.router(prefixed=prefixed, out_fd=write_fd, err_fd=write_fd)
+        setting.run(router, HOSTILE)
+        router.say("job 'x' failed: \x1b[2J\nbagua 12:00:00 n | job 'x' succeeded")
+        assert router.stop()
+        seen = os.read(read_fd, 10_000)
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+    own, *said = seen.splitlines(keepends=True)
+    prefix = b"[n:0]: " if prefixed else b""
+    text = prefix + SHOWN + "ü \x1b[32mgreen \x1b[31mred".encode()
+    reset = b"\x1b[0m"
+    assert own == text + (reset if prefixed else b"") + b"\n"
+    failed = rb"job 'x' failed: \x1b[2J" + b"\n"
+    assert said == [(b"" if prefixed else reset) + failed, b"    bagua 12:00:00 n | job 'x' succeeded\n"]
+
+
 def test_redirect_and_tee(setting: Setting) -> None:
     source = "import sys\nprint('out')\nprint('err', file=sys.stderr)\n"
     router = setting.router(prefixed=True, redirects="0:3,1:1", tee="1:2")

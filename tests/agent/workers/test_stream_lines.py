@@ -11,7 +11,7 @@ from bagua_agent.workers.stream_lines import MAX_LINE_BYTES, TAIL_LINE_BYTES, Li
 
 def cut(*chunks: bytes) -> list[Segment]:
     cutter = LineCutter()
-    return [segment for chunk in chunks for segment in cutter.feed(chunk)] + cutter.flush()
+    return [segment for chunk in chunks for segment in cutter.feed(chunk)] + cutter.flush(at_end=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Makes text of unknown origin safe on a terminal: plain characters and colours stay, the rest is escaped. Pure.
+
+Text reaches a terminal from workers, submissions, other nodes and etcd. What a terminal acts on could rewrite what a
+person has read, set the window's title, or make the terminal type on its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_TEXT = 400
+
+# SGR: colours and weights alone, since they change no character and end with the line (`RESET`)
+_SGR = r"\x1b\[[0-9;:]{0,32}m"
+_BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_LINES = "\u2028\u2029"  # some readers end a line there
+_UNSAFE = re.compile(rf"({_SGR})|[\x00-\x08\x0a-\x1f\x7f-\x9f{_BIDI}{_LINES}\ud800-\udfff\ufeff]")
+_LINE_ENDS = re.compile(rb"([\r\n]+)")
+_BEGUN_SGR = re.compile(rb"\x1b(\[[0-9;:]{0,32})?\Z")
+RESET = "\x1b[0m"
+
+
+def plain_line(text: str) -> str:
+    """One line: control characters, line ends and direction marks are shown as `\\x1b`, `\\n` or `\\u202e`."""
+    safe = _escaped(text)
+    return safe + RESET if has_colour(safe) and not safe.endswith(RESET) else safe
+
+
+def plain_lines(text: str) -> str:
+    """Several lines. Those after the first are indented, so that none passes for a message of its own."""
+    first, *more = map(plain_line, text.split("\n"))
+    return "\n".join([first, *(line if line.startswith(" ") else f"    {line}" for line in more)])
+
+
+def plain_bytes(data: bytes) -> bytes:
+    """What a worker wrote, with its line ends and carriage returns; what is no UTF-8 is shown as `\\xff`. Colours last
+    until whoever shows it ends them."""
+    parts = _LINE_ENDS.split(data)
+    parts[::2] = [_escaped(part.decode("utf-8", "backslashreplace")).encode() for part in parts[::2]]
+    return b"".join(parts)
+
+
+def has_colour(text: str) -> bool:
+    """Of text that is plain: whether it may leave colours behind."""
+    return "\x1b" in text
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(
+        lambda match: match[1] or match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text
+    )
+
+
+def unfinished(data: bytes) -> int:
+    """How many bytes at the end of `data` begin a character or a colour that its next bytes may complete."""
+    begun = _BEGUN_SGR.search(data, max(0, len(data) - 40))
+    if begun:
+        return len(data) - begun.start()
+    for length in range(1, min(3, len(data)) + 1):
+        lead = data[-length]
+        if lead >= 0xC0:
+            needed = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return length if length < needed else 0
+        if lead < 0x80:
+            return 0
+    return 0
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """For a text inside a record or a line: what others wrote must not fill either."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
