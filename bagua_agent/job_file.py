@@ -99,7 +99,9 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
             number = math.inf
         if math.isfinite(number):
             return number
-    elif isinstance(hint, type) and type(value) is hint and (hint is not str or _is_text(value)):
+    elif isinstance(hint, type) and type(value) is hint:
+        if hint is str and (odd := _not_passed(value)):
+            raise UserError(f"a job's description: {name} is {reprlib.repr(value)}, which holds {odd}")
         return value
     # reprlib: a value may be long, and nested deeper than repr() takes
     raise UserError(
@@ -107,9 +109,9 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
     )
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a process can be given it as an argument and a record can hold it."""
+def _not_passed(value: str) -> str:
+    """What keeps `value` from being an argument of a process or a part of a record; empty for nothing."""
     try:
-        return b"\0" not in value.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
+        return "a zero byte" if b"\0" in value.encode() else ""
+    except UnicodeEncodeError:
+        return "half a character"

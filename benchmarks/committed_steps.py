@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_core.elastic.ledger import SUFFIX, LedgerLine
+from bagua_core.elastic.ledger import SUFFIX, LedgerLine, Resumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LiveLedger:
                 whole, newline, _ = stream.read().rpartition(b"\n")  # a line may be half written
             self._read_bytes[path] = begin_bytes + len(whole) + len(newline)
             for text in whole.split(b"\n"):
-                if text:
+                if text and not Resumption.is_one(text):
                     self._add(path.stem, LedgerLine.decode(text))
 
     def _add(self, worker: str, line: LedgerLine) -> None:

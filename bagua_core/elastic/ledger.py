@@ -77,6 +77,11 @@ class Resumption:
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @staticmethod
+    def is_one(text: bytes) -> bool:
+        """Whether a line of a ledger is of this kind, if it can be read."""
+        return b'"resumed_at_step"' in text
+
+    @staticmethod
     def decode(text: bytes) -> Resumption:
         """Raises ValueError for anything but one whole line of this kind."""
         kept = _values(text, Resumption, "a resumption")
@@ -316,7 +321,7 @@ def read(directory: str | Path) -> Ledger:
             if not text:
                 continue
             try:
-                if b'"resumed_at_step"' in text:
+                if Resumption.is_one(text):
                     resumptions.append(Resumption.decode(text))
                 else:
                     lines.append(LedgerLine.decode(text))

@@ -72,7 +72,7 @@ class Place:
 
 LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
     lambda leads: leads.stand("a", "host:1"),
-    lambda leads: leads.remove_dead_leader(1),
+    lambda leads: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
     lambda leads: leads.write_generation(
         Generation(1, 0, GenerationKind.LOSS, (), "nonce"), 0, absent("result"), {}
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagua_core.elastic.ledger import LedgerLine
+from bagua_core.elastic.ledger import LedgerLine, Resumption
 from benchmarks.committed_steps import LiveLedger
 
 
@@ -17,7 +17,7 @@ def test_it_reads_on_and_keeps_the_first_time(tmp_path: Path) -> None:
     live.read_on()
     assert (live.in_order, live.newest_step) == ([], 0)
     first = tmp_path / "h1-a.0.1.jsonl"
-    first.write_bytes(line(1, 10.0) + line(2, 11.0)[:20])
+    first.write_bytes(Resumption(9.0, "job", 1, 0, 0).encode() + line(1, 10.0) + line(2, 11.0)[:20])
     live.read_on()
     assert [s.step for s in live.in_order] == [1]
     with first.open("ab") as stream:

@@ -15,7 +15,7 @@ from typing import Any
 from bagua_contract import membership_pb2
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic import entry, heal
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
@@ -74,9 +74,12 @@ class JobCheckpoints:
         Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
         """
         self._last = None
-        if plan.initial and not self._checkpointer.is_on and generation.base == 0 and generation.number > 1:
-            # All that held the state left on purpose, and nothing was saved: what the job did before is void.
-            self._say("begins anew at step 0: every worker that held the state has left")
+        begins_again = (
+            generation.kind is GenerationKind.LOSS and generation.base == 0 and generation.number > 1
+        )
+        if plan.initial and not self._checkpointer.is_on and begins_again:
+            # No worker has the state and nothing was saved: whatever the job did before is void.
+            self._say(f"begins at step 0: {generation.reason}")
             self._resumed(Resumption(time.time(), generation.nonce, generation.number, 0, 0))
         if not plan.initial or not self._checkpointer.is_on:
             return plan, infos

@@ -14,6 +14,7 @@ from typing import cast
 import grpc
 import pytest
 
+from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.cluster_client import log_reader
 from bagua_agent.cluster_client.log_reader import (
     MOST_FAILURES,
@@ -48,7 +49,7 @@ class Etcd:
     """A job that runs on one node."""
 
     def __init__(self, address: str) -> None:
-        node = cluster_pb2.Node(node_name="h1", address=address)
+        node = cluster_pb2.Node(protocol=PROTOCOL, node_name="h1", address=address)
         self.stands = {
             cluster_keys.node("h1"): node.SerializeToString(),
             cluster_keys.node("h2"): b"\xffwritten by a stranger",

@@ -49,7 +49,7 @@ class Node:
         self.timers = Timers()
         self.asked: list[float] = []
         self.running: list[str] = []
-        self.seen = SimpleNamespace(stopping=False, failures_allowed=0)
+        self.seen = SimpleNamespace(stopping=False, failures_allowed=0, leaving_signal=0)
         job = SimpleNamespace(
             agent_id=OWN,
             node_name="host-a",

@@ -6,13 +6,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation, StateName
+from bagua_contract.records import Generation, GenerationKind, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.in_process import build_in_process
 from bagua_core.elastic import entry
@@ -258,9 +259,17 @@ def test_without_checkpoints_only_the_name_is_told(tmp_path: Path) -> None:
 
 def test_begun_anew_voids_what_was_done_before(tmp_path: Path) -> None:
     here = workers(None, 2, number=4)
+    for worker in here:
+        worker.record = replace(worker.record, kind=GenerationKind.LOSS, reason="anew, since all have left")
     assert all(plan.initial for plan in run_ranks(here, Worker.enter))
     assert [(x.job, x.generation, x.resumed_at_step) for x in here[0].lines] == [("nonce", 4, 0)]
-    assert here[0].said == ["begins anew at step 0: every worker that held the state has left"]
+    assert here[0].said == ["begins at step 0: anew, since all have left"]
+
+
+def test_a_first_generation_that_is_replaced_before_it_trains_says_nothing() -> None:
+    here = workers(None, 2, number=2)
+    assert all(plan.initial for plan in run_ranks(here, Worker.enter))
+    assert here[0].lines == [] and here[0].said == []
 
 
 def test_settings() -> None:
