@@ -100,7 +100,7 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
         if math.isfinite(number):
             return number
     elif isinstance(hint, type) and type(value) is hint:
-        if hint is str and (odd := _not_passed(value)):
+        if isinstance(value, str) and (odd := _not_passed(value)):
             raise UserError(f"a job's description: {name} is {reprlib.repr(value)}, which holds {odd}")
         return value
     # reprlib: a value may be long, and nested deeper than repr() takes
