@@ -72,6 +72,7 @@ class Agent:
     address: str
     lease_id: int = 0
     ttl_s: int = 0
+    nonce: str = ""  # of the job that it is in
     alive: bool = True
     scope: Scope = Scope.WHOLE
     seen_agents: set[bytes] = field(default_factory=set)
@@ -155,6 +156,8 @@ class SimulatedAgents:
         count.key, count.range_end, count.count_only = folder.start, folder.end, True
         found = await self._ask(agent, "KV/Txn", job, _rpc.TxnResponse)
         nodes = found.responses[-1].response_range.count
+        for spec in found.responses[1].response_range.kvs:  # begun by the first agent, a real one
+            agent.nonce = pb.JobSpec.FromString(spec.value).nonce
         ttl_s = self.limits.lease_ttl_s(LEASE_TTL_S, max(nodes, self.least))
         lease = _rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         granted = await self._ask(agent, "Lease/LeaseGrant", lease, _rpc.LeaseGrantResponse)
@@ -197,6 +200,7 @@ class SimulatedAgents:
             store_address=agent.address,
             fingerprint={"parameters": "simulated"},
             committed_generation=committed_generation,
+            nonce=agent.nonce,
         )
         await self._put_leased(agent, self.keys.member(agent.worker_id), member.SerializeToString())
 

@@ -36,6 +36,7 @@ def member_value(agent_id: str, committed_generation: int = 0) -> bytes:
         store_address="127.0.0.1:2",
         fingerprint={"model": "m"},
         committed_generation=committed_generation,
+        nonce=NONCE,
     ).SerializeToString()
 
 
