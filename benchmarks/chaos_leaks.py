@@ -56,7 +56,7 @@ def of_store(etcd: EtcdCluster, job_id: str) -> list[str]:
     """Keys that no finished job leaves, and any lease at all: a lab has an etcd of its own."""
     member = etcd.leader
     keys = JobKeys(job_id)
-    may_stay = (keys.failures, keys.finished_workers, keys.refusals, keys.events)
+    may_stay = (keys.failures, keys.finished_workers, keys.departures, keys.refusals, keys.events)
     single = {keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.result}
     found = []
     for kv in member.call("kv/range", **_EVERYTHING).get("kvs", []):
