@@ -176,6 +176,7 @@ class JobMembership:
         if wait_s > 0:
             self._job.timers.set("election", now_s + wait_s, self._stand_again)
         else:
+            self._stands_not_before_s = float("-inf")
             self._leadership.stand(self._job.agent_id, self._control_address)
 
     def _step_down(self, now_s: float) -> None:
@@ -213,6 +214,8 @@ class JobMembership:
     def take(self, report: Report, now_s: float) -> None:
         """What became of something that `Leadership` was asked for."""
         match report:
+            case Elected() if now_s < self._stands_not_before_s:
+                self._leadership.resign()  # won by an attempt that was under way when this node resigned
             case Elected():
                 if self._state.leading:
                     self.advance(ev.LeadershipLost(now_s=now_s))

@@ -2,7 +2,7 @@
 
 Looks at the members of one generation: the newest in which somebody waits. A member is *inside* while it waits in a
 collective, for a copy or for a communicator of that generation (its STALLED suspicion stands), else *outside*:
-computing, reading data, saving a checkpoint, evaluating, or hung. CollectiveWait is a fact that a member reports; being
+computing, reading data, saving a checkpoint, evaluating, or hung. Waiting is a fact that a member reports; being
 outside is only the absence of such a report. Hence the rules:
 
     state of the members              for how long               outcome

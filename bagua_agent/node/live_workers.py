@@ -27,6 +27,18 @@ EXIT_BEFORE_SUSPICION_S = 0.02
 # Workers that leave have so much less than their node's grace period: to end, and for their node to say so in etcd.
 MARGIN_S = 3.0
 
+LONGEST_PROBLEM = 500  # characters of a worker's text inside a record
+
+
+def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
+    """What a worker told of its part of the last checkpoint, fit for a record; None if no reader would take it."""
+    if told.parts and told.part >= told.parts:
+        return None
+    kept = pb.LastCheckpoint()
+    kept.CopyFrom(told)
+    kept.problem = told.problem[:LONGEST_PROBLEM]
+    return kept
+
 
 class LiveWorkers:
     """on_suspicion(now_s): a worker here can't go on, whoever is to blame. on_slot_given_up(): this node runs one
@@ -136,8 +148,8 @@ class LiveWorkers:
             case "straggler":
                 self._straggles(message.straggler)
             case "left":
-                if message.left.HasField("last"):
-                    self._last_checkpoints[worker_id] = message.left.last
+                if message.left.HasField("last") and (last := usable_last_checkpoint(message.left.last)):
+                    self._last_checkpoints[worker_id] = last
             case "training_done":
                 self._trained(worker_id, message.training_done)
             case _:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from bagua_agent.background import OperationEnd, background_thread
+from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
@@ -149,7 +149,11 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                     del self._outboxes[worker_id]
             self._on_ended(worker_id)
 
-        background_thread("bagua-session-in", lambda: self._read(worker_id, request_iterator), ended).start()
+        reader = background_thread("bagua-session-in", lambda: self._read(worker_id, request_iterator), ended)
+        try:
+            reader.start()
+        except RuntimeError as error:  # the host allows no thread
+            ended(Failed(error))
         while (message := outbox.get()) is not None:
             yield message
 

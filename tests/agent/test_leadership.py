@@ -244,3 +244,14 @@ def test_every_write_has_one_answer(
     node.hear()
     assert node.etcd.failures == [] and node.inbox.empty()
     assert node.membership.leading is (error is None or error is LOST)
+
+
+def test_an_election_that_is_won_after_the_resignation_is_given_back(node: Node) -> None:
+    node.lead()
+    node.etcd.failures = [DENIED]
+    node.worker_ready()
+    node.leadership.stand(AGENT, "host:1")  # waits behind the write that will be refused
+    node.hear()
+    assert not node.membership.leading
+    node.hear()
+    assert not node.membership.leading and node.keys.leader not in node.etcd.stands

@@ -22,7 +22,7 @@ from bagua_core.elastic.checkpoint import due, layout, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
-from bagua_core.elastic.checkpoint.writer import Writer
+from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart
 
 LAST_WAIT_S = 120.0
 
@@ -219,7 +219,9 @@ class Checkpointer:
         """Wait for the part of `write_last`; why it is not written, empty if it is."""
         if not self.writer.wait(limit_s):
             return f"it was still being written after {max(0.0, limit_s):.1f} s"
-        if self.writer.written == Place(self.run, moment.name):
+        # A part of a periodic checkpoint of the same state says nothing of a part that is cut otherwise.
+        wanted = WrittenPart(Place(self.run, moment.name), moment.part, 1 if moment.alone else moment.parts)
+        if self.writer.written == wanted:
             return ""
         return self.writer.problem or "the part before it took too long"
 

@@ -27,6 +27,15 @@ class _Job:
     data: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A part that is whole on disk: part `part` of `parts` of the checkpoint at `place`."""
+
+    place: Place
+    part: int
+    parts: int
+
+
 class Writer:
     """at_edge: told each edge of a write, see part_file.EDGES. The writer of part 0 also removes what has served."""
 
@@ -46,7 +55,7 @@ class Writer:
         self._failing = False
         self._busy_said = False
         self._thread: threading.Thread | None = None
-        self.written: Place | None = None  # this rank's newest part
+        self.written: WrittenPart | None = None  # this rank's newest part
         self.write_s = 0.0  # how long the thread took for it
         self.problem = ""  # of the last write; empty: it succeeded
 
@@ -132,7 +141,8 @@ class Writer:
         if self._failing:
             self._failing = False
             self._say(f"checkpoints are written again, from step {job.header.name.step} on")
-        self.written, self.write_s, self.problem = place, time.monotonic() - began_s, ""
+        self.written = WrittenPart(place, job.header.part, job.header.parts)
+        self.write_s, self.problem = time.monotonic() - began_s, ""
         if job.header.part == 0:
             self._prune()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bagua_agent.node.live_workers import LONGEST_PROBLEM, usable_last_checkpoint
 from bagua_agent.node.node_ending import (
     RESULT_GRACE_S,
     STORE_AWAY_AT_THE_END_S,
@@ -116,3 +117,18 @@ def test_it_never_ends_with_workers_that_nobody_ends() -> None:
                         )
                         if ending is not None:
                             assert (ending.end_workers_within_s is None) == (running == 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "part", "problem"),
+    [
+        (pb.LastCheckpoint(part=1, parts=2, problem="x" * 10_000), 1, "x" * LONGEST_PROBLEM),
+        (pb.LastCheckpoint(part=2, parts=2), None, ""),
+    ],
+    ids=["a long problem", "a part that cannot be"],
+)
+def test_what_a_worker_tells_of_its_last_checkpoint_fits_a_record(
+    told: pb.LastCheckpoint, part: int | None, problem: str
+) -> None:
+    kept = usable_last_checkpoint(told)
+    assert (part, problem) == (None, "") if kept is None else (kept.part, kept.problem) == (part, problem)

@@ -276,3 +276,17 @@ def test_settings() -> None:
     assert settings_of(environment()) is None
     with pytest.raises(ValueError, match="neither"):
         settings_of(environment(checkpoint_dir="x", checkpoint_every="often"))
+
+
+def test_a_periodic_part_of_the_same_state_is_not_the_last_checkpoint(tmp_path: Path) -> None:
+    """Part 1 of 2 is on disk; the whole state, which is all that could be restored, is not."""
+    here = trained(tmp_path, 2)
+    second = here[1]
+    second.checkpoints.step_aside(second.record, 1, 2, NO_LIMIT)
+    whole = second.checkpoints.before_leaving(time.monotonic() + DEADLINE_S)
+    assert whole is not None and whole.written and (whole.part, whole.parts) == (1, 2)
+    shutil.rmtree(tmp_path)
+    second.checkpoints.step_aside(second.record, 0, 1, NO_LIMIT)
+    last = second.checkpoints.before_leaving(time.monotonic() + DEADLINE_S)
+    assert last is not None and not last.written and "No such file" in last.problem
+    ended(here)
