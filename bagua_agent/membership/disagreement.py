@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bagua_contract.collective_wait import CollectiveWait
+if TYPE_CHECKING:  # a command line is read without the contract
+    from bagua_contract.collective_wait import CollectiveWait
+
 
 MOST_GROUPS = 4
 MOST_RANKS = 8

@@ -37,9 +37,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from bagua_agent.membership.disagreement import Place, difference
-from bagua_contract.collective_wait import CollectiveWait
+
+if TYPE_CHECKING:  # a command line is read without the contract
+    from bagua_contract.collective_wait import CollectiveWait
+
 
 MOST_NAMED = 4
 

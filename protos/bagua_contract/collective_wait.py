@@ -6,8 +6,10 @@ Checked at birth: a report of another version or of a stranger raises ValueError
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bagua_contract import membership_pb2 as pb
+if TYPE_CHECKING:  # a command line is read without protobuf
+    from bagua_contract import membership_pb2 as pb
 
 MOST_OPERATIONS = 8  # that a report carries
 LONGEST_NAME = 120  # of an operation or a call site, in characters
@@ -49,6 +51,8 @@ class CollectiveWait:
         return self.operations[-1]
 
     def to_proto(self) -> pb.CollectiveWait:
+        from bagua_contract import membership_pb2 as pb
+
         return pb.CollectiveWait(
             call_site=self.call_site,
             operations=[pb.Operation(step=o.step, place=o.place, name=o.name) for o in self.operations],
