@@ -73,7 +73,7 @@ def test_an_order_to_end_reaches_the_agents(tmp_path: Path) -> None:
     batch.process.send_signal(signal.SIGTERM)
     assert batch.process.wait(60) == 128 + signal.SIGTERM, batch.log.read_text()
     log = batch.log.read_text()
-    assert "no node of the job is left" in log or "stopped: every node" in log
+    assert "no node of the job is left" in log or "stopped: every worker left" in log
 
 
 def test_a_batch_without_a_script_says_how_to_use_it() -> None:
