@@ -15,6 +15,7 @@ from simulated_store import Node, Simulation
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.view import DepartureView
 from bagua_contract.records import Generation, StateName, SuspicionKind
 from bagua_core.elastic import heal_plan, switch_pair
 from bagua_core.elastic.commit_history import Entry, History, Line
@@ -55,7 +56,7 @@ class Worker:
     reported: int = 0
     suspected: int = 0
     suspicion: tuple[int, bool] | None = None  # the last one, which its agent keeps in the store
-    ended: bool = False
+    ended: str = ""  # what its agent records: finished, departed or failures
     previous: Generation | None = None  # to fall back to while `current` is being entered
     taking_part: bool = False  # `current` is entered
     then: Callable[[dict[int, Any]], None] | None = None  # what the collective under way is for
@@ -175,10 +176,13 @@ class SimulatedJob(Simulation):
         )
         self.suspect_leader(w.node)
 
-    def end(self, w: Worker, *, well: bool) -> None:
-        """The process is gone; its sockets close."""
+    def end(self, w: Worker, *, well: bool, trained: bool = False) -> None:
+        """The process is gone; its sockets close. trained: it told its agent that training is done."""
         w.alive = False
-        w.ended = well
+        if w.node.leaving and not trained:
+            w.ended = "departed"
+        else:
+            w.ended = "finished" if well else "failures"
         w.token += 1
         self.process_gone(w)
         self.after(self.latency_s(), w.node.agent_id, lambda: self._tell_end(w))
@@ -186,10 +190,21 @@ class SimulatedJob(Simulation):
             self.after(self.latency_s(0.3, 1.0), w.node.agent_id, lambda: self.spawn(w.node, w.slot))
 
     def _tell_end(self, w: Worker) -> None:
-        if w.node.cut or f"failures/{w.worker_id}" in self.keys or f"finished/{w.worker_id}" in self.keys:
+        if w.node.cut or f"{w.ended}/{w.worker_id}" in self.keys:
             return
-        if w.ended:
+        if w.ended == "finished":
             self.put(f"finished/{w.worker_id}", ev.WorkerFinished, worker_id=w.worker_id)
+        elif w.ended == "departed":
+            listed = [g for g in self.records.values() if g.placement_of(w.worker_id) is not None]
+            newest = max(listed, key=lambda g: g.number, default=None)
+            departure = DepartureView(
+                w.worker_id,
+                w.node.agent_id,
+                newest.number if newest is not None else 0,
+                newest.world_size if newest is not None else 0,
+                w.name,
+            )
+            self.put(f"departed/{w.worker_id}", ev.WorkerDeparted, departure=departure)
         else:
             self.put(
                 f"failures/{w.worker_id}",
@@ -302,7 +317,7 @@ class SimulatedJob(Simulation):
         node = w.node
         if node.closing and w.counted and w.name.step == self.steps:
             self.say(f"{w.worker_id} ends: the end is confirmed elsewhere")
-            self.end(w, well=True)
+            self.end(w, well=True, trained=True)
             return
         decision = decide(
             Situation(
@@ -501,7 +516,7 @@ class SimulatedJob(Simulation):
                 self.put("closing", ev.ClosingSeen, generation=generation.number)
 
         self.after(self.latency_s(), w.node.agent_id, tell)
-        self.end(w, well=True)
+        self.end(w, well=True, trained=True)
 
     # -- collectives
 
