@@ -40,6 +40,11 @@ class LeaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPairReplaced:
+    """Agents that came later made another key pair for this job: they and this agent don't believe each other."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeadershipReported:
     report: Report
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from bagua_agent import narrator
 from bagua_agent.desired_writes import DesiredWrites
-from bagua_agent.errors import InternalError
+from bagua_agent.errors import InfrastructureLost, InternalError
 from bagua_agent.history import job_history
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.inbox import (
     Gathered,
+    KeyPairReplaced,
     LeadershipReported,
     LeaseChanged,
     ScopeFollowed,
@@ -33,7 +34,7 @@ from bagua_agent.inbox_reader import InboxReader
 from bagua_agent.job_config import JobConfig
 from bagua_agent.job_membership import JobMembership
 from bagua_agent.job_outlook import JobOutlook
-from bagua_agent.job_room import ensure_job, make_live
+from bagua_agent.job_room import ensure_job, key_pair_stands, make_live
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.job_sight import JobSight
 from bagua_agent.job_store import JobStore, is_exposed, open_store
@@ -43,6 +44,7 @@ from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.last_words import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.leadership import Leadership, ProbeResult
+from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.membership.departure import Prospect, prospect
 from bagua_agent.membership.policy import Policy
@@ -62,11 +64,13 @@ from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.signals import SignalsToInbox
 from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys, LeaseLapsed
+from bagua_agent.store.leased_keys import LeasedKeys, LeaseGranted, LeaseLapsed
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
+
+KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
 
 
 class JobLoop:
@@ -158,15 +162,15 @@ class JobLoop:
         kept, limits = KeptRecords(), Limits.from_environment()
         self._limits = limits
         found = ensure_job(store, self._keys, config, self._node_name, self._mode)
-        identity, nodes = found.identity, found.nodes
+        self._identity, nodes = found.identity, found.nodes
         if found.before is not None and found.before.outcome == pb.Result.STOPPED:
             self._narrator.tell(narrator.stopped_before(config.job_id, found.before, config.checkpoint_dir))
         self._control = ControlServer(
-            self._address, identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
+            self._address, self._identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
         )
         self._closers.append(self._control.stop)
         self._seen = JobSeen(spec=found.spec, view=JobView())
-        self._seen.remembered[self._keys.identity] = identity.encode()
+        self._seen.remembered[self._keys.identity] = self._identity.encode()
         lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
         leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
         self._closers.append(leased.close)
@@ -185,13 +189,13 @@ class JobLoop:
             HistoryKeeper(self._keys, self._node_name, writer),
         )
         self._records = records = WholeRecords(
-            store, self._keys, identity, self._agent_id, self._control.address, kept, limits
+            store, self._keys, self._identity, self._agent_id, self._control.address, kept, limits
         )
         leadership = Leadership(
             store,
             self._keys,
             leased,
-            identity,
+            self._identity,
             config.probe_window_s,
             lambda report: inbox.put(LeadershipReported(report)),
             records.stored,
@@ -297,6 +301,10 @@ class JobLoop:
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):
                     self._membership.follow_leader(now_s)
+                elif isinstance(message.event, LeaseGranted):
+                    self._writes.until_done("key pair", self._look_at_key_pair)
+            case KeyPairReplaced():
+                self._key_pair_replaced()
             case LeadershipReported():
                 self._outlook.reported(message, now_s)
             case ScopeFollowed():
@@ -311,6 +319,23 @@ class JobLoop:
                 raise AssertionError(f"nobody sends {message!r}")
         for due in self._timers.take_due(now_s):
             due(now_s)
+
+    def _look_at_key_pair(self) -> None:
+        """In the writes' thread: the last agent that left may have removed the pair before this agent's key stood."""
+        job = self._job
+        if not job.leased.flush(KEY_STANDS_WITHIN_S):
+            raise InfrastructureLost("this agent's key does not stand yet")
+        if not key_pair_stands(job.store, job.keys, job.seen.spec.nonce, self._identity):
+            self._inbox.put(KeyPairReplaced())
+
+    def _key_pair_replaced(self) -> None:
+        reason = "agents that came meanwhile made another key pair for the job"
+        if self._seen.view.committed_generation == 0:
+            raise JobReplaced(reason)
+        # This node may hold the job's state. Its lease tells the others whether it lives, as theirs tell it.
+        self._narrator.tell_once(
+            "key pair", f"{reason}: whether their hosts live shows only when leases end; training goes on"
+        )
 
     def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
         self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)

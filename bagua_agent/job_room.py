@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.history import job_history
 from bagua_agent.job_config import JobConfig
+from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
@@ -93,6 +94,28 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
     """
     unused = [*conditions, none_below(keys.agents)]
     return store.transact(unused, deletes=[keys.identity]).succeeded
+
+
+def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
+    """Whether the job's key pair is still this agent's one; put again where it was removed meanwhile.
+
+    To be asked whenever this agent's own key has begun to stand: before, the last agent that left may have taken this
+    one for nobody and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made
+    another pair. A job that has ended, or was replaced, is no concern of this function: True. Raises InfrastructureLost
+    where it is to be asked again.
+    """
+    standing = store.get(keys.identity)
+    if standing is not None and standing.value == identity.encode():
+        return True
+    spec = store.get(keys.spec)
+    if spec is None or nonce_of(spec.value) != nonce or store.get(keys.result) is not None:
+        return True
+    if standing is not None:
+        return False
+    unchanged = [absent(keys.identity), absent(keys.result), mod_revision_is(keys.spec, spec.mod_revision)]
+    if not store.transact(unchanged, [Put(keys.identity, identity.encode())]).succeeded:
+        raise InfrastructureLost(f"{keys.identity} or {keys.spec} was written by others meanwhile")
+    return True
 
 
 def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:

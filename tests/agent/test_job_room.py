@@ -13,7 +13,7 @@ import pytest
 from bagua_agent import job_room as module
 from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_room import JobFound, ensure_job, make_live
+from bagua_agent.job_room import JobFound, ensure_job, key_pair_stands, make_live, remove_unused_identity
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, Transaction
 from bagua_agent.store.embedded import EmbeddedEtcd
@@ -130,6 +130,42 @@ def test_a_key_pair_that_somebody_removed_is_made_anew(
         found = list(pool.map(lambda comer: comer.find(), [make_agent() for _ in range(4)]))
     assert {each.spec.nonce for each in found} == {old.spec.nonce}
     assert len({each.identity for each in found}) == 1 and found[0].identity != old.identity
+
+
+def test_a_pair_removed_before_the_joining_agents_key_stood_is_put_again(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    """The last agent that leaves sees no other key, though another agent has read the pair already."""
+    joining = make_agent().find()
+    assert remove_unused_identity(store, KEYS), (
+        "the fault: the pair goes between the joiner's read and its key"
+    )
+    store.put(KEYS.agent("joining"), b"")
+    assert key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert make_agent().find().identity == joining.identity
+    assert not remove_unused_identity(store, KEYS)
+
+
+def test_an_agent_learns_that_others_made_another_pair(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    joining = make_agent().find()
+    assert remove_unused_identity(store, KEYS)
+    other = make_agent().find().identity
+    assert other != joining.identity
+    assert not key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert make_agent().find().identity == other, "the pair that others use stays"
+
+
+def test_the_pair_of_a_job_that_ended_or_was_replaced_is_not_put_again(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    joining = make_agent().find()
+    store.delete(KEYS.identity)
+    assert key_pair_stands(store, KEYS, "of another job", joining.identity)
+    store.put(KEYS.result, result())
+    assert key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert store.get(KEYS.identity) is None
 
 
 def test_whoever_joins_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
