@@ -145,8 +145,12 @@ def _closing(view: JobView, standing: Standing, evidence: Evidence, now_s: float
             f"{first.worker_id} on {first.node_name} failed after training was done ({first.summary})",
             first,
         )
-    left = sorted(w for w in workers if w not in view.finished)
+    left = sorted(w for w in workers if w not in view.finished and w not in view.departures)
     if not left:
+        asked = sorted(w for w in workers if w in view.departures)
+        if asked:  # on purpose, so it is no failure; what its script had yet to do was not done
+            where = view.departures[asked[0]].node_name
+            return _stopped(f"training was done, but {asked[0]} on {where} left before its script ended")
         return _succeeded("training is done and every worker ended with 0")
     gone = [w for w in left if workers[w] not in view.agents or evidence.is_dead(view.agents[workers[w]])]
     if not gone:

@@ -50,6 +50,18 @@ def test_a_host_lost_after_the_end_is_waited_for_and_then_fails_the_job() -> Non
     assert outcome(decided(view, evidence=waited, now_s=70.0)) is Outcome.FAILED
 
 
+def test_a_worker_that_left_after_the_end_stops_the_job_and_is_no_failure() -> None:
+    view = replace(closing(members=("a0",)), departures={"b0": departure("b0", 2)})
+    assert decided(view).reason == "closing: 1 of 2 workers have yet to end, as a0"
+    without = replace(view, agents={k: v for k, v in view.agents.items() if k != "b"})
+    assert decided(without).reason == "closing: 1 of 2 workers have yet to end, as a0", (
+        "its agent is not awaited"
+    )
+    decision = decided(replace(without, finished=frozenset({"a0"})))
+    assert outcome(decision) is Outcome.STOPPED
+    assert "training was done, but b0 on host-b left before its script ended" in decision.reason
+
+
 def test_the_budget_ends_the_job() -> None:
     view = picture([agent("a")], [], record(2, "a0"), failures=[failure("a0")])
     decision = decided(view)
