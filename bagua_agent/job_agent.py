@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -21,6 +22,7 @@ from bagua_agent.node.local_address import local_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script_mode import Mode, guess_mode
+from bagua_agent.plain_logging import log_to_stderr
 from bagua_agent.plain_text import plain_lines
 from bagua_agent.process_messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.signals import SignalsToInbox
@@ -33,6 +35,7 @@ def run_job(config: JobConfig, on_error: Callable[[str], None] = lambda reason: 
 
     on_error: told of the one that ended it.
     """
+    log_to_stderr(logging.WARNING, "bagua-launch: ")
     try:
         for _ in range(MOST_RETURNS):
             try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable
 from bagua_agent.node.local_address import local_address
+from bagua_agent.plain_logging import log_to_stderr
 from bagua_agent.plain_text import plain_line
 from bagua_agent.service.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.certificate_files import utc_now
@@ -63,7 +64,7 @@ class _Stop:
 
 def serve(config_path: str, *, plain_units: bool = False) -> int:
     """Until SIGTERM or SIGINT; the exit code. plain_units: also with systemd. Raises UserError."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    log_to_stderr(logging.INFO)
     config = read_agent_config(config_path, utc_now())
     facts = look_at_node(config)
     runner = _runner(config, plain_units)

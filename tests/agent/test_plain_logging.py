@@ -1,0 +1,30 @@
+"""What the agent logs reaches a terminal as plain text, whatever others wrote into it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import logging
+from bagua_agent.plain_logging import log_to_stderr
+log_to_stderr(logging.WARNING, "bagua-launch: ")
+log = logging.getLogger("bagua_agent.some_part")
+log.warning("writing %s failed", "\\x1b]0;title\\x07")
+log.info("not shown")
+try:
+    raise OSError("first\\nbagua-launch: the job succeeded\\x1b[2J")
+except OSError:
+    log.exception("bug")
+"""
+
+
+def test_control_characters_are_escaped_and_later_lines_pass_for_no_message() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=30, check=True
+    )
+    lines = done.stderr.splitlines()
+    assert lines[0] == r"bagua-launch: writing \x1b]0;title\x07 failed"
+    assert lines[1] == "bagua-launch: bug" and all(line.startswith("  ") for line in lines[2:])
+    assert any("the job succeeded" in line for line in lines[2:]) and "\x1b" not in done.stderr
+    assert "not shown" not in done.stderr
