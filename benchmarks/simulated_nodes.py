@@ -25,6 +25,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change, PrefixMirror
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
+from bagua_contract.records import PROTOCOL_VERSION
 
 SLOTS = 8
 DEADLINE_S = 30.0
@@ -279,13 +280,15 @@ class SimulatedNodes:
     def _agent_begins(self, name: str, job_id: str, slots: int) -> None:
         keys = JobKeys(job_id)
         agent_id = f"{name}-agent"
-        agent = membership_pb2.Agent(protocol=1, agent_id=agent_id, node_name=name, slots=slots)
+        agent = membership_pb2.Agent(
+            protocol=PROTOCOL_VERSION, agent_id=agent_id, node_name=name, slots=slots
+        )
         writes = [Put(keys.agent(agent_id), agent.SerializeToString())]
         writes += [Put(keys.member(f"{agent_id}.{slot}.0"), b"") for slot in range(slots)]
         with self._wake:
             if job_id not in self._begun:
                 self._begun.add(job_id)
-                generation = membership_pb2.Generation(protocol=1, number=1)
+                generation = membership_pb2.Generation(protocol=PROTOCOL_VERSION, number=1)
                 writes.append(Put(keys.generation, generation.SerializeToString()))
         self._store.transact([], writes)
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 from bagua_contract import membership_pb2 as pb
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # A record of a greater number was written by nobody: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 

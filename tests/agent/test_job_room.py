@@ -270,7 +270,7 @@ def test_agents_that_never_go_are_named(
 
 def test_another_protocol_is_refused(make_agent: Callable[..., Comer], store: Store) -> None:
     store.put(KEYS.spec, pb.JobSpec(protocol=99, nonce="n").SerializeToString())
-    with pytest.raises(UserError, match="job 'job' runs protocol 99, this bagua speaks 1"):
+    with pytest.raises(UserError, match=f"job 'job' runs protocol 99, this bagua speaks {PROTOCOL_VERSION}"):
         make_agent().ensure()
 
 

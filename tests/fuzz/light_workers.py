@@ -15,6 +15,7 @@ import grpc
 import psutil
 
 from bagua_contract import session_pb2, session_pb2_grpc
+from bagua_contract.records import PROTOCOL_VERSION
 
 # A worker's command: ends with 0 when told by SIGTERM or when the file given to it appears.
 COMMAND = ("sh", "-c", 'trap "exit 0" TERM; while [ ! -e "$0" ]; do sleep 1 & wait $!; done')
@@ -33,7 +34,7 @@ class LightWorker:
         self._channel = grpc.insecure_channel(
             f"unix:{environ['BAGUA_SESSION_SOCKET']}", options=[("grpc.use_local_subchannel_pool", 1)]
         )
-        hello = session_pb2.Hello(protocol=1, worker_id=self.worker_id, pid=process.pid)
+        hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id=self.worker_id, pid=process.pid)
         self._outbox.put(session_pb2.WorkerMessage(hello=hello))
         stub = session_pb2_grpc.WorkerSessionStub(self._channel)  # type: ignore[no-untyped-call]
         self._stream = stub.Attach(iter(self._outbox.get, None), wait_for_ready=True)

@@ -14,7 +14,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind, Placement
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")
 NONCE = "nonce"
@@ -24,13 +24,17 @@ POLICY = Policy()
 
 def agent_value(agent_id: str) -> bytes:
     return pb.Agent(
-        protocol=1, agent_id=agent_id, node_name=f"host-{agent_id}", control_address="127.0.0.1:1", slots=1
+        protocol=PROTOCOL_VERSION,
+        agent_id=agent_id,
+        node_name=f"host-{agent_id}",
+        control_address="127.0.0.1:1",
+        slots=1,
     ).SerializeToString()
 
 
 def member_value(agent_id: str, committed_generation: int = 0) -> bytes:
     return pb.Member(
-        protocol=1,
+        protocol=PROTOCOL_VERSION,
         worker_id=f"{agent_id}.0.w",
         agent_id=agent_id,
         store_address="127.0.0.1:2",
@@ -63,7 +67,7 @@ def generation_of(number: int) -> Generation:
 def job_as_it_stands() -> list[tuple[str, bytes, int]]:
     """(key, value, create revision) of a job that has committed in generation 1."""
     return [
-        (KEYS.spec, pb.JobSpec(protocol=1, nonce=NONCE).SerializeToString(), 1),
+        (KEYS.spec, pb.JobSpec(protocol=PROTOCOL_VERSION, nonce=NONCE).SerializeToString(), 1),
         (KEYS.desired, pb.Desired(min_nodes=1, max_nodes=2).SerializeToString(), 1),
         (KEYS.leader, pb.Leader(agent_id="a", control_address="127.0.0.1:1").SerializeToString(), 2),
         *((KEYS.agent(a), agent_value(a), 3 + i) for i, a in enumerate(AGENTS)),

@@ -13,10 +13,13 @@ import grpc
 import pytest
 
 from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION
 from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST
 
 ROOT = Path(__file__).parents[2]
-WELCOME = session_pb2.AgentMessage(welcome=session_pb2.Welcome(protocol=1, nonce="n")).SerializeToString()
+WELCOME = session_pb2.AgentMessage(
+    welcome=session_pb2.Welcome(protocol=PROTOCOL_VERSION, nonce="n")
+).SerializeToString()
 
 # torch is imported once; each path's worker is a fork from before there is any thread.
 WORKERS = """

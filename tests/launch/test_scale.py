@@ -14,6 +14,7 @@ from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store_access import store_config
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION
 from tests.launch.launcher import Launcher
 
 KEYS = JobKeys("demo")
@@ -37,7 +38,7 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
 
 def begin(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> None:
     keys = JobKeys(job_id)
-    store.put(keys.spec, pb.JobSpec(protocol=1, nonce="n").SerializeToString())
+    store.put(keys.spec, pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n").SerializeToString())
     store.put(keys.desired, pb.Desired(min_nodes=min_nodes, max_nodes=max_nodes).SerializeToString())
 
 

@@ -23,6 +23,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
+from bagua_contract.records import PROTOCOL_VERSION
 from tests.lab.wait import eventually
 
 from .daemon_here import LEASE_S
@@ -35,7 +36,7 @@ KEYS = JobKeys("demo")
 
 def put_job(store: Store) -> None:
     """As its first agent does."""
-    store.put(KEYS.spec, membership_pb2.JobSpec(protocol=1, nonce="n").SerializeToString())
+    store.put(KEYS.spec, membership_pb2.JobSpec(protocol=PROTOCOL_VERSION, nonce="n").SerializeToString())
     store.put(KEYS.identity, make_identity("demo").encode())
 
 

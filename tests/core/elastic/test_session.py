@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_contract.records import GenerationKind, SuspicionKind
+from bagua_contract.records import PROTOCOL_VERSION, GenerationKind, SuspicionKind
 from bagua_core.elastic import session as module
 from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
 from tests.core.elastic.agents import DEADLINE_S, Agent
@@ -175,7 +175,7 @@ def test_another_protocol_is_refused(
     agent: Agent, attach: Callable[[str], Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
-    with pytest.raises(SessionError, match="worker speaks protocol 99, agent 1; install one version"):
+    with pytest.raises(SessionError, match=f"worker speaks protocol 99, agent {PROTOCOL_VERSION}; install one version"):
         attach("w0")
 
 
