@@ -12,6 +12,7 @@ from bagua_agent.job_config import JobConfig
 from bagua_agent.membership import root_cause
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
+from bagua_contract.distribution import original_beside
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 PROGRESS_EVERY_S = 5.0
@@ -82,6 +83,8 @@ def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str
 def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
     """exposed: etcd is reached beyond this machine without TLS."""
     yield joining(config, endpoint)
+    if beside := original_beside():
+        yield f"WARNING: {beside}"
     if hosts_for_others:
         yield joining_command(
             endpoint, config.job_id, f"{config.min_nodes}:{config.max_nodes}", str(config.command)

@@ -15,6 +15,9 @@ The same script runs under plain `python` (a world of one) and under `bagua-laun
 
 from __future__ import annotations
 
+import warnings as _warnings
+
+from bagua_contract.distribution import original_beside as _original_beside
 from bagua_core import algorithms
 from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.cached_dataset import CachedDataset
@@ -58,6 +61,9 @@ from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 __version__ = "0.1.0"
+
+if _beside := _original_beside():
+    _warnings.warn(_beside, RuntimeWarning, stacklevel=2)
 
 __all__ = [
     "Balance",

@@ -116,13 +116,9 @@ def scale(**typed: Any) -> int:
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from bagua_contract.distribution import own_version
 
-    try:
-        found = version("bagua")
-    except PackageNotFoundError:
-        found = "(not installed: running from its sources)"
-    click.echo(f"{PROGRAM} {found}")
+    click.echo(f"{PROGRAM} {own_version() or '(not installed: running from its sources)'}")
     ctx.exit()
 
 

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print(
-            "no CUDA device: this benchmark needs a GPU and CuPy (bagua[cuda13]); "
+            "no CUDA device: this benchmark needs a GPU and CuPy (bagua-elastic[cuda13]); "
             "`python -m benchmarks.kernels` measures the CPU's kernels",
             file=sys.stderr,
         )

@@ -24,6 +24,7 @@ from bagua_agent.service.systemd_units import is_there
 from bagua_agent.store.client import Store
 from bagua_agent.store_access import store_config
 from bagua_agent.workers.account import find_account
+from bagua_contract.distribution import CUPY_HINT, original_beside
 
 ETCD_TIMEOUT_S = 5.0
 PROGRAM_TIMEOUT_S = 30.0
@@ -53,6 +54,11 @@ def troubles(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 # -- judging
+
+
+def judge_packages(original_beside: str | None) -> list[Finding]:
+    """original_beside: what distribution.py says of the original Bagua in this environment."""
+    return [Finding("packages", Weight.TROUBLE, original_beside)] if original_beside else []
 
 
 def judge_disk(path: str, free_bytes: int) -> Finding:
@@ -116,7 +122,13 @@ def check_node(config: AgentConfig, *, daemon_runs: bool) -> list[Finding]:
     found = [_etcd(config), _clock(), _systemd()]
     if not daemon_runs:
         found.append(_port(config))
-    return [*found, *check_accounts(config), *look_for_trouble(config), *_nccl()]
+    return [
+        *found,
+        *judge_packages(original_beside()),
+        *check_accounts(config),
+        *look_for_trouble(config),
+        *_nccl(),
+    ]
 
 
 def _directories(config: AgentConfig) -> list[str]:
@@ -213,7 +225,7 @@ def _nccl() -> list[Finding]:
     # isolated: by root, in whatever directory, whose files must not be imported
     said = _output([sys.executable, "-I", "-c", "from cupy.cuda import nccl; print(nccl.get_version())"])
     if said is None:
-        text = "no CuPy with NCCL, so gradients go by way of the CPU; install bagua[cuda12] or bagua[cuda13]"
+        text = f"no CuPy with NCCL, so gradients go by way of the CPU; {CUPY_HINT}"
         return [Finding("NCCL", Weight.NOTE, text)]
     return [Finding("NCCL", Weight.FINE, said.strip())]
 

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable
@@ -33,6 +32,7 @@ from bagua_agent.store.client import Store
 from bagua_agent.store.endpoints import parse_endpoint
 from bagua_agent.store.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
 from bagua_agent.store_access import store_config
+from bagua_contract.distribution import own_version
 
 CONNECT_TIMEOUT_S = 2.0
 _SIGNALS = ("SIGTERM", "SIGINT")
@@ -168,7 +168,4 @@ def _say(text: str) -> None:
 
 
 def _version() -> str:
-    try:
-        return version("bagua")
-    except PackageNotFoundError:
-        return "unknown"
+    return own_version() or "unknown"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bagua_contract.distribution import REDIS_HINT
 from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.keys import KeyDigest
@@ -71,7 +72,7 @@ def client_package() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise MissingPartError("backend='redis' needs the package redis: pip install bagua[redis]") from error
+        raise MissingPartError(f"backend='redis' needs the package redis: {REDIS_HINT}") from error
     return redis
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bagua_contract.distribution import CUPY_HINT
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.reducible import NATIVE
 
@@ -111,9 +112,7 @@ def load() -> Nccl:
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise NcclUnavailableError(
-            f"NCCL is used through CuPy ({error}); install bagua[cuda12] or bagua[cuda13]"
-        ) from error
+        raise NcclUnavailableError(f"NCCL is used through CuPy ({error}); {CUPY_HINT}") from error
     if not nccl.available:
         raise NcclUnavailableError(
             "CuPy finds no libnccl.so.2; install nvidia-nccl-cu12 or nvidia-nccl-cu13, whichever is the CUDA of torch"

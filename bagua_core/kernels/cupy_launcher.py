@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua_contract.distribution import CUPY_HINT
 from bagua_core.kernels.errors import KernelUnavailableError
 from bagua_core.kernels.on_gpu import SOURCE, THREADS, compile_flags
 
@@ -29,7 +30,7 @@ class CupyLauncher:
             import cupy
         except ImportError as error:
             raise KernelUnavailableError(
-                f"kernels on CUDA tensors need CuPy ({error}); install bagua[cuda12] or bagua[cuda13]"
+                f"kernels on CUDA tensors need CuPy ({error}); {CUPY_HINT}"
             ) from error
         self._cupy = cupy
         self._module = functools.cache(self._compile)

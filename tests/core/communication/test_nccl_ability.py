@@ -45,11 +45,11 @@ def test_a_script_without_a_gpu_does_not_even_import_cupy(
 
 def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Nccl:
-        raise NcclUnavailableError("NCCL is used through CuPy; install bagua[cuda12]")
+        raise NcclUnavailableError("NCCL is used through CuPy; install bagua-elastic[cuda12]")
 
     monkeypatch.setattr(nccl_library, "load", missing)
     said = nccl_ability.statement(Setting.AUTO, (GPU,))
-    assert said.uses_gpu and said.obstacle.endswith("install bagua[cuda12]")
+    assert said.uses_gpu and said.obstacle.endswith("install bagua-elastic[cuda12]")
 
 
 def test_what_joins_without_a_bound_is_not_used(able: dict[str, Any]) -> None:

@@ -18,7 +18,9 @@ def able(gpu: str, setting: Setting = AUTO, version: int = 22707, may_share: boo
 
 
 NO_GPU = Statement(AUTO)
-NO_CUPY = Statement(AUTO, True, "NCCL is used through CuPy; install bagua[cuda12] or bagua[cuda13]")
+NO_CUPY = Statement(
+    AUTO, True, "NCCL is used through CuPy; install bagua-elastic[cuda12] or bagua-elastic[cuda13]"
+)
 
 STATEMENTS = st.builds(
     Statement,
@@ -46,7 +48,7 @@ def test_a_job_on_the_cpu_hears_nothing_of_it() -> None:
     ("odd", "words"),
     [
         (NO_GPU, r"global ranks \[1\] had nothing on a GPU when they joined\. Move the model there"),
-        (NO_CUPY, r"on global ranks \[1\]: NCCL is used through CuPy; install bagua\[cuda12\]"),
+        (NO_CUPY, r"on global ranks \[1\]: NCCL is used through CuPy; install bagua-elastic\[cuda12\]"),
         (able("h 1", version=23004), r"members have NCCL 2\.27\.7 and 2\.30\.4; install the same"),
         (able("h 0"), r"global ranks \[0, 1\] use one GPU \(h 0\), .*NCCL_HOSTID"),
         (able("h 0", may_share=True), r"global ranks \[0, 1\] use one GPU"),

@@ -177,7 +177,10 @@ def test_members_that_all_can_use_nccl_do(
     ("odd", "words"),
     [
         (TransportOfRank(None), "global ranks [1] had nothing on a GPU"),
-        (TransportOfRank("host 1", "no CuPy; install bagua[cuda12]"), "[1]: no CuPy; install bagua[cuda12]"),
+        (
+            TransportOfRank("host 1", "no CuPy; install bagua-elastic[cuda12]"),
+            "[1]: no CuPy; install bagua-elastic[cuda12]",
+        ),
         (TransportOfRank("host 1", version=23004), "NCCL 2.27.7 and 2.30.4"),
         (TransportOfRank("host 0"), "global ranks [0, 1] use one GPU (host 0)"),
     ],

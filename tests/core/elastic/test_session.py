@@ -175,7 +175,9 @@ def test_another_protocol_is_refused(
     agent: Agent, attach: Callable[[str], Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
-    with pytest.raises(SessionError, match=f"worker speaks protocol 99, agent {PROTOCOL_VERSION}; install one version"):
+    with pytest.raises(
+        SessionError, match=f"worker speaks protocol 99, agent {PROTOCOL_VERSION}; install one version"
+    ):
         attach("w0")
 
 

@@ -20,7 +20,9 @@ CASES = [(a, p) for a in ARCHITECTURES for p in PASSES if p in DEFAULTS or a == 
 def nvrtc() -> Nvrtc:
     path = library_path()
     if path is None:
-        pytest.skip("no NVRTC; install the nvidia-cuda-nvrtc wheel (part of bagua[test] on Linux, x86_64)")
+        pytest.skip(
+            "no NVRTC; install the nvidia-cuda-nvrtc wheel (part of bagua-elastic[test] on Linux, x86_64)"
+        )
     return Nvrtc(path)
 
 

@@ -1,0 +1,38 @@
+"""What this package is called where packages are installed, and who else owns its module names.
+
+The original Bagua is published as `bagua` (0.9.2 and before), `bagua-cuda...` and `bagua-core` (0.4.1 and before); each
+brings a module named bagua_core. Installed into one environment, the files of whichever came last win.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+DISTRIBUTION = "bagua-elastic"
+CUPY_HINT = f"install {DISTRIBUTION}[cuda12] or {DISTRIBUTION}[cuda13]"
+REDIS_HINT = f"pip install {DISTRIBUTION}[redis]"
+
+_CUDAS = ("101", "102", "110", "111", "113", "115", "116", "117")
+_ORIGINALS = ("bagua", "bagua-core", *(f"bagua-cuda{number}" for number in _CUDAS))
+
+
+def own_version() -> str | None:
+    """None where it runs from its sources without being installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
+
+
+def original_beside() -> str | None:
+    """What to tell people if a distribution of the original Bagua is in this environment; None if none is."""
+    for name in _ORIGINALS:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        return (
+            f"{name} {found} (the original Bagua) is installed beside {DISTRIBUTION}, and both own the module "
+            f"bagua_core: pip uninstall {name}, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        )
+    return None
