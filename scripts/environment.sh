@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes .venv once, and again when what it should hold has changed.
-# Sets PYTHON. `bagua_environment EXTRAS` installs this checkout in editable form with those extras.
+# Sets PYTHON.
 
 bagua_packages() {
   # Debian packages that pip can't bring. Installed only where they are missing and we may.
@@ -40,19 +40,36 @@ bagua_python() {
   return 1
 }
 
+# bagua_environment EXTRAS installs this checkout in editable form, with the versions that the tests run with.
+#   BAGUA_TORCH        another version of torch, as 2.15.0; `newest` for whatever the index has
+#   BAGUA_TORCH_INDEX  the package index that torch comes from; else pip's own settings decide
 bagua_environment() {
-  local extras=$1 stamp wanted base
+  local extras=$1 stamp wanted base want have constraints=.venv/constraints.txt
+  local from=() bar=off
   base=$(bagua_python) || return 1
   PYTHON=$PWD/.venv/bin/python
-  stamp=.venv/installed-$extras
-  wanted=$(cat pyproject.toml setup.py tests/constraints.txt scripts/environment.sh | sha256sum)
+  stamp=.venv/installed-${extras:-nothing-else}
+  wanted=$({ cat pyproject.toml setup.py tests/constraints.txt scripts/environment.sh && echo "${BAGUA_TORCH:-}"; } | sha256sum)
   [ -x "$PYTHON" ] || "$base" -m venv .venv
-  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    # torch first and alone: its constraint names a build, and nothing else may choose another one.
-    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt torch
-    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt setuptools wheel
-    "$PYTHON" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt \
-      --no-build-isolation --editable ".[$extras]"
-    echo "$wanted" >"$stamp"
+  [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
+  case ${BAGUA_TORCH:-} in
+    '') cp tests/constraints.txt $constraints ;;
+    newest) grep -v '^torch==' tests/constraints.txt >$constraints ;;
+    *) sed "s/^torch==.*/torch==$BAGUA_TORCH/" tests/constraints.txt >$constraints ;;
+  esac
+  # torch first and alone: its constraint names a version, and nothing else may choose another one. Its progress is shown,
+  # for a build with CUDA brings gigabytes.
+  want=$(sed -n 's/^torch==//p' $constraints)
+  have=$("$PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)
+  if [ -z "$want" ] || [ "${have%%+*}" != "$want" ]; then
+    [ -z "${BAGUA_TORCH_INDEX:-}" ] || from=(--index-url "$BAGUA_TORCH_INDEX")
+    [ ! -t 1 ] || bar=on
+    echo "installing torch into .venv: 200 MB for a build without CUDA, 3 GB with it (BAGUA_TORCH_INDEX names another index)"
+    "$PYTHON" -m pip install --disable-pip-version-check --progress-bar $bar -c $constraints "${from[@]}" torch
   fi
+  echo "installing bagua and what it needs${extras:+, with its extras $extras}"
+  "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints setuptools wheel
+  "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints \
+    --no-build-isolation --editable ".${extras:+[$extras]}"
+  echo "$wanted" >"$stamp"
 }
