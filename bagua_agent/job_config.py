@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import reprlib
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from bagua_agent.membership.policy import Policy
@@ -26,6 +26,15 @@ class CommandKind(Enum):
     RUN_PATH = "run-path"  # runpy.run_path(TARGET) as __main__, in an interpreter that is already up
 
 
+_SWITCHES = {
+    CommandKind.SCRIPT: "",
+    CommandKind.MODULE: "-m ",
+    CommandKind.EXECUTABLE: "--no-python ",
+    CommandKind.RUN_PATH: "--run-path ",
+}
+_LOCAL_RANK = "${local_rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """The user's program. `args` reach it exactly as typed."""
@@ -38,9 +47,15 @@ class WorkerCommand:
     def words(self) -> tuple[str, ...]:
         return self.target, *self.args
 
+    def for_worker(self, local_rank: int) -> WorkerCommand:
+        """As one worker gets it: torchrun's macro ${local_rank} in an argument stands for its local rank."""
+        if not any(_LOCAL_RANK in argument for argument in self.args):
+            return self
+        return replace(self, args=tuple(a.replace(_LOCAL_RANK, str(local_rank)) for a in self.args))
+
     def __str__(self) -> str:
-        switch = "-m " if self.kind is CommandKind.MODULE else ""
-        return switch + shlex.join((self.target, *self.args))
+        """As it is typed on a command line, with the option that says how it is started."""
+        return _SWITCHES[self.kind] + shlex.join((self.target, *self.args))
 
 
 @dataclass(frozen=True, slots=True)

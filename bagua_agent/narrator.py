@@ -73,10 +73,11 @@ def joining(config: JobConfig, endpoint: str) -> str:
     return f"job {config.job_id}: {_count(config.slots, 'worker')} here, {nodes}, store {store}"
 
 
-def joining_command(endpoint: str, job_id: str, nodes: str, command: str) -> str:
+def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
+    workers = "" if slots == 1 else f" --nproc-per-node {slots}"
     return (
         "other nodes join with:\n"
-        f"    bagua-launch --nnodes {nodes} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
+        f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
     )
 
 
@@ -87,7 +88,11 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
         yield f"WARNING: {beside}"
     if hosts_for_others:
         yield joining_command(
-            endpoint, config.job_id, f"{config.min_nodes}:{config.max_nodes}", str(config.command)
+            endpoint,
+            config.job_id,
+            f"{config.min_nodes}:{config.max_nodes}",
+            config.slots,
+            str(config.command),
         )
     if exposed or hosts_for_others:
         yield (

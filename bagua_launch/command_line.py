@@ -41,8 +41,34 @@ class OptionOf(click.Option):
         self.row = row
 
 
+def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
+    """`words` with each abbreviation of a torchrun option written out, as argparse takes `--redirect=3` for torchrun.
+
+    Only before the script, only where one option alone begins so, and not for our own options. What is no option stays
+    as it is, for click to refuse. Pure.
+    """
+    known = {flag: row for row in rows for flag in (row.flag, row.short) if flag}
+    found = list(words)
+    at = 0
+    while at < len(found) and found[at].startswith("-") and found[at] not in ("-", "--"):
+        name, equals, value = found[at].partition("=")
+        flag = name.replace("_", "-")
+        if flag not in known and flag.startswith("--"):
+            near = [row.flag for row in known.values() if row.flag.startswith(flag) and not row.own]
+            if len(set(near)) == 1:
+                flag = near[0]
+                found[at] = flag + equals + value
+        row = known.get(flag)
+        at += 2 if row is not None and not row.is_switch and not equals else 1
+    return found
+
+
 class GroupedCommand(click.Command):
     """A command whose --help lists its options under their groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rows = [p.row for p in self.get_params(ctx) if isinstance(p, OptionOf)]
+        return super().parse_args(ctx, args if ctx.resilient_parsing else whole_flags(args, rows))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

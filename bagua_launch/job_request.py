@@ -30,6 +30,8 @@ from bagua_launch.rendezvous_request import (
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 _WITHOUT_EFFECT = ("event_log_handler", "logs_specs", "monitor_interval")
+# torch's own, whose place ours take
+_LOGS_SPECS, _EVENT_LOG_HANDLERS = ("default",), ("null", "console", "dynamic_rendezvous")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
     place = parse_rendezvous(
         values, max_nodes=fields.get("max_nodes", 1), node_rank=fields.get("node_rank"), node=node
     )
-    fields["store_credentials"] = parse_credentials(values)
+    given = values if place.endpoints else {k: said for k, said in values.items() if k != "rdzv_endpoint"}
+    fields["store_credentials"] = parse_credentials(given)
     if place.took_master:  # its port is the store's now: the agent must choose the workers' own
         fields["master_addr"] = fields["master_port"] = None
     config = JobConfig(
@@ -221,6 +224,9 @@ def _check_local_ranks(values: Values, config: JobConfig) -> None:
 
 
 def _notes(values: Values, place: Rendezvous, waits: Waits) -> tuple[str, ...]:
+    for key, known in (("logs_specs", _LOGS_SPECS), ("event_log_handler", _EVENT_LOG_HANDLERS)):
+        if key in values:
+            scalar_values.choice(*known)(values[key])
     without = [values[key].where for key in _WITHOUT_EFFECT if key in values]
     without += [f"{values['rdzv_conf'].where} {key}" for key in waits.without_effect]
     if not without:

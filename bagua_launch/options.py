@@ -152,7 +152,12 @@ RUN_OPTIONS = (
         "NAME",
     ),
     Option("monitor-interval", PROGRAM, "Taken; exits are seen at once, without an interval.", "SECONDS"),
-    Option("event-log-handler", PROGRAM, "Taken, without effect.", "NAME"),
+    Option(
+        "event-log-handler",
+        PROGRAM,
+        "torch's own names are taken, without effect.",
+        "NAME",
+    ),
     Option("log-dir", LOGS, "Directory for log files; each run has a directory of its own there.", "DIR"),
     Option(
         "redirects",
@@ -170,7 +175,7 @@ RUN_OPTIONS = (
         "WORD,...",
     ),
     Option("duplicate-stderr-filters", LOGS, "The same for stderr.", "WORD,..."),
-    Option("logs-specs", LOGS, "Taken, without effect.", "NAME"),
+    Option("logs-specs", LOGS, "torch's default is taken, without effect.", "NAME"),
     Option("local-addr", ADDRESSES, "This node's address, as its peers reach it.", "ADDRESS"),
     Option(
         "master-addr",

@@ -6,6 +6,7 @@ back as a note. How endpoints and ids are written is the store's affair.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from bagua_agent.errors import UserError
@@ -42,6 +43,7 @@ _CONF_KEYS: dict[str, str | None] = {
     "rank": None,
 }
 _MAY_BE_WITHOUT_LIMIT = frozenset({"join_timeout_s", "below_minimum_timeout_s", "holder_timeout_s"})
+_ANY_PORT = re.compile(r"[^,]*:0+")
 _SHORTEST_LEASE_S = 2.0  # etcd grants none shorter
 
 
@@ -76,8 +78,12 @@ def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, n
 
 def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
     endpoint = values.get("rdzv_endpoint")
-    endpoints = parse_endpoints(endpoint) if endpoint else None
     said = values.get("rdzv_backend")
+    if endpoint and max_nodes == 1 and said and said.text == "c10d" and _ANY_PORT.fullmatch(endpoint.text):
+        # torchrun's way to run several jobs on one node: any port that is free
+        note = f"{endpoint.where} {endpoint.text}: the workers of this node meet in an etcd that this node starts"
+        return Rendezvous(None, None, notes=(note,))
+    endpoints = parse_endpoints(endpoint) if endpoint else None
     if said is not None and said.text not in BACKENDS:
         raise refuse(said, "no such backend", " or ".join(BACKENDS))
     backend = said.text if said else "etcd"
@@ -148,8 +154,9 @@ def parse_conf(said: Said) -> Waits:
     """--rdzv-conf. Raises RequestError naming the key and the known ones."""
     fields: dict[str, float | None] = {}
     without_effect = []
-    for part in filter(None, (part.strip() for part in said.text.split(","))):
-        key, equals, text = (piece.strip() for piece in part.partition("="))
+    # Quotes that a batch script passes on literally are no part of the keys, as torchrun has it.
+    for part in filter(None, (part.strip().strip("\"'") for part in said.text.split(","))):
+        key, equals, text = (piece.strip().strip("\"'") for piece in part.partition("="))
         if not equals or not key or not text:
             raise refuse(said, f"{part!r} is not KEY=VALUE", "key=value,key=value")
         if key not in _CONF_KEYS:

@@ -249,7 +249,7 @@ class NodeWorkers:
         if config.numa_binding and self._topology is not None:
             cpus = processors_of_slot(config.numa_binding, slot, config.slots, self._topology)
         process = spawn_worker(
-            self._config.command,
+            config.command.for_worker(slot),
             self._environment(worker_id, slot, files, place),
             worker_id=worker_id,
             slot=slot,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.narrator import (
     PROGRESS_EVERY_S,
     Narrator,
@@ -142,10 +143,15 @@ def test_progress_in_one_line() -> None:
 
 
 def test_the_line_that_joins_can_be_typed() -> None:
-    text = joining_command("10.0.0.1:2379", "demo", "2:4", "train.py --lr 0.1")
-    assert text.splitlines()[1].strip() == (
-        "bagua-launch --nnodes 2:4 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo train.py --lr 0.1"
+    command = WorkerCommand(CommandKind.EXECUTABLE, "./train", ("--name", "a b"))
+    text = joining_command("10.0.0.1:2379", "demo", "2:4", 8, str(command))
+    line = text.splitlines()[1].strip()
+    assert line == (
+        "bagua-launch --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo "
+        "--no-python ./train --name 'a b'"
     )
+    one = joining_command("10.0.0.1:2379", "demo", "2:4", 1, "train.py --lr 0.1")
+    assert "--nnodes 2:4 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo train.py --lr 0.1" in one
 
 
 # -- the narrator

@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+from bagua_launch.command_line import whole_flags
 from bagua_launch.options import RUN_OPTIONS
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
 
-TORCHRUN_FLAGS = [
-    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
-    "--standalone", "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler",
-    "--role", "--module", "--no-python", "--run-path", "--log-dir", "--redirects", "--tee",
-    "--local-ranks-filter", "--logs-specs", "--duplicate-stdout-filters", "--duplicate-stderr-filters",
-    "--node-rank", "--master-addr", "--master-port", "--local-addr", "--numa-binding",
-    "--signals-to-handle", "--shutdown-timeout", "--virtual-local-rank",
-]  # fmt: skip
+
+def torchrun_flags() -> dict[str, bool]:
+    """Every long option of the torchrun that is installed, and whether it takes a value."""
+    actions = get_args_parser()._actions
+    return {
+        max((s for s in action.option_strings if "_" not in s), key=len): action.nargs != 0
+        for action in actions
+        if action.option_strings and action.dest != "help"
+    }
 
 
 def test_run_is_the_default_command(launch: Launcher) -> None:
@@ -58,9 +61,44 @@ def test_short_flags(launch: Launcher) -> None:
 
 def test_every_flag_of_torchrun_is_taken_with_its_variable() -> None:
     options = {option.flag: option for option in RUN_OPTIONS}
-    assert [flag for flag in TORCHRUN_FLAGS if flag not in options] == []
-    for flag in TORCHRUN_FLAGS:
+    flags = torchrun_flags()
+    assert len(flags) >= 30 and [flag for flag in flags if flag not in options] == []
+    for flag, takes_value in flags.items():
         assert options[flag].variables[0] == "PET_" + flag[2:].replace("-", "_").upper()
+        assert options[flag].is_switch != takes_value, flag
+    assert {option.flag for option in RUN_OPTIONS if not option.own} == set(flags), (
+        "what is not torchrun's is `own`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        (["--redirect=3", "train.py"], ["--redirects=3", "train.py"]),
+        (
+            ["--redirect", "3", "--nproc", "2", "train.py"],
+            ["--redirects", "3", "--nproc-per-node", "2", "train.py"],
+        ),
+        (["--master_a", "h", "-r", "3", "t.py"], ["--master-addr", "h", "-r", "3", "t.py"]),
+        (
+            ["--role", "--redirect", "t.py"],
+            ["--role", "--redirect", "t.py"],
+        ),  # a value, whatever it looks like
+        (["--standalone", "--redirect=1"], ["--standalone", "--redirects=1"]),
+        (["--rdzv=x", "t.py"], ["--rdzv=x", "t.py"]),  # of several
+        (["--ledg=x", "t.py"], ["--ledg=x", "t.py"]),  # ours
+        (["t.py", "--redirect=3"], ["t.py", "--redirect=3"]),  # the script's
+        (["--", "--redirect=3"], ["--", "--redirect=3"]),
+        (["-m", "--redirect=3", "pkg.mod"], ["-m", "--redirects=3", "pkg.mod"]),
+    ],
+)
+def test_abbreviations_that_argparse_takes_for_torchrun(words: list[str], whole: list[str]) -> None:
+    assert whole_flags(words, RUN_OPTIONS) == whole
+
+
+def test_an_abbreviation_reaches_the_agent_and_the_scripts_own_stay(launch: Launcher) -> None:
+    config = launch.config("--redirect=3", "--max-restart", "4", "train.py", "--redirect=1")
+    assert (config.redirects, config.max_restarts, config.command.args) == ("3", 4, ("--redirect=1",))
 
 
 def test_flag_over_variable_over_file_over_default(launch: Launcher) -> None:
@@ -140,8 +178,8 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--nnode", "2", "train.py"], "--nnode: no such option; use --nnodes"),
-        (["--nproc_per_nod", "2", "train.py"], "--nproc-per-nod: no such option; use --nproc-per-node"),
+        (["--nnodez", "2", "train.py"], "--nnodez: no such option; use --nnodes"),
+        (["--nproc_per_knot", "2", "train.py"], "--nproc-per-knot: no such option; use --nproc-per-node"),
         (["--zzz", "train.py"], "--zzz: no such option; use --help to see them all"),
         (["-z", "train.py"], "-z: no such option; use --help to see them all"),
         (["--nnodes"], "Option '--nnodes' requires an argument; use --help to see how"),
@@ -210,7 +248,7 @@ def test_version(launch: Launcher) -> None:
 
 
 def test_notes_go_to_stderr(launch: Launcher) -> None:
-    result = launch("--logs-specs", "x", "--monitor-interval", "1", "train.py")
+    result = launch("--logs-specs", "default", "--monitor-interval", "1", "train.py")
     assert (result.exit_code, result.stdout) == (7, "")
     assert result.stderr == (
         "bagua-launch: note: taken, but without effect: --logs-specs, --monitor-interval\n"

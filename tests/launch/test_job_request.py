@@ -286,10 +286,40 @@ def test_plain_values_refused(key: str, text: str) -> None:
 
 
 def test_options_without_effect_are_told_once() -> None:
-    assert asked(event_log_handler="null", logs_specs="x", monitor_interval="5").notes == (
+    assert asked(event_log_handler="null", logs_specs="default", monitor_interval="5").notes == (
         "taken, but without effect: --event-log-handler, --logs-specs, --monitor-interval",
     )
     assert asked(numa_binding="node", start_method="spawn").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "known"), [("logs_specs", "default"), ("event_log_handler", "null or console")]
+)
+def test_names_that_torch_would_look_up_are_refused(key: str, known: str) -> None:
+    line = refusal(**{key: "DOESNOT_EXIST"})
+    assert line.startswith(f"--{key.replace('_', '-')} 'DOESNOT_EXIST': no such choice; use {known}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'join_timeout=5,node_window=1'",
+        '"join_timeout=5","node_window=1"',
+        "join_timeout='5', node_window='1'",
+    ],
+)
+def test_quotes_in_rdzv_conf_are_no_part_of_it(text: str) -> None:
+    made = config(rdzv_conf=text)
+    assert (made.join_timeout_s, made.node_window_s) == (5.0, 1.0)
+
+
+def test_port_0_on_one_node_is_a_store_of_its_own() -> None:
+    request = asked(rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_id="one")
+    assert request.config.endpoints is None and request.config.job_id == "one"
+    assert request.notes == (
+        "--rdzv-endpoint localhost:0: the workers of this node meet in an etcd that this node starts",
+    )
+    assert "port '0' is not a number" in refusal(rdzv_backend="c10d", rdzv_endpoint="localhost:0", nnodes="2")
 
 
 def test_credentials() -> None:
