@@ -138,7 +138,11 @@ class JobLoop:
         """False: a signal came first."""
         config = self._config
         opened = open_store(
-            config, self._address, store_directory(self._directory), lambda: self._signals.first is not None
+            config,
+            self._address,
+            store_directory(self._directory),
+            lambda: self._signals.first is not None,
+            self._narrator.tell,
         )
         if opened is None:
             return False

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from bagua_agent.errors import StoreUnavailable, UserError
 from bagua_agent.job_config import JobConfig
+from bagua_agent.node.listening_address import listening_target
 from bagua_agent.node.local_address import LOOPBACK
 from bagua_agent.store.client import Store
+from bagua_agent.store.embedded import START_TIMEOUT_S, PortTaken
 from bagua_agent.store.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
 from bagua_agent.store.hosted import HostedEtcd
 from bagua_agent.store_access import store_config
@@ -39,9 +41,16 @@ class JobStore:
 
 
 def open_store(
-    config: JobConfig, address: str, directory: Path, interrupted: Callable[[], bool]
+    config: JobConfig,
+    address: str,
+    directory: Path,
+    interrupted: Callable[[], bool],
+    tell: Callable[[str], object] = lambda text: None,
 ) -> JobStore | None:
-    """Connected; None if `interrupted` became true first. directory: for the data of an etcd hosted here.
+    """Connected; None if `interrupted` became true first.
+
+    directory: for the data of an etcd hosted here. tell(text): of
+    an etcd that does not answer yet, once, and that it does at last.
 
     Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
     """
@@ -51,13 +60,14 @@ def open_store(
     store = Store(store_config(config.endpoints, config.store_credentials))
     if config.hosts_store:
         try:
-            store.connect(_IS_ANYONE_THERE_S)
-        except StoreUnavailable:
+            return _host(config, store, directory)
+        except BaseException:
             store.close()
-            return _hosted(config, parse_endpoint(config.endpoints[0]).target, directory)
-        return JobStore(store, ",".join(config.endpoints))
+            raise
     limit_s = _UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s
+    limit = "without limit" if config.join_timeout_s is None else f"for up to {limit_s:g} s"
     deadline_s = time.monotonic() + limit_s
+    told = False
     try:
         while not interrupted():
             remaining_s = deadline_s - time.monotonic()
@@ -68,7 +78,12 @@ def open_store(
                     raise StoreUnavailable(
                         f"{error} (tried for {limit_s:g} s; --rdzv-conf join_timeout=S changes that)"
                     ) from error
+                if not told:
+                    tell(f"{error}; trying {limit} (--rdzv-conf join_timeout=S)")
+                told = True
             else:
+                if told:
+                    tell("etcd answers")
                 return JobStore(store, ",".join(config.endpoints))
     except BaseException:
         store.close()
@@ -96,7 +111,31 @@ def _is_this_machine(endpoint: Endpoint) -> bool:
         return host == "localhost"
 
 
-def _hosted(config: JobConfig, listen: str, directory: Path) -> JobStore:
+def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
+    """An etcd at the endpoint: the one that answers there, or one that is started here. Raises UserError."""
+    assert config.endpoints is not None
+    answers = JobStore(store, ",".join(config.endpoints))
+    try:
+        store.connect(_IS_ANYONE_THERE_S)
+    except StoreUnavailable:
+        target = parse_endpoint(config.endpoints[0]).target
+    else:
+        return answers
+    try:
+        hosted = _hosted(config, listening_target(target), directory, target)
+    except PortTaken as taken:
+        # Another agent of this host may have begun to host it in the same moment.
+        try:
+            store.connect(START_TIMEOUT_S)
+        except StoreUnavailable:
+            raise taken from None
+        return answers
+    store.close()
+    return hosted
+
+
+def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | None = None) -> JobStore:
+    """reached_at: what the others write, if it is not where it listens."""
     server = HostedEtcd.start(listen, directory=directory)
     store = Store(store_config((server.endpoint,), config.store_credentials))
     try:
@@ -105,7 +144,7 @@ def _hosted(config: JobConfig, listen: str, directory: Path) -> JobStore:
         store.close()
         server.stop()
         raise
-    return JobStore(store, server.endpoint.removeprefix("http://"), server)
+    return JobStore(store, reached_at or server.endpoint.removeprefix("http://"), server)
 
 
 def _free_port(address: str) -> int:

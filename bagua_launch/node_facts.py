@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Protocol
 
+from bagua_agent.node.listening_address import own_addresses
 from bagua_launch.errors import RequestError
 
 _NVIDIA_SMI_TIMEOUT_S = 20.0
@@ -40,11 +40,7 @@ class ThisNode:
         return len(os.sched_getaffinity(0))
 
     def owns_address(self, host: str) -> bool:
-        try:
-            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        except OSError:
-            return False  # a name nobody here knows is not this node's
-        return any(_can_bind(family, address) for family, _, _, _, address in found)
+        return bool(own_addresses(host))
 
 
 def _installed_gpus() -> int:
@@ -72,12 +68,3 @@ def _named_devices(visible: str) -> int:
             break
         count += 1
     return count
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(address)
-        except OSError:
-            return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from bagua_agent.errors import UserError
@@ -20,10 +21,25 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
     if store_target is not None and not store_target.startswith("unix:"):
         host, _, port = store_target.rpartition(":")
         address = _source_towards((_resolved(host.strip("[]"), "--rdzv-endpoint"), int(port)))
-        return address or LOOPBACK
+        if address is not None and (single_node or not _means_this_host(host, address)):
+            return address
     if single_node:
         return LOOPBACK
     return _source_towards(_DOCUMENTATION_ADDRESS) or LOOPBACK
+
+
+def _means_this_host(host: str, address: str) -> bool:
+    """Whether `host` is a name that leads to a loopback address on this host alone, as /etc/hosts often has it for a
+    host's own name. The other nodes know it by another address."""
+    is_name = host != "localhost" and host.strip("[]") != address and not _is_loopback(host.strip("[]"))
+    return is_name and _is_loopback(address)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _resolved(host: str, flag: str) -> str:

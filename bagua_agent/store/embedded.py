@@ -61,6 +61,10 @@ class ServerTls:
     require_client_cert: bool = False
 
 
+class PortTaken(UserError):
+    """Something else listens where etcd was to listen."""
+
+
 class EtcdEnded(UserError):
     """It ended by itself before it answered. status: its exit status, negative for a signal."""
 
@@ -245,7 +249,7 @@ class EmbeddedEtcd:
     def _start_failed(self, listen: str) -> UserError:
         words = self._last_words()
         if "address already in use" in words:
-            return UserError(
+            return PortTaken(
                 f"etcd cannot listen on {listen}: the port is taken; choose another, or name the etcd that "
                 f"is there as endpoint"
             )

@@ -7,6 +7,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,22 @@ def test_a_port_that_something_else_has_is_named(tmp_path: Path) -> None:
             )
 
 
+def test_agents_of_one_host_that_start_together_share_what_one_of_them_hosts(tmp_path: Path) -> None:
+    settings = config(max_nodes=2, endpoints=(free_endpoint(),), hosts_store=True)
+
+    def open_at(number: int) -> JobStore:
+        return _connected(open_store(settings, "127.0.0.1", tmp_path / str(number), never))
+
+    with ThreadPoolExecutor(3) as pool:  # an etcd ends with the thread that started it
+        stores = list(pool.map(open_at, range(3)))
+        try:
+            assert sum(store.server is not None for store in stores) == 1
+            assert all(serves(store) for store in stores)
+        finally:
+            for store in sorted(stores, key=lambda each: each.server is not None):
+                store.close()
+
+
 def test_an_address_of_another_host_cannot_be_hosted_at(tmp_path: Path) -> None:
     # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
     with pytest.raises(BaguaError, match=r"192\.0\.2\.7"):
@@ -138,6 +155,26 @@ def test_an_address_of_another_host_cannot_be_hosted_at(tmp_path: Path) -> None:
             tmp_path,
             never,
         )
+
+
+def test_a_wait_for_etcd_is_told_at_once_and_its_end_too(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    etcd: list[EmbeddedEtcd] = []
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if len(told) == 1:
+            etcd.append(EmbeddedEtcd.start(endpoint))
+
+    try:
+        settings = config(max_nodes=2, endpoints=(endpoint,))
+        _connected(open_store(settings, "127.0.0.1", tmp_path, never, tell)).close()
+    finally:
+        for each in etcd:
+            each.stop()
+    assert endpoint in told[0] and "onnection refused" in told[0] and "trying for up to 600 s" in told[0]
+    assert told[1:] == ["etcd answers"]
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])

@@ -34,6 +34,16 @@ def test_which_address(given: str | None, store_target: str | None, single_node:
     assert local_address(given, store_target, single_node) == address
 
 
+def test_the_own_name_of_a_host_that_hosts_the_store_is_no_loopback_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where /etc/hosts gives this host's name a loopback address, that is not where the others reach it."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: found)
+    assert local_address(None, "node-1:2379", False) == local_address(None, None, False)
+    assert local_address(None, "node-1:2379", True).startswith("127.")
+
+
 def test_a_name_is_resolved() -> None:
     assert local_address("localhost", None, False) in ("127.0.0.1", "::1")
     assert local_address(None, "localhost:2379", False) in ("127.0.0.1", "::1")

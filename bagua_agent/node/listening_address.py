@@ -1,0 +1,56 @@
+"""Where does an etcd listen that other nodes reach by the name of this one?
+
+An endpoint is what the others connect to. A name in it may mean something else here: many systems give a host's own
+name a loopback address, and a service's name may stand for an address that is translated on the way.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+EVERYWHERE = "0.0.0.0"
+_LOCAL_NAME = "localhost"
+
+
+def listening_host(host: str, own: Sequence[str]) -> str:
+    """An address to bind. host: a name or an address, without brackets. own: addresses of this host that the name
+    resolves to here. Pure."""
+    if host == _LOCAL_NAME or _is_address(host):
+        return host
+    reached = [a for a in own if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    return reached[0] if reached else EVERYWHERE
+
+
+def listening_target(target: str) -> str:
+    """host:port to bind, for nodes that connect to `target`."""
+    host, _, port = target.rpartition(":")
+    found = listening_host(host.strip("[]"), own_addresses(host.strip("[]")))
+    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+
+
+def own_addresses(host: str) -> list[str]:
+    """Addresses of this host that `host` resolves to; none if it can't be resolved."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(address[0]) for family, _, _, _, address in found if _can_bind(family, address)]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
