@@ -224,6 +224,7 @@ class JobLoop:
             node_name=self._node_name,
             control_address=self._control.address,
             slots=config.slots,
+            node_rank=config.node_rank,
         )
         self._membership = JobMembership(
             self._job,

@@ -64,8 +64,8 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
     )
     given = values if place.endpoints else {k: said for k, said in values.items() if k != "rdzv_endpoint"}
     fields["store_credentials"] = parse_credentials(given)
-    if place.took_master:  # its port is the store's now: the agent must choose the workers' own
-        fields["master_addr"] = fields["master_port"] = None
+    if place.master_port is not None:
+        fields["master_addr"], fields["master_port"] = None, place.master_port
     config = JobConfig(
         job_id=place.job_id or f"job-{secrets.token_hex(4)}",
         endpoints=place.endpoints,

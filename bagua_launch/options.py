@@ -183,8 +183,13 @@ RUN_OPTIONS = (
         "As with torchrun's static rendezvous: the node that hosts the store.",
         "ADDRESS",
     ),
-    Option("master-port", ADDRESSES, f"Its port. Default {STATIC_MASTER_PORT}.", "PORT"),
-    Option("node-rank", ADDRESSES, "Under static rendezvous, 0 on the node that hosts the store.", "N"),
+    Option(
+        "master-port",
+        ADDRESSES,
+        f"The workers' port there; etcd takes the next one. Default {STATIC_MASTER_PORT}.",
+        "PORT",
+    ),
+    Option("node-rank", ADDRESSES, "Ranks nodes that start together; with --master-addr, 0 hosts etcd.", "N"),
     Option(
         "numa-binding",
         BINDING,

@@ -44,17 +44,18 @@ _CONF_KEYS: dict[str, str | None] = {
 }
 _MAY_BE_WITHOUT_LIMIT = frozenset({"join_timeout_s", "below_minimum_timeout_s", "holder_timeout_s"})
 _ANY_PORT = re.compile(r"[^,]*:0+")
+LARGEST_PORT = 65535
 _SHORTEST_LEASE_S = 2.0  # etcd grants none shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """endpoints None: the agent starts an etcd of its own. `took_master`: it stands at --master-addr."""
+    """endpoints None: the agent starts an etcd of its own. master_port: the workers' own, of a static rendezvous."""
 
     job_id: str | None
     endpoints: tuple[str, ...] | None
     hosts_store: bool = False
-    took_master: bool = False
+    master_port: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -107,10 +108,12 @@ def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFact
     address = values["master_addr"]
     port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_MASTER_PORT
     host = address.text.strip("[]")
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    # The port itself is the workers': a script may name it. Every node finds etcd beside it.
+    beside = port + 1 if port < LARGEST_PORT else port - 1
+    endpoint = f"[{host}]:{beside}" if ":" in host else f"{host}:{beside}"
     endpoints = parse_endpoints(Said(endpoint, address.where))
     hosts = node.owns_address(host) if node_rank is None else node_rank == 0
-    return Rendezvous(None, endpoints, hosts, True, (_hosting_note(label, endpoint, hosts),))
+    return Rendezvous(None, endpoints, hosts, port, (_hosting_note(label, endpoint, hosts),))
 
 
 def _hosting_note(label: str, endpoint: str, hosts: bool) -> str:

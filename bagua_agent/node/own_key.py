@@ -22,7 +22,10 @@ class OwnKey:
         node_name: str,
         control_address: str,
         slots: int,
+        node_rank: int | None = None,
     ) -> None:
+        """node_rank: torchrun's --node-rank. Nodes that come together are ranked by it, and without it in the order
+        they came."""
         self._leased = leased
         self._key = keys.agent(agent_id)
         self._agent = pb.Agent(
@@ -31,6 +34,7 @@ class OwnKey:
             node_name=node_name,
             control_address=control_address,
             slots=slots,
+            topology="" if node_rank is None else f"{node_rank:010d}",
         )
 
     def put(self) -> None:

@@ -186,10 +186,12 @@ def test_torchruns_own_store_becomes_an_etcd_at_its_place(backend: str, own: boo
 @pytest.mark.parametrize("node_rank", ["0", "1"])
 def test_a_master_address_is_where_the_first_node_hosts_etcd(node_rank: str) -> None:
     request = asked(nnodes="2", master_addr="10.0.0.1", node_rank=node_rank, rdzv_id="a")
-    assert request.config.endpoints == ("10.0.0.1:29500",)
+    assert request.config.endpoints == ("10.0.0.1:29501",)
     assert request.config.hosts_store is (node_rank == "0")
-    # the port is etcd's now, so workers must not be given it
-    assert (request.config.master_addr, request.config.master_port) == (None, None)
+    # the port itself is the workers', as under torchrun
+    assert (request.config.master_addr, request.config.master_port) == (None, 29500)
+    last = asked(nnodes="2", master_addr="10.0.0.1", master_port="65535", node_rank=node_rank, rdzv_id="a")
+    assert (last.config.endpoints, last.config.master_port) == (("10.0.0.1:65534",), 65535)
 
 
 def test_a_master_address_of_one_node_is_the_workers() -> None:
