@@ -9,6 +9,8 @@ from pathlib import Path
 from bagua_agent.errors import UserError
 from bagua_agent.service.unit_process import record_process
 from bagua_agent.service.units import REASON, read_request
+from bagua_agent.workers.account import find_account
+from bagua_agent.workers.enter_directory import enter_as
 
 EXIT_CODE = "exit-code"
 RECORD_PROCESS = "--record-process"
@@ -36,14 +38,20 @@ def _leave(folder: Path, name: str, text: str) -> None:
 def _run(folder: Path) -> int:
     try:
         request = read_request(folder)
-        os.chdir(request.directory)
+        account = find_account(request.config.run_as) if request.config.run_as else None
+        if account is None:
+            os.chdir(request.directory)
+        else:
+            enter_as(request.directory, account)
     except UserError as error:
         print(f"bagua-agent: {error}", file=sys.stderr, flush=True)
         _leave(folder, REASON, str(error))
         return error.exit_code
     except OSError as error:
-        said = f"job {request.config.job_id!r} starts in {request.directory!r}: {error.strerror}"
-        said += "; make it on this node, or submit from one that all nodes have"
+        said = f"job {request.config.job_id!r} starts in {request.directory!r}: {error.strerror or error}"
+        said += (
+            "; make it on this node, or submit from one that all nodes have and the job's account may enter"
+        )
         print(f"bagua-agent: {said}", file=sys.stderr, flush=True)
         _leave(folder, REASON, said)
         return UserError.exit_code

@@ -59,7 +59,7 @@ def spawn_worker(
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))
     check_command(command, where, python=python, path=env.get("PATH"))
-    place = StartPlace(env, where, python, preimport, account)
+    place = StartPlace(env, where, python, preimport, account, stays=directory is None)
     child_ends: list[int] = []  # closed here once the child has them
     own_ends: list[int] = []  # closed here only if there will be no child
     channel = None if command.kind is CommandKind.EXECUTABLE else StackChannel()
@@ -153,7 +153,7 @@ def _spawn(
                     GATE_VARIABLE: str(gate_child),
                     DESCRIPTORS_VARIABLE: ",".join(map(str, stack_ends)),
                 },
-                cwd=place.directory,
+                cwd=place.goes_to,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,

@@ -30,13 +30,22 @@ MAX_DEATHS_IN_A_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class StartPlace:
-    """What a process is started with. env: its whole environment. python: its interpreter. account: None for ours."""
+    """What a process is started with. env: its whole environment. python: its interpreter. account: None for ours.
+
+    stays: it starts where this process is, whatever the name `directory` stands for by then.
+    """
 
     env: Mapping[str, str]
     directory: Path
     python: str
     preimport: tuple[str, ...]
     account: Account | None = None
+    stays: bool = False
+
+    @property
+    def goes_to(self) -> Path | None:
+        """For subprocess.Popen, which changes into it before it changes the account."""
+        return None if self.stays else self.directory
 
 
 def why_not_forked(

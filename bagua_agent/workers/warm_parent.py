@@ -54,7 +54,7 @@ class WarmParent:
         python = worker_python(env.get("PYTHON_EXEC"))
         self._command = command
         where = Path.cwd() if directory is None else directory
-        self._place = StartPlace(dict(env), where, python, preimport, account)
+        self._place = StartPlace(dict(env), where, python, preimport, account, stays=directory is None)
         self._lock = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
         self._requests: RequestSocket | None = None
@@ -253,7 +253,7 @@ def _start(line: list[str], place: StartPlace, control: socket.socket) -> subpro
     return subprocess.Popen(
         line,
         env=dict(place.env),
-        cwd=place.directory,
+        cwd=place.goes_to,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
