@@ -5,6 +5,7 @@ The submission says what its submitter may say; account, log directory, store an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from bagua_agent.errors import UserError
@@ -16,6 +17,7 @@ from bagua_contract import cluster_pb2 as pb
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REDIRECTS = "3"  # a service's workers have no terminal: both streams go to files, which `logs` reads
+_TIME_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}")
 
 
 def unit_request(
@@ -63,5 +65,11 @@ def _allowed(asked: Mapping[str, str], config: AgentConfig) -> dict[str, str]:
     if refused:
         raise UserError(
             f"{config.node_name} lets no job set {', '.join(refused)}; leave it out, or list it in jobs.environment"
+        )
+    zone = asked.get("TZ", "")
+    if zone and not _TIME_ZONE.fullmatch(zone):
+        # the C library opens what it names, in the agent too
+        raise UserError(
+            f"TZ {zone!r} is no time zone; use a name such as Europe/Berlin or UTC, or leave it out"
         )
     return dict(asked)

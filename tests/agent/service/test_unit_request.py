@@ -16,11 +16,15 @@ CONFIG = agent_config.check(
         "insecure": True,
         "etcd": {"endpoints": ["127.0.0.1:2379"]},
         "node": {"name": "n0", "slots": 4},
-        "jobs": {"default_user": "train", "users": ["ann"], "environment": ["LR", "NCCL_*"]},
+        "jobs": {"default_user": "train", "users": ["ann"], "environment": ["LR", "NCCL_*", "TZ"]},
     },
     "test",
     "n0",
 )
+
+
+# The C library of a root agent would open the file.
+ODD_ZONES = ("/root/x", ":/dev/zero", "../../root/x", "UTC\n", "a/b/c/d", ":UTC", "~x")
 
 
 def submission(
@@ -42,7 +46,7 @@ def submission(
 
 
 def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
-    asked = {"LR": "0.1", "NCCL_DEBUG": "INFO"}
+    asked = {"LR": "0.1", "NCCL_DEBUG": "INFO", "TZ": "America/Argentina/Buenos_Aires"}
     made = unit_request(submission(asked), (1, 3), CONFIG, have_gpus=True)
     assert made.environment.items() >= {**asked, "CUDA_VISIBLE_DEVICES": "1,3"}.items()
     assert (made.config.slots, made.config.run_as) == (2, "train")
@@ -55,6 +59,7 @@ def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
     [
         (submission({"LD_PRELOAD": "/tmp/x.so", "LR": "1"}), "n0 lets no job set LD_PRELOAD"),
         (submission({"PATH": "/tmp"}), "n0 lets no job set PATH"),
+        *((submission({"TZ": zone}), "is no time zone; use a name") for zone in ODD_ZONES),
         (submission(user="root"), "jobs don't run as 'root' on n0; use train, ann"),
         (submission(directory="../data"), "directory '../data' is not absolute"),
         (submission(directory="/da\0ta"), "holds a zero byte"),
