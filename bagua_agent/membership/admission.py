@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagua_agent.membership.view import JobView
+from bagua_agent.plain_text import shortened
+
+_MOST_FIELDS, _MOST_CHARACTERS = 16, 200
 
 
 def job_fingerprint(view: JobView) -> Mapping[str, str]:
@@ -27,11 +30,17 @@ def difference(job: Mapping[str, str], worker: Mapping[str, str]) -> str:
     if job == worker:
         return ""
     parts = [
-        f"{name}: the job has {job.get(name, 'nothing')!r}, this worker {worker.get(name, 'nothing')!r}"
+        f"{_said(name)}: the job has {_said(job.get(name))!r}, this worker {_said(worker.get(name))!r}"
         for name in sorted(job.keys() | worker.keys())
         if job.get(name) != worker.get(name)
     ]
-    return "; ".join(parts)
+    more = f"; and {len(parts) - _MOST_FIELDS} more" if len(parts) > _MOST_FIELDS else ""
+    return "; ".join(parts[:_MOST_FIELDS]) + more
+
+
+def _said(text: str | None) -> str:
+    """A worker writes what it likes into its fingerprint, and a refusal has to fit into a record."""
+    return "nothing" if text is None else shortened(text, _MOST_CHARACTERS)
 
 
 def misfits(view: JobView) -> dict[str, str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
 from bagua_agent.background import Failed, OperationEnd, background_thread
+from bagua_agent.rpc.message_pace import MessagePace
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
@@ -44,6 +46,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         self._on_message = on_message
         self._on_ended = on_ended
         self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._expected: set[str] = set()
         self._outboxes: dict[str, _Outbox] = {}
         self._welcome: session_pb2.AgentMessage | None = None
@@ -158,9 +161,13 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             yield message
 
     def _read(self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage]) -> None:
+        pace = MessagePace()
         try:
             for message in messages:
                 self._on_message(worker_id, message)
+                delay_s = pace.take(message.WhichOneof("kind"), message.ByteSize(), time.monotonic())
+                if delay_s and self._stopping.wait(delay_s):
+                    return
         except grpc.RpcError:
             pass  # the worker is gone; its exit is seen by pidfd, this is only the second witness
         except Exception as error:
@@ -169,6 +176,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                 raise
 
     def stop(self) -> None:
+        self._stopping.set()
         with self._lock:
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:

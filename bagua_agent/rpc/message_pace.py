@@ -1,0 +1,48 @@
+"""How fast is a worker heard? Pure: a budget in bytes that fills again with time.
+
+What a worker says goes into the agent's memory, and some of it into etcd, which all jobs share and which keeps every
+version for a while. A worker that floods its agent is read more slowly: its own
+stream fills up, and nothing else waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_OVERHEAD_BYTES = 100  # of a message, and of a record
+
+
+@dataclass(slots=True)
+class BytesBudget:
+    """burst_bytes: what may be used at once. bytes_per_s: what comes again."""
+
+    burst_bytes: float
+    bytes_per_s: float
+    _used_bytes: float = 0.0
+    _at_s: float = float("-inf")
+
+    def take(self, size_bytes: int, now_s: float) -> float:
+        """Uses the budget; how long to wait before anything more is taken, in seconds."""
+        if self._at_s > float("-inf"):
+            self._used_bytes = max(0.0, self._used_bytes - (now_s - self._at_s) * self.bytes_per_s)
+        self._at_s = now_s
+        self._used_bytes += size_bytes + _OVERHEAD_BYTES
+        return max(0.0, (self._used_bytes - self.burst_bytes) / self.bytes_per_s)
+
+
+class MessagePace:
+    """Of one worker's session. A job that changes its members every second for an hour is never slowed down."""
+
+    # kinds that the agent writes into etcd
+    WRITTEN = frozenset({"ready", "entered", "suspected", "training_done"})
+
+    def __init__(self) -> None:
+        self._heard = BytesBudget(burst_bytes=8 << 20, bytes_per_s=256 << 10)
+        self._written = BytesBudget(burst_bytes=4 << 20, bytes_per_s=4 << 10)
+
+    def take(self, kind: str | None, size_bytes: int, now_s: float) -> float:
+        """How long to wait before the next message is read, in seconds; 0 as a rule."""
+        delay_s = self._heard.take(size_bytes, now_s)
+        if kind in self.WRITTEN:
+            delay_s = max(delay_s, self._written.take(size_bytes, now_s))
+        return delay_s
