@@ -16,8 +16,8 @@ MAX_LINE_BYTES = 16 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2048
 
-# A carriage return at the very end is left: the next byte tells whether it is part of a line end.
-_END = re.compile(rb"\r*\n|\r+(?=[^\r\n])")
+# Possessive, and the second half takes a whole run: so a run of carriage returns is read twice and not once for each.
+_END = re.compile(rb"\r*+\n|\r++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class LineCutter:
         start = 0
         for found in _END.finditer(data):
             end = b"\n" if data[found.end() - 1 : found.end()] == b"\n" else b"\r"
+            if end == b"\r" and found.end() == len(data):
+                break  # the next byte tells whether it is part of a line end
             segments.append(Segment(data[start : found.start()], end))
             start = found.end()
         self._rest = data[start:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +62,12 @@ def test_tail_is_bounded_and_joins_pieces() -> None:
     tail.add(Segment(b"next", b"\n"))
     first, second = tail.text().splitlines()
     assert (len(first), second) == (TAIL_LINE_BYTES, "next")
+
+
+def test_a_flood_of_carriage_returns_is_cut_in_time_that_grows_with_its_length() -> None:
+    cutter = LineCutter()
+    began_s = time.process_time()
+    for _ in range(16):
+        cutter.feed(b"\r" * (64 << 10))
+    assert time.process_time() - began_s < 2.0  # it took most of a minute for each
+    assert cutter.feed(b"x\n") == [Segment(b"x", b"\n")]
