@@ -109,8 +109,16 @@ def _follow(store: Store, job_id: str, as_json: bool) -> int:
     return ended.exit_code
 
 
+def _time_of_day(time_unix_s: float) -> str:
+    """Of a record that others wrote: it may hold a time that no calendar has."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_unix_s))
+    except (OverflowError, ValueError, OSError):
+        return "--:--:--"
+
+
 def _say_event(as_json: bool, event: JobEvent) -> None:
-    at = time.strftime("%H:%M:%S", time.localtime(event.time_unix_s))
+    at = _time_of_day(event.time_unix_s)
     record = {
         "time_unix_s": event.time_unix_s,
         "node": event.node_name,

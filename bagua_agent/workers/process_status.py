@@ -14,6 +14,7 @@ from pathlib import Path
 PROC = Path("/proc")
 STOPPED_STATES = frozenset("Tt")
 COMMAND_CHARACTERS = 200
+_MOST_BYTES = 1 << 16  # of a file in /proc
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -155,7 +156,9 @@ def _command(pid: int) -> str:
 
 
 def _read(path: Path) -> str:
+    """Its beginning: a process may say of any part of its memory that it is its command line."""
     try:
-        return path.read_text(errors="replace")
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""  # it ended, or may not be read

@@ -196,7 +196,8 @@ def test_a_process_with_a_session_of_its_own_is_found_by_its_mark() -> None:
     guardian = Guardian()
     guardian.start()
     guardian.end_marked("BAGUA_TEST_MARK=guardian-1")
-    environment = {"PATH": os.environ["PATH"], "BAGUA_TEST_MARK": "guardian-1"}
+    before = {f"MUCH_{number}": "x" * 100_000 for number in range(12)}  # the mark stands behind it
+    environment = {"PATH": os.environ["PATH"], **before, "BAGUA_TEST_MARK": "guardian-1"}
     mine = subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True)
     other = subprocess.Popen(["sleep", "1000"], env={**environment, "BAGUA_TEST_MARK": "guardian-12"})
     try:
