@@ -38,7 +38,7 @@ class MessagePace:
 
     def __init__(self) -> None:
         self._heard = BytesBudget(burst_bytes=8 << 20, bytes_per_s=256 << 10)
-        self._written = BytesBudget(burst_bytes=4 << 20, bytes_per_s=4 << 10)
+        self._written = BytesBudget(burst_bytes=1 << 20, bytes_per_s=4 << 10)
 
     def take(self, kind: str | None, size_bytes: int, now_s: float) -> float:
         """How long to wait before the next message is read, in seconds; 0 as a rule."""

@@ -32,11 +32,11 @@ def test_a_flood_waits_in_the_workers_own_stream() -> None:
         stream = session_pb2_grpc.WorkerSessionStub(channel).Attach(flood())  # type: ignore[no-untyped-call]
         reader = threading.Thread(target=lambda: _read_out(stream))
         reader.start()
-        agent.wait_for(lambda: len(agent._heard) >= 5)  # the burst that is free
+        agent.wait_for(lambda: len(agent._heard) >= 3)  # the burst that is free
         until_s = time.monotonic() + 3.0
-        while time.monotonic() < until_s and len(agent.said_by("w0")) <= 8:
+        while time.monotonic() < until_s and len(agent.said_by("w0")) <= 3:
             time.sleep(0.05)  # for what must not happen
-        assert len(agent.said_by("w0")) <= 8 and sent < MESSAGES
+        assert len(agent.said_by("w0")) <= 3 and sent < MESSAGES
         began_s = time.monotonic()
         agent.close()
         assert time.monotonic() - began_s < 5.0
