@@ -7,6 +7,7 @@ if it were not there, and its reason is returned to be told once. A newer versio
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -56,8 +57,16 @@ def parse_submission(value: bytes, job_id: str) -> pb.Submission:
         raise UnreadableRecord(f"a submission that wants {record.wanted}")
     if record.job_id != job_id:
         raise UnreadableRecord(f"a submission that names job {record.job_id!r}")
+    if record.nonce and not is_id(record.nonce):
+        raise UnreadableRecord("a submission whose nonce can be no part of a key")
     _submission_view(record)
     return record
+
+
+def nonce_of(record: pb.Submission) -> str:
+    """Names this one submission of its job's name. One written without a nonce gets one of what never changes in it."""
+    made = hashlib.sha256(f"{record.job_id} {record.submitted_unix_s!r}".encode("utf-8", "replace"))
+    return str(record.nonce) or made.hexdigest()[:16]
 
 
 def _submission_view(record: pb.Submission) -> SubmissionView:
@@ -70,6 +79,7 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
             priority=record.priority,
             labels=dict(record.labels),
             stop=record.wanted == pb.Submission.STOP,
+            nonce=nonce_of(record),
         )
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error

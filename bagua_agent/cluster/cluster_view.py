@@ -70,7 +70,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
-    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end."""
+    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells the job
+    from an earlier and a later one of its name."""
 
     job_id: str
     min_nodes: int
@@ -79,6 +80,7 @@ class SubmissionView:
     priority: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     stop: bool = False
+    nonce: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -5,6 +5,7 @@ Every write compares what it read, so two people at once can't lose each other's
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,11 +27,14 @@ _MOST_NAMED = 20
 
 
 def submit(store: Store, submission: pb.Submission) -> None:
-    """Raises UserError if there is a job of this id."""
+    """Gives the submission its nonce and writes it. Raises UserError if there is a job of this id."""
     job_id = submission.job_id
     key = cluster_keys.submission(job_id)
     conditions = [absent(key), absent(JobKeys(job_id).spec), absent(cluster_keys.outcome(job_id))]
-    value = submission.SerializeToString()
+    named = pb.Submission()
+    named.CopyFrom(submission)
+    named.nonce = secrets.token_hex(8)
+    value = named.SerializeToString()
     try:
         done = store.transact(conditions, [Put(key, value)]).succeeded
     except OutcomeUnknown:

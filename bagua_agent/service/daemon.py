@@ -25,10 +25,12 @@ from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
 from bagua_agent.errors import InternalError, UserError
+from bagua_agent.history.job_history import agent_failed
 from bagua_agent.job_config import SHUTDOWN_TIMEOUT_S
-from bagua_agent.plain_text import shortened
+from bagua_agent.plain_text import plain_line, shortened
 from bagua_agent.process_messages import HelperFailed
 from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.node_facts import NodeFacts
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.odd_records import OddRecords
@@ -100,6 +102,13 @@ class StandsAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureTold:
+    """Among the events of this job, unless it is over or removed."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotDone:
     """What runs the units, or etcd, did not do as asked: look again, and try again what is still due."""
 
@@ -119,6 +128,7 @@ Event = (
     | StartRefused
     | NodeSeen
     | StandsAgain
+    | FailureTold
     | NotDone
     | HelperFailed
 )
@@ -257,17 +267,24 @@ class NodeDaemon:
                 self._starting.discard(job_id)
                 if trouble:
                     self._say(trouble)
+                    if job_id in self._units:  # its end, which is seen next, has no other reason
+                        self._units[job_id] = replace(
+                            self._units[job_id], reason=shortened(plain_line(trouble))
+                        )
                 if timeout_s is not None and job_id in self._units:
                     self._units[job_id] = replace(self._units[job_id], shutdown_timeout_s=timeout_s)
                 self._by_hand("looking for units", self._look)
             case StartRefused(job_id, reason):
                 self._starting.discard(job_id)
-                reason = shortened(reason)  # it becomes part of this node's record, which etcd has to take
+                reason = shortened(
+                    plain_line(reason)
+                )  # it becomes part of this node's record, which etcd has to take
                 self._say(f"job {job_id} is refused here: {reason}")
                 failures = self._units[job_id].failures if job_id in self._units else 0
                 self._units[job_id] = OwnUnit(
                     job_id, False, ended_s=now_s, failures=failures, refused=True, reason=reason
                 )
+                self._tell_failure(job_id, 0, reason)
             case NodeSeen(troubles):
                 self._seen_troubles(troubles, now_s)
             case ProcessEnded(job_id):
@@ -276,6 +293,8 @@ class NodeDaemon:
                 self._by_hand("looking for units", self._look)
             case StandsAgain(key):
                 self._to_put_back.pop(key, None)
+            case FailureTold():
+                pass
             case NotDone(reason):
                 self._say(reason)
                 self._look_due_s = now_s + TRY_AGAIN_S
@@ -379,17 +398,18 @@ class NodeDaemon:
     def _ended(self, unit: OwnUnit, code: int, now_s: float) -> None:
         asked = unit.asked_since_s is not None or code == 0
         ran_s = now_s - self._started_s.get(unit.job_id, now_s)
-        reason = f"its agent ended with {code}"
-        if why := self._folders.reason(unit.job_id):
-            reason += f": {why}"
+        reason = unit.reason or f"its agent ended with {code}"
+        if not unit.reason and (why := self._folders.reason(unit.job_id)):
+            reason += f": {plain_line(why)}"
         self._say(f"job {unit.job_id}: {reason}")
+        failures = failures_after(unit.failures, ran_s, asked, self._policy)
         self._units[unit.job_id] = replace(
             unit,
             alive=False,
             slots=(),
             ended_s=now_s,
             exit_code=code,
-            failures=failures_after(unit.failures, ran_s, asked, self._policy),
+            failures=failures,
             asked_since_s=None,
             killed_since_s=None,
             reason=reason,
@@ -397,6 +417,21 @@ class NodeDaemon:
         self._watched.pop(unit.job_id, None)
         self._gone.pop(unit.job_id, None)
         self._by_hand_on(unit.job_id, "forgetting it", self._runner.forget)
+        if not asked:
+            self._tell_failure(unit.job_id, failures, reason)
+
+    def _tell_failure(self, job_id: str, failures: int, reason: str) -> None:
+        """Among the job's events, where people look when its agent never came to write one."""
+        submission = self._submissions.get(job_id)
+        if submission is None:
+            return
+        event = agent_failed(self._config.node_name, failures, reason)
+
+        def tell() -> FailureTold:
+            write_failure(self._store, submission, event, self._config.node_name)
+            return FailureTold(job_id)
+
+        self._by_hand(f"job {job_id}: writing its failure among its events", tell)
 
     def _seen_troubles(self, troubles: tuple[str, ...], now_s: float) -> None:
         """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
