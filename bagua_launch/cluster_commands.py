@@ -196,7 +196,8 @@ def logs(**typed: Any) -> int:
     values = _values(CLUSTER_OPTIONS, typed)
     streams = ("out", "err") if stream == "both" else (stream,)
     with _store(values) as store:
-        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed
+        from bagua_agent.cluster_client.cluster_requests import outcome_of
+        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed, last_workers
 
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
@@ -219,12 +220,16 @@ def logs(**typed: Any) -> int:
                 earlier = {(o.node_name, o.directory) for o in present if o.global_rank is None}
                 reader.follow(lambda o: is_followed(o, rank, earlier), streams, tell, complain)
                 return 0
-            outputs = [o for o in reader.outputs(complain) if is_wanted(o)]
+            has_ended = outcome_of(store, job_id) is not None
+            present = reader.outputs(complain)
+            all_ended = has_ended and rank is None
+            outputs = last_workers(present) if all_ended else [o for o in present if is_wanted(o)]
             if not outputs:
                 which = "no worker" if rank is None else f"no rank {rank}"
-                raise UserError(
-                    f"job {job_id!r} has {which} with output on a node that answers; see status {job_id}"
-                )
+                told_of = f"see status {job_id}"
+                if has_ended and present:
+                    told_of = f"`bagua-launch logs {job_id}` shows workers that had left before the job ended"
+                raise UserError(f"job {job_id!r} has {which} with output on a node that answers; {told_of}")
             for output in outputs:
                 for name in streams:
                     for line in reader.lines(output, name, last):
