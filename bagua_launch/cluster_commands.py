@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, status, nodes, events, logs, drain, stop. Thin: ask, then print."""
+"""The commands that talk to a cluster: submit, status, logs, drain, stop, delete and others. Thin: ask, then print."""
 
 from __future__ import annotations
 
@@ -264,6 +264,16 @@ def stop(**typed: Any) -> int:
     return 0
 
 
+def delete(**typed: Any) -> int:
+    job_id, as_json = typed.pop("job"), typed.pop("json")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent.cluster_client import cluster_requests
+
+        done = cluster_requests.delete(store, job_id, time.time())
+    _say(as_json, done, {"job": job_id, "done": done})
+    return 0
+
+
 def drain(**typed: Any) -> int:
     node, force, reason, as_json = (typed.pop(n) for n in ("node", "force", "reason", "json"))
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
@@ -338,6 +348,10 @@ COMMANDS = {
             JSON,
         ),
         _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"]), JSON),
+        _command(
+            "delete", delete, "Remove a job that has ended: its records, and its logs on the nodes.",
+            click.Argument(["job"]), JSON,
+        ),
         _command(
             "drain", drain, "Let no job be on a node.", click.Argument(["node"]),
             click.Option(["--force"], is_flag=True, help="Also where a job then has too few nodes, and waits."),

@@ -58,6 +58,8 @@ KINDS: dict[str, type[Message]] = {
     cluster_keys.orders("a"): pb.Orders,
     cluster_keys.orders("b"): pb.Orders,
     cluster_keys.outcome("a"): pb.JobOutcome,
+    cluster_keys.removal("a"): pb.Removal,
+    cluster_keys.removal("b"): pb.Removal,
     cluster_keys.SCHEDULER: pb.Scheduler,
     KEYS.generation: job_pb.Generation,
     KEYS.result: job_pb.Result,
@@ -68,7 +70,7 @@ KINDS: dict[str, type[Message]] = {
     KEYS.event("x"): job_pb.Event,
 }
 FOLDERS = [
-    *("nodes/", "submissions/", "orders/", "outcomes/", "drains/", "scheduler/", "new/"),
+    *("nodes/", "submissions/", "orders/", "outcomes/", "drains/", "removals/", "scheduler/", "new/"),
     *("../jobs/", "../jobs/a/", "../jobs/a/agents/", "../jobs/a/control/", "../jobs/../"),
 ]
 ODD_KEYS = st.builds(
@@ -96,6 +98,8 @@ def records(draw: st.DrawFn) -> tuple[str, bytes | None]:
     ):
         if field in message.DESCRIPTOR.fields_by_name and draw(st.integers(0, 9)):
             setattr(message, field, value)  # else it is mostly passed over for that alone
+    if "nonce" in message.DESCRIPTOR.fields_by_name and draw(st.integers(0, 2)):
+        message.nonce = draw(st.sampled_from(["a", "b", "", "no/id"]))
     if isinstance(message, pb.Submission) and draw(st.integers(0, 4)):
         message.wanted = draw(st.sampled_from([pb.Submission.RUN, pb.Submission.STOP]))
         message.min_nodes = draw(st.integers(1, 3))
