@@ -22,11 +22,14 @@ from bagua_agent.cluster_client.job_story import follow
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_room import ensure_job
+from bagua_agent.service.certificate_files import issued_in, utc_now
+from bagua_agent.service.etcd_role_writer import apply
 from bagua_agent.service.job_removal import remove_job
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import KeyValue, Store, mod_revision_is
 from bagua_agent.store.connection import Connection
+from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.failures import CallFailed
 from bagua_agent.store.keys import RECORDS_PREFIX, SECRETS_PREFIX, JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
@@ -34,6 +37,7 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2
 from tests.lab.wait import eventually
 
+from .conftest import People, store_config
 from .daemon_here import LEASE_S
 from .test_odd_records import node, submission
 
@@ -302,3 +306,30 @@ def test_a_compaction_that_was_done_already_is_fine(plain_store: Store) -> None:
     plain_store.compact(revision)
     assert is_compacted(plain_store, "/bagua/v1/x", before)
     assert plain_store.get("/bagua/v1/x") is not None
+
+
+def test_roles_suffice(etcd: EmbeddedEtcd, people: People) -> None:
+    """An operator submits and deletes, a node schedules, removes and compacts; a viewer does none of it."""
+    apply(store_config(etcd.endpoint, people.files["root"]), issued_in(people.folder, utc_now()))
+    stores = {
+        name: Store(store_config(etcd.endpoint, people.trusting_us(name)))
+        for name in ("ann", "node-1", "vic")
+    }
+    operator, agent, viewer = stores.values()
+    try:
+        for name in ("by-hand", "by-age"):
+            submit(operator, name)
+            put_job_keys(agent, name, 3)
+            end(agent, name, 40.0)
+        with pytest.raises(UserError, match="denies it"):
+            cluster_requests.delete(viewer, "by-hand", time.time())
+        cluster_requests.delete(operator, "by-hand", time.time())
+        first = agent.put("/bagua/v1/x", b"1")
+        agent.put("/bagua/v1/x", b"2")
+        with scheduling(agent, compact_every_s=0.1, history_kept_s=0.3) as said:
+            await_kept(agent, said)
+            eventually(lambda: is_compacted(agent, "/bagua/v1/x", first), DEADLINE_S, lambda: f"{said}")
+        assert keys_of(operator, "by-age") == keys_of(operator, "by-hand") == []
+    finally:
+        for store in stores.values():
+            store.close()
