@@ -236,10 +236,13 @@ class Ended:
 
 def outcome_of(store: Store, job_id: str) -> Ended | None:
     found = store.get(cluster_keys.outcome(job_id))
-    if found is None:
-        return None
+    return None if found is None else read_end(found.value)
+
+
+def read_end(value: bytes) -> Ended:
+    """Of an outcome's record."""
     try:
-        end = read_outcome(found.value, 0.0)
+        end = read_outcome(value, 0.0)
     except UnreadableRecord:
         end = unreadable_outcome(0.0)
     return Ended(end.end.name.lower(), end.exit_code, end.reason)

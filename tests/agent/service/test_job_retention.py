@@ -176,6 +176,16 @@ def test_whoever_follows_a_job_is_told_that_it_was_removed(plain_store: Store) -
         follow(plain_store, "demo", print, print)
 
 
+def test_whoever_follows_a_job_that_is_removed_at_once_is_told_how_it_ended(plain_store: Store) -> None:
+    submit(plain_store, "demo")
+
+    def end_and_remove(_: object) -> None:
+        end(plain_store, "demo")
+        cluster_requests.delete(plain_store, "demo", time.time())
+
+    assert follow(plain_store, "demo", print, end_and_remove).outcome == "stopped"
+
+
 # -- by the scheduler
 
 
@@ -186,6 +196,10 @@ def await_kept(store: Store, said: list[str], *job_ids: str) -> None:
     eventually(lambda: kept() == sorted(job_ids), DEADLINE_S, lambda: f"{job_ids} are kept: {kept()}; {said}")
 
 
+def await_line(said: list[str], words: str) -> None:
+    eventually(lambda: any(words in line for line in said), DEADLINE_S, lambda: f"{words}: {said}")
+
+
 def test_the_scheduler_keeps_the_newest_and_the_young(plain_store: Store) -> None:
     for name, days_ago in (("old", 31.0), ("a", 3.0), ("b", 2.0), ("c", 1.0)):
         submit(plain_store, name)
@@ -194,8 +208,8 @@ def test_the_scheduler_keeps_the_newest_and_the_young(plain_store: Store) -> Non
     submit(plain_store, "waits")
     with scheduling(plain_store, ended_kept_jobs=2) as said:
         await_kept(plain_store, said, "b", "c", "waits")
+        await_line(said, "job a is removed: 2 jobs have ended since")
     assert keys_of(plain_store, "old") == keys_of(plain_store, "a") == []
-    assert any(line.startswith("job a is removed: 2 jobs have ended since") for line in said), said
 
 
 def test_one_that_still_has_an_agent_is_removed_once_that_is_gone(plain_store: Store) -> None:
@@ -251,7 +265,7 @@ def test_a_submission_that_was_put_back_is_removed_again_and_never_ordered(plain
         eventually(lambda: ordered(plain_store) == ["other"], DEADLINE_S, lambda: f"it schedules; {said}")
         plain_store.put(back.key, back.value)
         await_kept(plain_store, said, "other")
-        assert any("had been put back, so it is removed again" in line for line in said), said
+        await_line(said, "had been put back, so it is removed again")
     assert plain_store.get(cluster_keys.removal(nonce)) is not None
     assert ordered(plain_store) == ["other"]
 
