@@ -15,8 +15,11 @@ from bagua_agent.service import daemon as daemon_module
 from bagua_agent.service.kept_logs import KeptLogs, owners_folder
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
+from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.endpoints import parse_endpoint
 from bagua_contract import cluster_pb2 as pb
+from tests.agent.store.conftest import Relay, free_port
 from tests.lab.wait import eventually
 
 from .daemon_here import NODE, config_of, running_daemon
@@ -210,3 +213,39 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name(
         )
     assert first != second and units.asked == ["demo"]
     assert not any("failures in a row" in unit.reason for unit in units_of(plain_store).values())
+
+
+def test_one_that_was_cut_off_while_jobs_were_removed_and_etcd_compacted(
+    tmp_path: Path,
+) -> None:
+    """It reads its keys again, and hears first that the submission is gone."""
+    etcd = EmbeddedEtcd.start(f"127.0.0.1:{free_port()}")
+    direct = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))
+    port = free_port()
+    relay = Relay(etcd.endpoint, port)
+    through = Store(StoreConfig((parse_endpoint(relay.endpoint),)))
+    nonce = submit(direct, "demo")
+    end(direct, "demo")
+    submit(direct, "kept")
+    directory = write_logs(tmp_path, nonce)
+    try:
+        with running_daemon(etcd, through, tmp_path, units=Units()) as said:
+            await_heard(direct, said)
+            relay.end()
+            cluster_requests.delete(direct, "demo", time.time())
+            direct.put(cluster_keys.orders(NODE), orders("good", "kept"))
+            revision = direct.put("/bagua/v1/x", b"1")
+            direct.compact(revision)
+            relay = Relay(etcd.endpoint, port)
+            await_line(said, "job demo was removed, and its logs here with it")
+            eventually(lambda: "kept" in units_of(direct), DEADLINE_S, lambda: f"it follows again: {said}")
+            lose(direct, cluster_keys.submission("kept"))
+            await_line(said, "etcd has lost", "submissions/kept; it is put back")
+        assert not directory.exists()
+        assert direct.get(SUBMISSION) is None and direct.get(OUTCOME) is None
+        assert not any("etcd has lost" in line and "demo" in line for line in said), said
+    finally:
+        relay.end()
+        through.close()
+        direct.close()
+        etcd.stop()
