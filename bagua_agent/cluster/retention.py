@@ -16,7 +16,8 @@ from bagua_agent.cluster.cluster_view import RemovalView
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """A submitted job that is over. nonce: of its submission. ended_unix_s: 0 if its outcome does not say."""
+    """A submitted job that is over. nonce: of its submission; empty if only its outcome is left. ended_unix_s: 0 if the
+    outcome does not say."""
 
     job_id: str
     nonce: str

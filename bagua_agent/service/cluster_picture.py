@@ -93,13 +93,14 @@ class ClusterPicture:
         return [job for _, job in self._submissions.values() if job.nonce in self._removals]
 
     def ended_jobs(self) -> list[EndedJob]:
-        """Submitted jobs with an outcome that have no order and no unit left."""
+        """Jobs with an outcome that have no order and no unit left."""
         busy = {order.job_id for orders in self._orders.values() for order in orders}
         busy |= {u.job_id for node in self._nodes.values() for u in node.units if u.alive}
+        nonces = {job_id: job.nonce for job_id, (_, job) in self._submissions.items()}
         return [
-            EndedJob(job_id, job.nonce, self._outcomes[job_id].ended_unix_s)
-            for job_id, (_, job) in self._submissions.items()
-            if job_id in self._outcomes and job_id not in busy
+            EndedJob(job_id, nonces.get(job_id, ""), outcome.ended_unix_s)
+            for job_id, outcome in self._outcomes.items()
+            if job_id not in busy
         ]
 
     def view(self) -> ClusterView:

@@ -227,9 +227,8 @@ class NodeDaemon:
         self._submissions: dict[str, pb.Submission] = {}
         self._outcomes: dict[str, bytes] = {}
         self._removals: dict[str, RemovalView] = {}
-        self._to_put_back: dict[
-            str, tuple[bytes, str]
-        ] = {}  # with the nonce of the submission it is of, if of any
+        # by key: what stood there, and the nonce of the submission that it is of, if of any
+        self._to_put_back: dict[str, tuple[bytes, str]] = {}
         self._look_due_s: float | None = None
         self._units: dict[str, OwnUnit] = {}
         self._started_s: dict[str, float] = {}
@@ -304,18 +303,17 @@ class NodeDaemon:
                 self._starting.discard(job_id)
                 if trouble:
                     self._say(trouble)
-                    if job_id in self._units:  # its end, which is seen next, has no other reason
-                        self._units[job_id] = replace(
-                            self._units[job_id], reason=shortened(plain_line(trouble))
-                        )
+                    if job_id in self._units:
+                        # its end, which is seen next, has no other reason
+                        why = shortened(plain_line(trouble))
+                        self._units[job_id] = replace(self._units[job_id], reason=why)
                 if timeout_s is not None and job_id in self._units:
                     self._units[job_id] = replace(self._units[job_id], shutdown_timeout_s=timeout_s)
                 self._by_hand("looking for units", self._look)
             case StartRefused(job_id, reason):
                 self._starting.discard(job_id)
-                reason = shortened(
-                    plain_line(reason)
-                )  # it becomes part of this node's record, which etcd has to take
+                # it becomes part of this node's record, which etcd has to take
+                reason = shortened(plain_line(reason))
                 self._say(f"job {job_id} is refused here: {reason}")
                 failures = self._units[job_id].failures if job_id in self._units else 0
                 nonce = self._units[job_id].nonce if job_id in self._units else ""
@@ -483,6 +481,8 @@ class NodeDaemon:
         for job_id, unit in list(self._units.items()):
             found = there.get(job_id)
             if found is not None and found.is_alive:
+                if unit.reason:  # it was started after all, though whoever was asked did not say so in time
+                    self._units[job_id] = replace(unit, reason="")
                 self._watch_over(found)
             elif unit.alive and job_id not in self._starting:
                 code = found.exit_code if found is not None and found.exit_code is not None else 128 + 9

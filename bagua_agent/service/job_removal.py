@@ -20,12 +20,11 @@ def own_ranges(keys: JobKeys) -> list[KeyRange]:
 
 def remove_job(store: Store, job_id: str, nonce: str, now_unix_s: float, *conditions: Compare) -> bool:
     """False if a condition does not hold, or an agent of the job is there. conditions: at least that the submission is
-    the one of `nonce`. Raises InfrastructureLost, UserError."""
+    the one of `nonce`, or that there is none; the nonce is empty if nobody knows it. Raises InfrastructureLost,
+    UserError."""
     keys = JobKeys(job_id)
-    removal = Put(cluster_keys.removal(nonce), write_removal(RemovalView(job_id, now_unix_s)))
-    return store.transact(
-        [*conditions, none_below(keys.agents)],
-        [removal],
-        deletes=[cluster_keys.submission(job_id), cluster_keys.outcome(job_id)],
-        delete_ranges=own_ranges(keys),
-    ).succeeded
+    unused = [*conditions, none_below(keys.agents)]
+    removed = write_removal(RemovalView(job_id, now_unix_s))
+    removals = [Put(cluster_keys.removal(nonce), removed)] if nonce else []
+    own = [cluster_keys.submission(job_id), cluster_keys.outcome(job_id)]
+    return store.transact(unused, removals, own, delete_ranges=own_ranges(keys)).succeeded

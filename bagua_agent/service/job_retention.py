@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
-from bagua_agent.cluster.cluster_records import UnreadableRecord, nonce_of, parse_submission
+from bagua_agent.cluster.cluster_records import UnreadableRecord, ended_submission, nonce_of, parse_submission
 from bagua_agent.cluster.node_trouble import settled_at_s
 from bagua_agent.cluster.retention import EndedJob, HistoryKept, beyond_retention, expired_removals
 from bagua_agent.errors import OutcomeUnknown
@@ -95,17 +95,23 @@ class JobRetention:
         """False if it is not as the picture says, or an agent of it is there. may_go_on: also without an outcome."""
         key, over = cluster_keys.submission(job.job_id), cluster_keys.outcome(job.job_id)
         found, outcome = self._store.get(key), self._store.get(over)
-        if found is None or (outcome is None and not may_go_on):
+        if outcome is None and not may_go_on:
             return False
-        try:
-            if nonce_of(parse_submission(found.value, job.job_id)) != job.nonce:
-                return False
-        except UnreadableRecord:
-            return False
-        unchanged = [self._fence, mod_revision_is(key, found.mod_revision)]
+        unchanged = [self._fence]
         if outcome is not None:
             unchanged.append(mod_revision_is(over, outcome.mod_revision))
-        return remove_job(self._store, job.job_id, job.nonce, self._clock_unix_s(), *unchanged)
+        if found is None:  # etcd lost it, and nobody was there to put it back
+            nonce = "" if outcome is None else ended_submission(outcome.value)
+            unchanged.append(absent(key))
+        else:
+            try:
+                nonce = nonce_of(parse_submission(found.value, job.job_id))
+            except UnreadableRecord:
+                return False
+            unchanged.append(mod_revision_is(key, found.mod_revision))
+        if job.nonce and nonce != job.nonce:
+            return False
+        return remove_job(self._store, job.job_id, nonce, self._clock_unix_s(), *unchanged)
 
     def _remove_leftovers(self, removed: Iterable[str]) -> None:
         """What agents and daemons that were late wrote under the name of a removed job, where no other has begun."""

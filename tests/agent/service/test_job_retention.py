@@ -23,6 +23,7 @@ from bagua_agent.errors import UserError
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_room import ensure_job
 from bagua_agent.service.certificate_files import issued_in, utc_now
+from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.service.etcd_role_writer import apply
 from bagua_agent.service.job_removal import remove_job
 from bagua_agent.service.scheduler import Scheduler
@@ -33,6 +34,7 @@ from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.failures import CallFailed
 from bagua_agent.store.keys import RECORDS_PREFIX, SECRETS_PREFIX, JobKeys
 from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.store.mirror import Change
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2
 from tests.lab.wait import eventually
@@ -212,6 +214,19 @@ def test_the_scheduler_keeps_the_newest_and_the_young(plain_store: Store) -> Non
     assert keys_of(plain_store, "old") == keys_of(plain_store, "a") == []
 
 
+def test_an_outcome_whose_submission_was_lost_goes_too(plain_store: Store) -> None:
+    nonce = submit(plain_store, "demo")
+    put_job_keys(plain_store, "demo", 3)
+    end(plain_store, "demo", 40.0)
+    plain_store.delete(cluster_keys.submission("demo"))
+    without = write_outcome(OutcomeView(JobEnd.STOPPED), time.time() - 40 * DAY_S)
+    plain_store.put(cluster_keys.outcome("older"), without)
+    with scheduling(plain_store) as said:
+        eventually(lambda: not keys_of(plain_store, "demo"), DEADLINE_S, lambda: f"{said}")
+        eventually(lambda: not keys_of(plain_store, "older"), DEADLINE_S, lambda: f"{said}")
+    assert plain_store.get(cluster_keys.removal(nonce)) is not None
+
+
 def test_one_that_still_has_an_agent_is_removed_once_that_is_gone(plain_store: Store) -> None:
     agent = JobKeys("demo").agent("a")
     submit(plain_store, "demo")
@@ -273,6 +288,21 @@ def test_a_submission_that_was_put_back_is_removed_again_and_never_ordered(plain
 def ordered(store: Store) -> list[str]:
     found = store.get(cluster_keys.orders("n0"))
     return [] if found is None else [order.job_id for order in read_orders(found.value)]
+
+
+def test_a_submission_that_was_put_back_is_in_no_picture() -> None:
+    """Neither the scheduler nor `status` sees it in the moment until it is removed again."""
+    picture = ClusterPicture(0.0, print)
+    key, removal = cluster_keys.submission("demo"), cluster_keys.removal("n1")
+    record = write_removal(RemovalView("demo", 1.0))
+    picture.take([Change(key, submission("demo", nonce="n1"), 1, 1)], 0.0)
+    assert [job.job_id for job in picture.view().submissions] == ["demo"]
+    picture.take([Change(removal, record, 2, 2)], 0.0)
+    assert picture.view().submissions == () and picture.view().removed == {"demo"}
+    assert [job.job_id for job in picture.put_back_jobs()] == ["demo"]
+    picture.take([Change(key, submission("demo", nonce="n2"), 3, 3)], 0.0)
+    assert [job.nonce for job in picture.view().submissions] == ["n2"], "the next of its name"
+    assert picture.view().removed == frozenset() and picture.put_back_jobs() == []
 
 
 def test_an_order_of_a_removed_job_is_withdrawn(plain_store: Store) -> None:

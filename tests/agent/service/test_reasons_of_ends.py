@@ -165,6 +165,34 @@ def test_a_unit_that_is_not_started_says_why_in_plain_words(
     assert "job job was not started" in text and "job job was not started" in status
 
 
+class StartsUnheard:
+    """Starts its unit, and is not heard saying so: systemd takes too long under load."""
+
+    def __init__(self) -> None:
+        self.alive = False
+
+    def found(self) -> list[FoundUnit]:
+        return [FoundUnit("job", os.getpid(), None)] if self.alive else []
+
+    def start(self, job_id: str, folder: Path) -> None:
+        self.alive = True
+        raise InfrastructureLost("systemd did not start it: timed out")
+
+
+def test_a_unit_that_was_started_after_all_has_no_such_reason(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    order_job(plain_store, tmp_path)
+    with running_daemon(plain_etcd, plain_store, tmp_path, units=StartsUnheard()) as said:
+        eventually(lambda: any("timed out" in line for line in said), DEADLINE_S, lambda: f"{said}")
+        eventually(
+            lambda: (unit := told_unit(plain_store)).state == pb.Unit.RUNNING and not unit.reason,
+            DEADLINE_S,
+            lambda: f"it runs: {told_unit(plain_store)}",
+        )
+    assert told_events(plain_store) == []
+
+
 def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_job(*_: object) -> int:
         raise ZeroDivisionError("as the test wants")

@@ -121,11 +121,13 @@ def test_after_a_loss_what_was_removed_stays_away_and_the_rest_comes_back(
     end(plain_store, "kept")
     end(plain_store, "demo")
     kept = [plain_store.get(key) for key in (cluster_keys.submission("kept"), cluster_keys.outcome("kept"))]
-    removal = cluster_keys.removal(cluster_requests.submission_nonce(plain_store, "demo"))
+    nonce = cluster_requests.submission_nonce(plain_store, "demo")
+    removal = cluster_keys.removal(nonce)
+    write_logs(tmp_path, nonce)
     with running_daemon(plain_etcd, plain_store, tmp_path, units=Units()) as said:
         await_heard(plain_store, said)
         cluster_requests.delete(plain_store, "demo", time.time())
-        eventually(lambda: plain_store.get(removal), DEADLINE_S, "the removal")
+        await_line(said, "job demo was removed, and its logs here with it")  # it has heard of the removal
         lost = [kv.key for kv in plain_store.get_prefix(cluster_keys.PREFIX)[0] if "/nodes/" not in kv.key]
         lose(plain_store, *lost)
         eventually(
