@@ -120,6 +120,8 @@ class JobConfig:
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""
 
+    submission: str = ""  # nonce of the submission to a cluster that this is a part of; empty: none
+
     node_name: str | None = None  # None: the host's
     local_addr: str | None = None
     master_addr: str | None = None

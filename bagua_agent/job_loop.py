@@ -215,7 +215,7 @@ class JobLoop:
             hosts_store=self._hosts_for_others,
             nodes=nodes,
         )
-        self._lost_keys = LostKeys(self._job, self._sight.state, limits)
+        self._lost_keys = LostKeys(self._job, self._sight.state, limits, config.submission)
         self._policy = _policy(config, self._seen.failures_allowed, lease_ttl_s)
         self._own_key = OwnKey(
             leased,

@@ -15,6 +15,7 @@ from bagua_agent.job_config import JobConfig
 from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
+from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
@@ -41,12 +42,16 @@ def ensure_job(
 
     mode: what a job that is written here begins as.
 
-    Raises UserError (another protocol, what can't be read, a job whose agents do not go), InfrastructureLost.
+    Raises UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
+    InfrastructureLost.
     """
     made: JobIdentity | None = None
     before: pb.Result | None = None
+    removal = [cluster_keys.removal(config.submission)] if config.submission else []
     for _ in range(20):  # each round either succeeds or somebody else got further
-        found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity], keys.agents)
+        found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity, *removal], keys.agents)
+        if any(key in found for key in removal):
+            raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
         if keys.result in found:
             before = _result(found[keys.result].value)
             _make_room(store, keys, found[keys.result])
@@ -74,7 +79,7 @@ def ensure_job(
         desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
         try:
             store.transact(
-                [absent(keys.spec), absent(keys.result)],
+                [absent(keys.spec), absent(keys.result), *map(absent, removal)],
                 [
                     Put(keys.spec, spec.SerializeToString()),
                     Put(keys.identity, made.encode()),

@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, status, nodes, events, logs, drain, stop. Thin: ask, then print."""
+"""The commands that talk to a cluster: submit, status, logs, drain, stop, delete and others. Thin: ask, then print."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ def logs(**typed: Any) -> int:
     values = _values(CLUSTER_OPTIONS, typed)
     streams = ("out", "err") if stream == "both" else (stream,)
     with _store(values) as store:
-        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed
+        from bagua_agent.cluster_client.cluster_requests import outcome_of
+        from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed, last_workers
 
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
@@ -227,12 +228,16 @@ def logs(**typed: Any) -> int:
                 earlier = {(o.node_name, o.directory) for o in present if o.global_rank is None}
                 reader.follow(lambda o: is_followed(o, rank, earlier), streams, tell, complain)
                 return 0
-            outputs = [o for o in reader.outputs(complain) if is_wanted(o)]
+            has_ended = outcome_of(store, job_id) is not None
+            present = reader.outputs(complain)
+            all_ended = has_ended and rank is None
+            outputs = last_workers(present) if all_ended else [o for o in present if is_wanted(o)]
             if not outputs:
                 which = "no worker" if rank is None else f"no rank {rank}"
-                raise UserError(
-                    f"job {job_id!r} has {which} with output on a node that answers; see status {job_id}"
-                )
+                told_of = f"see status {job_id}"
+                if has_ended and present:
+                    told_of = f"`bagua-launch logs {job_id}` shows workers that had left before the job ended"
+                raise UserError(f"job {job_id!r} has {which} with output on a node that answers; {told_of}")
             for output in outputs:
                 for name in streams:
                     for line in reader.lines(output, name, last):
@@ -263,6 +268,16 @@ def stop(**typed: Any) -> int:
         from bagua_agent.cluster_client import cluster_requests
 
         done = cluster_requests.stop(store, job_id)
+    _say(as_json, done, {"job": job_id, "done": done})
+    return 0
+
+
+def delete(**typed: Any) -> int:
+    job_id, as_json = typed.pop("job"), typed.pop("json")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        from bagua_agent.cluster_client import cluster_requests
+
+        done = cluster_requests.delete(store, job_id, time.time())
     _say(as_json, done, {"job": job_id, "done": done})
     return 0
 
@@ -341,6 +356,10 @@ COMMANDS = {
             JSON,
         ),
         _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"]), JSON),
+        _command(
+            "delete", delete, "Remove a job that has ended: its records, and its logs on the nodes.",
+            click.Argument(["job"]), JSON,
+        ),
         _command(
             "drain", drain, "Let no job be on a node.", click.Argument(["node"]),
             click.Option(["--force"], is_flag=True, help="Also where a job then has too few nodes, and waits."),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+DAY_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
@@ -29,12 +31,30 @@ class ClusterPolicy:
     stuck_after_kill_s: float = 60.0
     # From a job's result until its units are asked to leave: they end by themselves, as soon as logs are written.
     wind_down_s: float = 30.0
+    # A job that ended is removed once it is older than this, or once as many have ended since.
+    ended_kept_s: float = 30 * DAY_S
+    ended_kept_jobs: int = 200
+    # A removal stands for longer than anybody who was out of touch puts back what was removed meanwhile.
+    removal_kept_s: float = 3 * DAY_S
+    put_back_within_s: float = 2 * DAY_S
+    # How often ended jobs are looked at: nothing waits for it.
+    retention_every_s: float = 60.0
+    # etcd keeps every value that a key ever had until it is compacted. Whoever watches, and is away for less than this,
+    # is told the changes; after a longer outage it reads all keys again.
+    compact_every_s: float = 300.0
+    history_kept_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.failures_before_left_out < 1:
             raise ValueError(
                 f"failures_before_left_out must be at least 1, not {self.failures_before_left_out}: "
                 "a unit must be allowed to fail before its node is left out"
+            )
+        if self.ended_kept_jobs < 0:
+            raise ValueError(f"ended_kept_jobs must not be negative, not {self.ended_kept_jobs}")
+        if self.put_back_within_s > self.removal_kept_s:
+            raise ValueError(
+                "put_back_within_s must not exceed removal_kept_s: a removed job would come back"
             )
         for field in fields(self):
             value = getattr(self, field.name)

@@ -7,6 +7,8 @@ if it were not there, and its reason is returned to be told once. A newer versio
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -18,6 +20,7 @@ from bagua_agent.cluster.cluster_view import (
     NodeView,
     OrderView,
     OutcomeView,
+    RemovalView,
     SubmissionView,
     UnitState,
     UnitView,
@@ -56,8 +59,16 @@ def parse_submission(value: bytes, job_id: str) -> pb.Submission:
         raise UnreadableRecord(f"a submission that wants {record.wanted}")
     if record.job_id != job_id:
         raise UnreadableRecord(f"a submission that names job {record.job_id!r}")
+    if record.nonce and not is_id(record.nonce):
+        raise UnreadableRecord("a submission whose nonce can be no part of a key")
     _submission_view(record)
     return record
+
+
+def nonce_of(record: pb.Submission) -> str:
+    """Names this one submission of its job's name. One written without a nonce gets one of what never changes in it."""
+    made = hashlib.sha256(f"{record.job_id} {record.submitted_unix_s!r}".encode("utf-8", "replace"))
+    return str(record.nonce) or made.hexdigest()[:16]
 
 
 def _submission_view(record: pb.Submission) -> SubmissionView:
@@ -70,6 +81,7 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
             priority=record.priority,
             labels=dict(record.labels),
             stop=record.wanted == pb.Submission.STOP,
+            nonce=nonce_of(record),
         )
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error
@@ -168,7 +180,8 @@ def read_outcome(value: bytes, since_s: float) -> OutcomeView:
     """Raises UnreadableRecord."""
     try:
         record = pb.JobOutcome.FromString(value)
-        return OutcomeView(JobEnd(record.outcome), record.exit_code, shortened(record.reason), since_s)
+        end, reason = JobEnd(record.outcome), shortened(record.reason)
+        return OutcomeView(end, record.exit_code, reason, since_s, _time(record.ended_unix_s))
     except (DecodeError, ValueError) as error:
         raise UnreadableRecord(f"no outcome: {error}") from error
 
@@ -178,13 +191,47 @@ def unreadable_outcome(since_s: float) -> OutcomeView:
     return OutcomeView(JobEnd.FAILED, 1, "its outcome can't be read", since_s)
 
 
-def write_outcome(outcome: OutcomeView, ended_unix_s: float) -> bytes:
+def write_outcome(outcome: OutcomeView, ended_unix_s: float, nonce: str = "") -> bytes:
+    """nonce: of the submission that ended."""
     return pb.JobOutcome(
         outcome=outcome.end.value,
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         ended_unix_s=ended_unix_s,
+        nonce=nonce,
     ).SerializeToString()
+
+
+def ended_submission(value: bytes) -> str:
+    """Nonce of the submission that an outcome is of; empty where it does not say, or can't be read."""
+    try:
+        nonce = str(pb.JobOutcome.FromString(value).nonce)
+    except DecodeError:
+        return ""
+    return nonce if is_id(nonce) else ""
+
+
+def read_removal(value: bytes) -> RemovalView:
+    """Raises UnreadableRecord. Whoever puts a job's keys back gives way to any record, readable or not."""
+    try:
+        record = pb.Removal.FromString(value)
+    except DecodeError as error:
+        raise UnreadableRecord(f"no removal: {error}") from error
+    if record.protocol != PROTOCOL:
+        raise UnreadableRecord(f"a removal of protocol {record.protocol}, this is {PROTOCOL}")
+    if not is_id(record.job_id):
+        raise UnreadableRecord(f"a removal of job {record.job_id!r}, which no job can be called")
+    return RemovalView(record.job_id, _time(record.removed_unix_s))
+
+
+def write_removal(removal: RemovalView) -> bytes:
+    return pb.Removal(
+        protocol=PROTOCOL, job_id=removal.job_id, removed_unix_s=removal.removed_unix_s
+    ).SerializeToString()
+
+
+def _time(unix_s: float) -> float:
+    return unix_s if math.isfinite(unix_s) else 0.0
 
 
 _ENDS = {

@@ -70,7 +70,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
-    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end."""
+    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells the job
+    from an earlier and a later one of its name."""
 
     job_id: str
     min_nodes: int
@@ -79,6 +80,7 @@ class SubmissionView:
     priority: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     stop: bool = False
+    nonce: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -103,12 +105,22 @@ class OrderView:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """How a job ended. since_s: when this scheduler first saw that."""
+    """How a job ended. since_s: when this scheduler first saw that. ended_unix_s: by the clock of whoever wrote it; 0:
+    it is not written."""
 
     end: JobEnd
     exit_code: int = 0
     reason: str = ""
     since_s: float = float("-inf")
+    ended_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalView:
+    """A job that was removed. removed_unix_s: by the remover's clock."""
+
+    job_id: str
+    removed_unix_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,8 @@ class ClusterView:
 
     submissions: in the order of submission. orders: by node; one that is missing has no key, which says nothing.
     progress: by job; none for jobs without keys. outcomes: those in the store. since_s: when the picture began, by the
-    scheduler's election or when it saw that the store had lost its keys.
+    scheduler's election or when it saw that the store had lost its keys. removed: names of jobs that were removed and
+    not submitted again.
     """
 
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -138,6 +151,7 @@ class ClusterView:
     progress: Mapping[str, JobProgress] = field(default_factory=dict)
     outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)
     since_s: float = float("-inf")
+    removed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         ids = [s.job_id for s in self.submissions]

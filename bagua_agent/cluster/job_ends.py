@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
-from bagua_agent.cluster.cluster_view import ClusterView, JobEnd, NodeView, OutcomeView, SubmissionView
+from bagua_agent.cluster.cluster_view import (
+    ClusterView,
+    JobEnd,
+    NodeView,
+    OutcomeView,
+    SubmissionView,
+    UnitState,
+)
 from bagua_agent.cluster.node_trouble import is_lost
 
 
@@ -38,5 +45,16 @@ def stopped(
             return None
     progress = view.progress.get(job.job_id)
     if progress is None or not progress.begun:
-        return OutcomeView(JobEnd.STOPPED, 0, "stopped before it began", now_s)
+        return OutcomeView(
+            JobEnd.STOPPED, 0, "stopped before it began" + _last_trouble(view, job.job_id), now_s
+        )
     return OutcomeView(JobEnd.STOPPED, 0, "stopped; its agents are gone and wrote no result", now_s)
+
+
+def _last_trouble(view: ClusterView, job_id: str) -> str:
+    """What kept the job's agent from working on a node, as a part of a sentence; empty for nothing that is known."""
+    for name in sorted(view.nodes):
+        unit = view.nodes[name].unit(job_id)
+        if unit is not None and unit.reason and (unit.failures or unit.state is UnitState.REFUSED):
+            return f"; on {name}: {unit.reason}"
+    return ""

@@ -90,6 +90,10 @@ def _who_ends(found: Considered) -> None:
                 _withdraw(ledger, job_id, sorted(ledger.nodes_of[job_id]))
         elif job is not None and job.stop:
             found.stopping.append(job)
+        elif job_id in view.removed:
+            # an order that came too late, or was put back with what the store had lost
+            _withdraw(ledger, job_id, sorted(ledger.nodes_of[job_id]))
+            continue
         else:
             continue
         over = [

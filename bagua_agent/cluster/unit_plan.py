@@ -30,7 +30,8 @@ class OwnUnit:
     """A unit of this node as its daemon knows it.
 
     order: number of the order it was started for. asked_since_s, killed_since_s: since when; None: it was not.
-    ended_s: when it ended, or could not be started (refused, with the reason). failures: in a row, up to now.
+    ended_s: when it ended, or could not be started (refused, with the reason). failures: in a row, up to now. nonce: of
+    the submission that it was started for; empty: not known.
     """
 
     job_id: str
@@ -45,16 +46,19 @@ class OwnUnit:
     failures: int = 0
     refused: bool = False
     reason: str = ""
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSituation:
-    """slots: of the node. orders: None if nobody knows them. wishes: by job; none where the submission is not known."""
+    """slots: of the node. orders: None if nobody knows them. wishes: by job; none where the submission is not known.
+    nonces: of submissions, by job."""
 
     slots: int
     orders: tuple[OrderView, ...] | None
     units: tuple[OwnUnit, ...] = ()
     wishes: Mapping[str, Wish] = field(default_factory=dict)
+    nonces: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,14 @@ class _Known:
     def wish(self, job_id: str) -> Wish | None:
         return self.situation.wishes.get(job_id)
 
+    def is_of_an_earlier_job(self, unit: OwnUnit) -> bool:
+        """The job that it was started for was removed, and its name was submitted again."""
+        return bool(unit.nonce) and self.situation.nonces.get(unit.job_id, unit.nonce) != unit.nonce
+
     def why_leave(self, unit: OwnUnit) -> str:
         """Why a living unit should go; empty: it may stay."""
+        if self.is_of_an_earlier_job(unit):
+            return "its job was removed, and another of its name was submitted"
         if self.wish(unit.job_id) is Wish.STOP:
             return "the job is to stop"
         if self.situation.orders is not None and unit.job_id not in self.orders:
@@ -154,6 +164,8 @@ class _Known:
     def is_forgotten(self, unit: OwnUnit) -> bool:
         if unit.alive:
             return False
+        if self.is_of_an_earlier_job(unit):
+            return True  # its failures are not the new job's
         if self.why_left_out(unit) and self.wish(unit.job_id) in (Wish.RUN, None):
             # without an order too: it is what keeps the scheduler from sending the job here again
             return self.now_s >= forgotten_at_s(unit.ended_s, self.policy)

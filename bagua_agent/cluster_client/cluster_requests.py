@@ -5,18 +5,22 @@ Every write compares what it read, so two people at once can't lose each other's
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
+    nonce_of,
     parse_submission,
     read_outcome,
     unreadable_outcome,
 )
 from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.service.job_removal import remove_job
 from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
+from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.keys import JobKeys
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
@@ -26,16 +30,28 @@ _MOST_NAMED = 20
 
 
 def submit(store: Store, submission: pb.Submission) -> None:
-    """Raises UserError if there is a job of this id."""
+    """Gives the submission its nonce and writes it; what may be left of a removed job of its name goes.
+
+    Raises UserError if there is a job of this id.
+    """
     job_id = submission.job_id
     key = cluster_keys.submission(job_id)
-    conditions = [absent(key), absent(JobKeys(job_id).spec), absent(cluster_keys.outcome(job_id))]
-    value = submission.SerializeToString()
+    keys, over = JobKeys(job_id), cluster_keys.outcome(job_id)
+    conditions = [absent(key), absent(keys.spec), absent(over), none_below(keys.agents)]
+    leftovers = [KeyRange.of_prefix(keys.prefix), KeyRange.of_prefix(keys.records)]
+    named = pb.Submission()
+    named.CopyFrom(submission)
+    named.nonce = secrets.token_hex(8)
+    value = named.SerializeToString()
     try:
-        done = store.transact(conditions, [Put(key, value)]).succeeded
+        done = store.transact(conditions, [Put(key, value)], delete_ranges=leftovers).succeeded
     except OutcomeUnknown:
         found = store.get(key)
         done = found is not None and found.value == value
+    if not done and store.get(over) is not None:
+        raise UserError(
+            f"a job {job_id!r} has ended and is still kept; use another --name, or `bagua-launch delete {job_id}` first"
+        )
     if not done:
         raise UserError(f"there is a job {job_id!r} already; use another --name")
 
@@ -49,6 +65,30 @@ def stop(store: Store, job_id: str) -> str:
 
     changed, _ = _change_submission(store, job_id, change)
     return f"job {job_id!r} stops at its next step boundary" if changed else f"job {job_id!r} stops already"
+
+
+def delete(store: Store, job_id: str, now_unix_s: float) -> str:
+    """Remove an ended job: a line for whoever asked. Raises UserError if it has not ended."""
+    key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
+    for _ in range(_MOST_ATTEMPTS):
+        found, outcome = store.get(key), store.get(over)
+        if found is None:
+            raise unknown_job(store, job_id)
+        nonce = nonce_of(_parsed(found, job_id))
+        if outcome is None:
+            raise UserError(f"job {job_id!r} has not ended; `bagua-launch stop {job_id}` first")
+        if store.get_prefix(JobKeys(job_id).agents)[0]:
+            raise UserError(
+                f"job {job_id!r} has ended, and its agents are still leaving; try again in a moment"
+            )
+        unchanged = [mod_revision_is(key, found.mod_revision), mod_revision_is(over, outcome.mod_revision)]
+        try:
+            done = remove_job(store, job_id, nonce, now_unix_s, *unchanged)
+        except OutcomeUnknown:
+            done = store.get(cluster_keys.removal(nonce)) is not None
+        if done:
+            return f"job {job_id!r} is removed; the nodes remove its logs, and its name can be used again"
+    raise _changes_all_the_time(f"job {job_id!r}")
 
 
 def scale_submitted(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> tuple[int, int] | None:
@@ -97,6 +137,14 @@ def _change_submission(
         if _is_done(store, conditions, [Put(key, after.SerializeToString()), *writes]):
             return True, before
     raise _changes_all_the_time(f"job {job_id!r}")
+
+
+def submission_nonce(store: Store, job_id: str) -> str:
+    """Names the submission that stands. Raises UserError if there is none."""
+    found = store.get(cluster_keys.submission(job_id))
+    if found is None:
+        raise unknown_job(store, job_id)
+    return nonce_of(_parsed(found, job_id))
 
 
 def _parsed(found: KeyValue, job_id: str) -> pb.Submission:
@@ -188,10 +236,13 @@ class Ended:
 
 def outcome_of(store: Store, job_id: str) -> Ended | None:
     found = store.get(cluster_keys.outcome(job_id))
-    if found is None:
-        return None
+    return None if found is None else read_end(found.value)
+
+
+def read_end(value: bytes) -> Ended:
+    """Of an outcome's record."""
     try:
-        end = read_outcome(found.value, 0.0)
+        end = read_outcome(value, 0.0)
     except UnreadableRecord:
         end = unreadable_outcome(0.0)
     return Ended(end.end.name.lower(), end.exit_code, end.reason)

@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 
-from bagua_agent.cluster_client.cluster_requests import Ended, outcome_of
+from bagua_agent.cluster_client.cluster_requests import Ended, read_end, submission_nonce
 from bagua_agent.cluster_client.cluster_status import cluster_status
+from bagua_agent.errors import UserError
 from bagua_agent.history.job_history import JobEvent, events_of
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
 from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import PrefixMirror
+from bagua_agent.store.mirror import Change, PrefixMirror
 
+LAST_NEWS_S = 1.0  # the outcome of a job that was removed comes by a watch of its own, perhaps a moment later
 QUEUE_LOOK_S = 2.0  # while a job waits its reason changes with everybody else's affairs
 
 
 def follow(
     store: Store, job_id: str, tell_event: Callable[[JobEvent], object], tell: Callable[[str], object]
 ) -> Ended:
-    """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable."""
+    """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable, and UserError
+    if there is no such job or it is removed meanwhile."""
     keys = JobKeys(job_id)
+    removal = cluster_keys.removal(submission_nonce(store, job_id))
     news: queue.SimpleQueue[None] = queue.SimpleQueue()
     events = PrefixMirror(store, keys.events, lambda changes: news.put(None))
-    outcome = PrefixMirror(store, cluster_keys.outcome(job_id), lambda changes: news.put(None))
+    ends: list[bytes] = []  # kept, for the job may be removed as soon as it has ended
+
+    def take_outcome(changes: tuple[Change, ...]) -> None:
+        ends.extend(c.value for c in changes if c.key == cluster_keys.outcome(job_id) and c.value is not None)
+        news.put(None)
+
+    outcome = PrefixMirror(store, cluster_keys.outcome(job_id), take_outcome)
+    removed = PrefixMirror(store, removal, lambda changes: news.put(None))
     told: set[str] = set()
     waiting = ""
+    gone_s: float | None = None
     try:
         events.start()
         outcome.start()
+        removed.start()
         while True:
             for event in events_of(events.state().values(), keys):
                 if event.name not in told:
                     told.add(event.name)
                     tell_event(event)
-            if cluster_keys.outcome(job_id) in outcome.state():
-                ended = outcome_of(store, job_id)
-                if ended is not None:
-                    return ended
+            if ends:
+                return read_end(ends[-1])
+            if removal in removed.state():
+                gone_s = time.monotonic() if gone_s is None else gone_s
+                if time.monotonic() >= gone_s + LAST_NEWS_S:
+                    raise UserError(f"job {job_id!r} was removed, so nobody knows how it ended")
             if not told:
                 job = next(
                     (j for j in cluster_status(store, complain=lambda text: None).jobs if j.job_id == job_id),
@@ -47,9 +63,10 @@ def follow(
                     waiting = job.reason
                     tell(waiting)
             try:
-                news.get(timeout=QUEUE_LOOK_S if not told else None)
+                news.get(timeout=LAST_NEWS_S if gone_s is not None else None if told else QUEUE_LOOK_S)
             except queue.Empty:
                 continue
     finally:
         events.stop()
         outcome.stop()
+        removed.stop()

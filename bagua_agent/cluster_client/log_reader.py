@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -54,6 +54,11 @@ class WorkerOutput:
         return self.stdout_bytes if stream == "out" else self.stderr_bytes
 
     @property
+    def slot(self) -> str:
+        """The part of the directory's name that says it."""
+        return self.directory.partition("-")[0]
+
+    @property
     def label(self) -> str:
         return f"{self.node_name}:{self.directory if self.global_rank is None else self.global_rank}"
 
@@ -67,6 +72,18 @@ def is_followed(output: WorkerOutput, rank: int | None, earlier: Container[tuple
     if rank is not None:
         return output.global_rank == rank
     return output.global_rank is not None or (output.node_name, output.directory) not in earlier
+
+
+def last_workers(outputs: Iterable[WorkerOutput]) -> list[WorkerOutput]:
+    """The workers of an ended job whose output is shown; pure. outputs: those of one node oldest first.
+
+    Those that have a rank; and the last one of each slot on nodes where none has one, since all had left before the
+    last generation was written, as when the job was stopped.
+    """
+    shown = list(outputs)
+    with_ranks = {output.node_name for output in shown if output.global_rank is not None}
+    last = {(o.node_name, o.slot): o for o in shown if o.node_name not in with_ranks}
+    return [o for o in shown if o.global_rank is not None or last.get((o.node_name, o.slot)) is o]
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ A key is made from what happened, where that is possible, so that an event is th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +34,7 @@ class EventKind(Enum):
     STORE_BACK = pb.Event.STORE_BACK
     KEYS_LOST = pb.Event.KEYS_LOST
     JOB_ENDED = pb.Event.JOB_ENDED
+    AGENT_FAILED = pb.Event.AGENT_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,18 @@ def keys_lost(agent_id: str, loss: int) -> JobEvent:
         EventKind.KEYS_LOST,
         "etcd has lost the job's keys; they were put again from memory",
     )
+
+
+def agent_failed(node_name: str, failures: int, reason: str) -> JobEvent:
+    """A node could not start the job's agent, or it ended with an error. failures: in a row; 0: it was refused.
+
+    As many events of a node as it may fail in a row: later ones are written over those of the same count.
+    """
+    text = f"the job's agent can't be started: {reason}" if not failures else reason
+    node = hashlib.sha256(node_name.encode("utf-8", "replace")).hexdigest()[
+        :16
+    ]  # with a long name it would be no id
+    return JobEvent(f"agent-failed-{node}-{failures}", EventKind.AGENT_FAILED, text, node_name=node_name)
 
 
 def ended(outcome: str, reason: str) -> JobEvent:

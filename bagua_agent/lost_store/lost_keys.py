@@ -5,6 +5,7 @@ What to put is decided in recreation.py. Until it has settled this agent should 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 from bagua_agent.history import job_history
@@ -20,21 +21,26 @@ from bagua_agent.lost_store.recreation import (
     Verdict,
     after_a_loss,
 )
-from bagua_agent.store.client import KeyValue
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import KeyValue, absent
 from bagua_agent.store.mirror import Change
 
 LOOK_AGAIN_S = 0.5
 
 
 class LostKeys:
-    """found(): all that stands under the job's prefix, as far as this agent has seen; None while it is reading on."""
+    """found(): all that stands under the job's prefix, as far as this agent has seen; None while it is reading on.
+    submission: nonce of the one that the job is of, if it was submitted: once that is removed nothing is put again."""
 
     def __init__(
         self,
         job: JoinedJob,
         found: Callable[[], Mapping[str, KeyValue] | None],
         limits: Limits = USUAL_LIMITS,
+        submission: str = "",
     ) -> None:
+        self._removal = cluster_keys.removal(submission) if submission else None
+        self._was_removed = threading.Event()
         self._limits = limits
         self._job = job
         self._found = found
@@ -74,6 +80,12 @@ class LostKeys:
         if any(change.key in self._kept for change in changes):
             self._mend(now_s)
 
+    def _is_removed(self) -> bool:
+        """Asks the store."""
+        if self._removal is not None and self._job.store.get(self._removal) is not None:
+            self._was_removed.set()
+        return self._was_removed.is_set()
+
     def _verdict(self) -> Verdict:
         seen, found = self._job.seen, self._found()
         if found is None:
@@ -89,13 +101,18 @@ class LostKeys:
 
     def _mend(self, now_s: float) -> None:
         job = self._job
+        if self._was_removed.is_set():
+            raise JobReplaced("the job was removed from the cluster while this node was out of touch")
         match self._verdict():
             case PutAgain(compares, puts, before):
+                kept = [absent(self._removal)] if self._removal is not None else []
 
                 def put_again() -> None:
+                    if self._is_removed():
+                        return
                     for part in before:
                         job.store.put(part.key, part.value)
-                    job.store.transact(compares, puts)
+                    job.store.transact([*compares, *kept], puts)
 
                 # Refused if somebody else was first; then their write is news, and this is looked at again.
                 job.writes.until_done("lost keys", put_again)

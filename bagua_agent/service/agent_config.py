@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.errors import UserError
 from bagua_agent.job_config import StoreCredentials
 from bagua_agent.service.agent_config_keys import KEYS, Key, Value, WrongValue, node_name
@@ -57,6 +58,8 @@ class AgentConfig:
     jobs_default_user: str
     jobs_users: tuple[str, ...]
     jobs_environment: tuple[str, ...]
+    jobs_keep_ended: int
+    jobs_keep_ended_days: float
     directories_state: str
     directories_log: str
     times_node_lease_s: float
@@ -78,6 +81,15 @@ class AgentConfig:
         if not self.tls_cert_file:
             return None
         return TlsFiles(self.tls_ca_file, self.tls_cert_file, self.tls_key_file, self.tls_revoked_file)
+
+    @property
+    def cluster_policy(self) -> ClusterPolicy:
+        """What this daemon, and the scheduler in it, decide with."""
+        return ClusterPolicy(
+            kill_grace_s=self.times_kill_grace_s,
+            ended_kept_jobs=self.jobs_keep_ended,
+            ended_kept_s=self.jobs_keep_ended_days * DAY_S,
+        )
 
     def may_run_as(self, account: str) -> bool:
         return account == self.jobs_default_user or account in self.jobs_users

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 
 LONGEST_PATTERN = 100
 
@@ -98,6 +98,26 @@ def seconds(least: float, most: float) -> Callable[[object], float]:
         if not least <= value <= most:
             raise WrongValue("no such time", f"{least:g} to {most:g} seconds")
         return float(value)
+
+    return read
+
+
+def days(least: float, most: float) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise WrongValue("not a number", "days, as 30.0, without quotes")
+        if not least <= value <= most:
+            raise WrongValue("no such time", f"{least:g} to {most:g} days")
+        return float(value)
+
+    return read
+
+
+def count(least: int, most: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise WrongValue("no such number", f"a whole number from {least} to {most}, without quotes")
+        return value
 
     return read
 
@@ -263,6 +283,19 @@ KEYS: tuple[Key, ...] = (
         variable_patterns,
         ("LANG", "LC_*", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_*", "NCCL_*", "GLOO_*", "TORCH_*"),
         "Variables that a job may set for its workers; * is any letters.",
+    ),
+    Key(
+        "jobs.keep_ended",
+        count(0, 100_000),
+        ClusterPolicy().ended_kept_jobs,
+        "How many jobs that ended are kept, with their logs; beyond that the longest ended are removed. The node that "
+        "schedules decides, so write the same on all nodes.",
+    ),
+    Key(
+        "jobs.keep_ended_days",
+        days(0.01, 36_500),
+        ClusterPolicy().ended_kept_s / DAY_S,
+        "After how many days a job that ended is removed. As above.",
     ),
     Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
     Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),

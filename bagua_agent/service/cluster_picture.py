@@ -6,7 +6,7 @@ node that is missed said last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bagua_agent.cluster.cluster_records import (
@@ -16,6 +16,7 @@ from bagua_agent.cluster.cluster_records import (
     read_orders,
     read_outcome,
     read_progress,
+    read_removal,
     read_submission,
     unreadable_outcome,
 )
@@ -26,8 +27,10 @@ from bagua_agent.cluster.cluster_view import (
     NodeView,
     OrderView,
     OutcomeView,
+    RemovalView,
     SubmissionView,
 )
+from bagua_agent.cluster.retention import EndedJob
 from bagua_agent.service.odd_records import OddRecords
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.cluster_keys import id_in
@@ -59,6 +62,7 @@ class ClusterPicture:
         self._order_revisions: dict[str, int] = {}
         self._outcomes: dict[str, OutcomeView] = {}
         self._jobs: dict[str, _Job] = {}
+        self._removals: dict[str, RemovalView] = {}
         self.scheduler_revision: int | None = None
 
     def order_revision(self, node_name: str) -> int:
@@ -79,11 +83,32 @@ class ClusterPicture:
             job_id for job_id in self._outcomes if job_id not in self._jobs or not self._jobs[job_id].agents
         )
 
+    @property
+    def removals(self) -> Mapping[str, RemovalView]:
+        """By the nonce of the submission that was removed."""
+        return self._removals
+
+    def put_back_jobs(self) -> list[SubmissionView]:
+        """Submissions that stand though they were removed: a daemon put them back before it knew."""
+        return [job for _, job in self._submissions.values() if job.nonce in self._removals]
+
+    def ended_jobs(self) -> list[EndedJob]:
+        """Jobs with an outcome that have no order and no unit left."""
+        busy = {order.job_id for orders in self._orders.values() for order in orders}
+        busy |= {u.job_id for node in self._nodes.values() for u in node.units if u.alive}
+        nonces = {job_id: job.nonce for job_id, (_, job) in self._submissions.items()}
+        return [
+            EndedJob(job_id, nonces.get(job_id, ""), outcome.ended_unix_s)
+            for job_id, outcome in self._outcomes.items()
+            if job_id not in busy
+        ]
+
     def view(self) -> ClusterView:
         nodes = {name: replace(node, drain=self._drains.get(name)) for name, node in self._nodes.items()}
-        submissions = sorted(self._submissions.values(), key=lambda pair: (pair[0], pair[1].job_id))
+        standing = [pair for pair in self._submissions.values() if pair[1].nonce not in self._removals]
+        submissions = sorted(standing, key=lambda pair: (pair[0], pair[1].job_id))
         progress: dict[str, JobProgress] = {}
-        for job_id in self._submissions:
+        for job_id in (submission.job_id for _, submission in submissions):
             job = self._jobs.get(job_id)
             if job is not None:
                 with self._odd.passing_over(JobKeys(job_id).prefix, "how far it is counts as unknown"):
@@ -97,6 +122,7 @@ class ClusterPicture:
             progress,
             dict(self._outcomes),
             self.since_s,
+            frozenset(r.job_id for r in self._removals.values()) - {s.job_id for _, s in submissions},
         )
 
     def take(self, changes: Iterable[Change], now_s: float) -> bool:
@@ -120,6 +146,7 @@ class ClusterPicture:
             (cluster_keys.ORDERS, self._take_orders),
             (cluster_keys.OUTCOMES, self._take_outcome),
             (cluster_keys.DRAINS, self._take_drain),
+            (cluster_keys.REMOVALS, self._take_removal),
         ):
             if key.startswith(folder):
                 name = id_in(folder, key)
@@ -167,6 +194,11 @@ class ClusterPicture:
         self._drains.pop(name, None)
         if change.value is not None:
             self._drains[name] = read_drain(change.value)
+
+    def _take_removal(self, name: str, change: Change, now_s: float) -> None:
+        self._removals.pop(name, None)
+        if change.value is not None:
+            self._removals[name] = read_removal(change.value)
 
     def _take_job(self, change: Change, now_s: float) -> bool:
         job_id = JobKeys.job_in(change.key)

@@ -11,28 +11,38 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bagua_agent.background import Background, Failed, OperationEnd, Succeeded
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     PROTOCOL,
     UnreadableRecord,
+    ended_submission,
+    nonce_of,
     parse_submission,
     read_orders,
+    read_removal,
+    write_removal,
     write_unit,
 )
-from bagua_agent.cluster.cluster_view import OrderView
+from bagua_agent.cluster.cluster_view import OrderView, RemovalView
 from bagua_agent.cluster.node_trouble import failures_after
+from bagua_agent.cluster.retention import is_worth_putting_back
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
 from bagua_agent.errors import InternalError, UserError
+from bagua_agent.history.job_history import agent_failed
 from bagua_agent.job_config import SHUTDOWN_TIMEOUT_S
-from bagua_agent.plain_text import shortened
+from bagua_agent.plain_text import plain_line, shortened
 from bagua_agent.process_messages import HelperFailed
 from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.failure_events import write_failure
+from bagua_agent.service.kept_logs import KeptLogs, owners_folder
 from bagua_agent.service.node_facts import NodeFacts
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.odd_records import OddRecords
 from bagua_agent.service.pid_watch import PidWatch
+from bagua_agent.service.store_touch import StoreTouch
 from bagua_agent.service.unit_request import unit_request
 from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_agent.store import cluster_keys
@@ -94,9 +104,32 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class StandsAgain:
-    """A key that the store had lost."""
+    """A key that the store had lost. was_put: by this node; else it stood again, or its job was removed."""
 
     key: str
+    was_put: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInTouch:
+    """Whether the store tells us of changes now."""
+
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogsRemoved:
+    """Of a removed job. had_any: on this node."""
+
+    job_id: str
+    had_any: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTold:
+    """Among the events of this job, unless it is over or removed."""
+
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +152,9 @@ Event = (
     | StartRefused
     | NodeSeen
     | StandsAgain
+    | FailureTold
+    | StoreInTouch
+    | LogsRemoved
     | NotDone
     | HelperFailed
 )
@@ -150,7 +186,7 @@ class NodeDaemon:
         self._runner = runner
         self._say = say
         self._odd = OddRecords(say)
-        self._policy = policy or ClusterPolicy(kill_grace_s=config.times_kill_grace_s)
+        self._policy = policy or config.cluster_policy
         self._notifier = notifier or Notifier()
         self._node = pb.Node(
             protocol=PROTOCOL,
@@ -164,6 +200,10 @@ class NodeDaemon:
         self._key = cluster_keys.node(config.node_name)
         self._orders_key = cluster_keys.orders(config.node_name)
         self._folders = UnitFolders(units_folder(config.directories_state))
+        self._logs = KeptLogs(
+            owners_folder(config.directories_state), Path(config.directories_log), config.node_name
+        )
+        self._touch = StoreTouch(self._policy.put_back_within_s, _clock_s())
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")
         self._watch = PidWatch(
@@ -177,14 +217,18 @@ class NodeDaemon:
                 KeyRange.of_key(self._orders_key),
                 KeyRange.of_prefix(cluster_keys.SUBMISSIONS),
                 KeyRange.of_prefix(cluster_keys.OUTCOMES),
+                KeyRange.of_prefix(cluster_keys.REMOVALS),
             ],
             lambda changes: self._inbox.put(Changed(changes)),
+            lambda up: self._inbox.put(StoreInTouch(up)),
         )
         self._orders: tuple[OrderView, ...] | None = None
         self._orders_value: bytes | None = None
         self._submissions: dict[str, pb.Submission] = {}
         self._outcomes: dict[str, bytes] = {}
-        self._to_put_back: dict[str, bytes] = {}
+        self._removals: dict[str, RemovalView] = {}
+        # by key: what stood there, and the nonce of the submission that it is of, if of any
+        self._to_put_back: dict[str, tuple[bytes, str]] = {}
         self._look_due_s: float | None = None
         self._units: dict[str, OwnUnit] = {}
         self._started_s: dict[str, float] = {}
@@ -235,6 +279,7 @@ class NodeDaemon:
                 waits.append(max(0.0, due_s - time.monotonic()))
         try:
             message = self._inbox.get(timeout=min(waits))
+            self._touch.passed(_clock_s())
             while True:
                 if isinstance(message, Stop):
                     return False
@@ -242,6 +287,7 @@ class NodeDaemon:
                     self._take(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
+            self._touch.passed(_clock_s())
             return True
 
     def _take(self, message: Event) -> None:
@@ -257,25 +303,41 @@ class NodeDaemon:
                 self._starting.discard(job_id)
                 if trouble:
                     self._say(trouble)
+                    if job_id in self._units:
+                        # its end, which is seen next, has no other reason
+                        why = shortened(plain_line(trouble))
+                        self._units[job_id] = replace(self._units[job_id], reason=why)
                 if timeout_s is not None and job_id in self._units:
                     self._units[job_id] = replace(self._units[job_id], shutdown_timeout_s=timeout_s)
                 self._by_hand("looking for units", self._look)
             case StartRefused(job_id, reason):
                 self._starting.discard(job_id)
-                reason = shortened(reason)  # it becomes part of this node's record, which etcd has to take
+                # it becomes part of this node's record, which etcd has to take
+                reason = shortened(plain_line(reason))
                 self._say(f"job {job_id} is refused here: {reason}")
                 failures = self._units[job_id].failures if job_id in self._units else 0
+                nonce = self._units[job_id].nonce if job_id in self._units else ""
                 self._units[job_id] = OwnUnit(
-                    job_id, False, ended_s=now_s, failures=failures, refused=True, reason=reason
+                    job_id, False, ended_s=now_s, failures=failures, refused=True, reason=reason, nonce=nonce
                 )
+                self._tell_failure(job_id, 0, reason)
             case NodeSeen(troubles):
                 self._seen_troubles(troubles, now_s)
             case ProcessEnded(job_id):
                 if job_id in self._watched:
                     self._gone[job_id] = self._watched[job_id]
                 self._by_hand("looking for units", self._look)
-            case StandsAgain(key):
+            case StandsAgain(key, was_put):
                 self._to_put_back.pop(key, None)
+                if was_put:
+                    self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+            case StoreInTouch(up):
+                self._touch.connected(up, _clock_s())
+            case LogsRemoved(job_id, had_any):
+                if had_any:
+                    self._say(f"job {job_id} was removed, and its logs here with it")
+            case FailureTold():
+                pass
             case NotDone(reason):
                 self._say(reason)
                 self._look_due_s = now_s + TRY_AGAIN_S
@@ -292,7 +354,8 @@ class NodeDaemon:
             return
         if change.key == self._orders_key:
             if change.value is None:
-                self._put_back(self._orders_key, self._orders_value)
+                if self._orders_value is not None:
+                    self._put_back(self._orders_key, self._orders_value)
                 return
             with self._odd.passing_over(change.key, "units go on as they are"):
                 self._orders, self._orders_value = read_orders(change.value), change.value
@@ -301,32 +364,78 @@ class NodeDaemon:
         if job_id is not None:
             if change.value is None:
                 known = self._submissions.get(job_id)
-                self._put_back(change.key, None if known is None else known.SerializeToString())
+                if known is not None and not self._put_back(
+                    change.key, known.SerializeToString(), nonce_of(known)
+                ):
+                    del self._submissions[job_id]
                 return
-            self._submissions[job_id] = parse_submission(change.value, job_id)
+            submission = parse_submission(change.value, job_id)
+            if nonce_of(submission) not in self._removals:  # else another daemon put it back, not knowing
+                self._submissions[job_id] = submission
             return
         job_id = cluster_keys.id_in(cluster_keys.OUTCOMES, change.key)
         if job_id is not None:
-            if change.value is None:
-                self._put_back(change.key, self._outcomes.get(job_id))
-            else:
+            if change.value is not None:
                 self._outcomes[job_id] = change.value
+            elif (outcome := self._outcomes.get(job_id)) is not None:
+                of = ended_submission(outcome) or self._nonce(job_id)
+                if not self._put_back(change.key, outcome, of):
+                    del self._outcomes[job_id]
+            return
+        nonce = cluster_keys.id_in(cluster_keys.REMOVALS, change.key)
+        if nonce is not None:
+            self._take_removal(nonce, change)
             return
         if change.value is not None:
             raise UnreadableRecord("no job can have this name")
 
-    def _put_back(self, key: str, value: bytes | None) -> None:
-        """Nobody removes such a key: the store has lost it. Invariant 4."""
-        if value is None:
-            return
-        self._say(f"etcd has lost {key}; it is put back as this node remembers it")
-        self._to_put_back[key] = value
-        self._put_if_absent(key, value)
+    def _nonce(self, job_id: str) -> str:
+        """Of the submission that is known; empty for none."""
+        submission = self._submissions.get(job_id)
+        return "" if submission is None else nonce_of(submission)
 
-    def _put_if_absent(self, key: str, value: bytes) -> None:
+    def _take_removal(self, nonce: str, change: Change) -> None:
+        """Forget the job, whatever was heard first: that it was removed, or that its keys are gone."""
+        if change.value is None:
+            removal = self._removals.pop(nonce, None)
+            if removal is not None and is_worth_putting_back(removal, time.time(), self._policy):
+                self._put_back(change.key, write_removal(removal))
+            return
+        removal = self._removals[nonce] = read_removal(change.value)
+        job_id = removal.job_id
+        outcome = self._outcomes.get(job_id)
+        if outcome is not None and (ended_submission(outcome) or self._nonce(job_id)) == nonce:
+            del self._outcomes[job_id]
+        if self._nonce(job_id) == nonce:
+            del self._submissions[job_id]
+        for key, (_, of) in list(self._to_put_back.items()):
+            if of == nonce:
+                del self._to_put_back[key]
+        unit = self._units.get(job_id)
+        if unit is not None and not unit.alive and unit.nonce == nonce:
+            del self._units[job_id]
+            self._forget(job_id)
+        self._by_hand(
+            f"job {job_id}: removing its logs", lambda: LogsRemoved(job_id, self._logs.remove(job_id, nonce))
+        )
+
+    def _put_back(self, key: str, value: bytes, nonce: str = "") -> bool:
+        """Put back what the store has lost (invariant 4), unless it was removed with its job. nonce: of the submission
+        that the key is of, if it is of any. False: it is to be forgotten."""
+        if nonce in self._removals:
+            return False
+        if not self._touch.may_put_back:
+            self._say(f"{key} is gone; this node was out of touch for so long that it does not put it back")
+            return False
+        self._to_put_back[key] = (value, nonce)
+        self._put_if_absent(key, value, nonce)
+        return True
+
+    def _put_if_absent(self, key: str, value: bytes, nonce: str) -> None:
+        missing = [absent(key), *([absent(cluster_keys.removal(nonce))] if nonce else [])]
+
         def put() -> StandsAgain:
-            self._store.transact([absent(key)], [Put(key, value)])
-            return StandsAgain(key)
+            return StandsAgain(key, self._store.transact(missing, [Put(key, value)]).succeeded)
 
         self._by_hand(f"putting {key} back", put)
 
@@ -346,6 +455,7 @@ class NodeDaemon:
             ended_s=now_s,
             exit_code=found.exit_code or 0,
             failures=note.failures,
+            nonce=note.nonce,
         )
         self._started_s[found.job_id] = now_s
         if found.is_alive:
@@ -371,6 +481,8 @@ class NodeDaemon:
         for job_id, unit in list(self._units.items()):
             found = there.get(job_id)
             if found is not None and found.is_alive:
+                if unit.reason:  # it was started after all, though whoever was asked did not say so in time
+                    self._units[job_id] = replace(unit, reason="")
                 self._watch_over(found)
             elif unit.alive and job_id not in self._starting:
                 code = found.exit_code if found is not None and found.exit_code is not None else 128 + 9
@@ -379,17 +491,18 @@ class NodeDaemon:
     def _ended(self, unit: OwnUnit, code: int, now_s: float) -> None:
         asked = unit.asked_since_s is not None or code == 0
         ran_s = now_s - self._started_s.get(unit.job_id, now_s)
-        reason = f"its agent ended with {code}"
-        if why := self._folders.reason(unit.job_id):
-            reason += f": {why}"
+        reason = unit.reason or f"its agent ended with {code}"
+        if not unit.reason and (why := self._folders.reason(unit.job_id)):
+            reason += f": {plain_line(why)}"
         self._say(f"job {unit.job_id}: {reason}")
+        failures = failures_after(unit.failures, ran_s, asked, self._policy)
         self._units[unit.job_id] = replace(
             unit,
             alive=False,
             slots=(),
             ended_s=now_s,
             exit_code=code,
-            failures=failures_after(unit.failures, ran_s, asked, self._policy),
+            failures=failures,
             asked_since_s=None,
             killed_since_s=None,
             reason=reason,
@@ -397,6 +510,21 @@ class NodeDaemon:
         self._watched.pop(unit.job_id, None)
         self._gone.pop(unit.job_id, None)
         self._by_hand_on(unit.job_id, "forgetting it", self._runner.forget)
+        if not asked:
+            self._tell_failure(unit.job_id, failures, reason)
+
+    def _tell_failure(self, job_id: str, failures: int, reason: str) -> None:
+        """Among the job's events, where people look when its agent never came to write one."""
+        submission = self._submissions.get(job_id)
+        if submission is None:
+            return
+        event = agent_failed(self._config.node_name, failures, reason)
+
+        def tell() -> FailureTold:
+            write_failure(self._store, submission, event, self._config.node_name)
+            return FailureTold(job_id)
+
+        self._by_hand(f"job {job_id}: writing its failure among its events", tell)
 
     def _seen_troubles(self, troubles: tuple[str, ...], now_s: float) -> None:
         """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
@@ -418,8 +546,8 @@ class NodeDaemon:
         if self._look_due_s is not None and now_s >= self._look_due_s:
             self._look_due_s = None
             self._by_hand("looking for units", self._look)
-            for key, value in self._to_put_back.items():
-                self._put_if_absent(key, value)
+            for key, (value, nonce) in self._to_put_back.items():
+                self._put_if_absent(key, value, nonce)
         made = plan_units(self._situation(), now_s, self._policy)
         for job_id in made.forgets:
             del self._units[job_id]
@@ -445,7 +573,8 @@ class NodeDaemon:
             stop = submission.wanted == pb.Submission.STOP
             wishes[job_id] = Wish.STOP if stop else Wish.RUN
         wishes |= dict.fromkeys(self._outcomes, Wish.OVER)
-        return NodeSituation(self._facts.slots, self._orders, tuple(self._units.values()), wishes)
+        nonces = {job_id: nonce_of(submission) for job_id, submission in self._submissions.items()}
+        return NodeSituation(self._facts.slots, self._orders, tuple(self._units.values()), wishes, nonces)
 
     def _start(self, start: StartUnit, now_s: float) -> None:
         submission = self._submissions[start.job_id]
@@ -458,6 +587,7 @@ class NodeDaemon:
             order=start.order,
             shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,  # until its request is read
             failures=failures,
+            nonce=nonce_of(submission),
         )
         self._started_s[start.job_id] = now_s
         self._starting.add(start.job_id)
@@ -504,7 +634,9 @@ class NodeDaemon:
         def begin() -> float:
             request = unit_request(submission, start.slots, self._config, have_gpus=self._facts.gpus > 0)
             timeout_s = request.config.shutdown_timeout_s
-            note = UnitNote(start.order, start.slots, failures, timeout_s)
+            nonce = nonce_of(submission)
+            self._logs.begin(job_id, nonce)
+            note = UnitNote(start.order, start.slots, failures, timeout_s, nonce)
             self._runner.start(job_id, self._folders.make(request, note))
             return timeout_s
 
@@ -539,6 +671,11 @@ class NodeDaemon:
 
     def _look(self) -> UnitsSeen:
         return UnitsSeen(tuple(self._runner.found()))
+
+
+def _clock_s() -> float:
+    """Goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _text(slots: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from bagua_agent.service.unit_process import record_process
 from bagua_agent.service.units import REASON, read_request
 from bagua_agent.workers.account import find_account
 from bagua_agent.workers.enter_directory import enter_as
+
+log = logging.getLogger(__name__)
 
 EXIT_CODE = "exit-code"
 RECORD_PROCESS = "--record-process"
@@ -58,9 +61,14 @@ def _run(folder: Path) -> int:
     os.environ.clear()
     os.environ.update(request.environment)
 
-    from bagua_agent.job_agent import run_job
+    try:
+        from bagua_agent.job_agent import run_job
 
-    return run_job(request.config, lambda reason: _leave(folder, REASON, reason))
+        return run_job(request.config, lambda reason: _leave(folder, REASON, reason))
+    except Exception as error:  # our bug, or an installation that lacks something
+        log.exception("bug: the agent of job %s raised", request.config.job_id)
+        _leave(folder, REASON, f"{type(error).__name__}: {error}; the unit's log has the traceback")
+        return 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ One thread: it waits for the key to be free, and once it is ours mirrors the clu
 read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
 too, so it is an election like any other, and the plan's settling time begins anew. Whoever is overtaken again and again
 trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up and
-stands again later: the next one may do better.
+stands again later: the next one may do better. Beside that it tidies (job_retention.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from bagua_agent.background import describe
@@ -28,6 +29,7 @@ from bagua_agent.failpoints import Failpoints
 from bagua_agent.job_room import remove_unused_identity
 from bagua_agent.plain_text import shortened
 from bagua_agent.service.cluster_picture import ClusterPicture
+from bagua_agent.service.job_retention import JobRetention
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Compare, Put, Store, absent, create_revision_is, mod_revision_is
 from bagua_agent.store.keys import SECRETS_PREFIX, JobKeys
@@ -146,15 +148,19 @@ class Scheduler:
         mirror = PrefixMirror(self._store, cluster_keys.EVERYTHING, news.put)
         try:
             mirror.start()
+            fence = create_revision_is(cluster_keys.SCHEDULER, won)
+            retention = JobRetention(self._store, picture, mirror, fence, self._policy, self._say)
             again_s: float | None = 0.0
             overtaken = 0
             while not self._stopping.is_set():
-                changed = self._hear(news, picture, again_s)
+                due_s = retention.due_s if again_s is None else min(again_s, retention.due_s)
+                changed = self._hear(news, picture, due_s)
                 if self._stopping.is_set():
                     return
                 if picture.scheduler_revision != won:
                     self._say("another node schedules now")
                     return
+                retention.tidy(time.monotonic())
                 if changed or (again_s is not None and time.monotonic() >= again_s):
                     written, again_s = self._decide(picture, won)
                     tidied = self._remove_key_pairs(picture, won, tidied)
@@ -203,7 +209,8 @@ class Scheduler:
         view = picture.view()
         made = plan(view, now_s, self._policy)
         try:
-            written = self._write(made, picture, won)
+            nonces = {job.job_id: job.nonce for job in view.submissions}
+            written = self._write(made, nonces, picture, won)
         except OutcomeUnknown as error:
             log.info("scheduler: %s", error)
             written = False
@@ -215,14 +222,17 @@ class Scheduler:
                 picture.forget_node(name)
         return True, made.again_at_s
 
-    def _write(self, made: Plan, picture: ClusterPicture, won: int) -> bool:
+    def _write(self, made: Plan, nonces: Mapping[str, str], picture: ClusterPicture, won: int) -> bool:
+        """nonces: of submissions, by job."""
         fence = create_revision_is(cluster_keys.SCHEDULER, won)
         for job_id, outcome in made.outcomes.items():
             key = cluster_keys.outcome(job_id)
-            value = write_outcome(outcome, time.time())
-            if not self._store.transact([fence, absent(key)], [Put(key, value)]).succeeded:
+            nonce, now_unix_s = nonces.get(job_id, ""), time.time()
+            value = write_outcome(outcome, now_unix_s, nonce)
+            unwritten = [fence, absent(key), *([absent(cluster_keys.removal(nonce))] if nonce else [])]
+            if not self._store.transact(unwritten, [Put(key, value)]).succeeded:
                 return False
-            picture.took_outcome(job_id, outcome)
+            picture.took_outcome(job_id, replace(outcome, ended_unix_s=now_unix_s))
             self._say(f"job {job_id} {outcome.end.name.lower()}: {outcome.reason}")
         for number, chunk in enumerate(_chunks(made.orders, NODES_IN_A_WRITE)):
             self._failpoints.reach("orders.before", number)

@@ -88,7 +88,7 @@ def _serve(
     stop: _Stop,
 ) -> int:
     leased = LeasedKeys(store, config.times_node_lease_s, _tell_lapses)
-    scheduler = Scheduler(store, leased, config.node_name, _say)
+    scheduler = Scheduler(store, leased, config.node_name, _say, config.cluster_policy)
     address = local_address(
         config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
     )

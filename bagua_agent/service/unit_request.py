@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from bagua_agent.cluster.cluster_records import nonce_of
 from bagua_agent.errors import UserError
 from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_file import SUBMITTED, decode
@@ -49,6 +50,7 @@ def unit_request(
         redirects=REDIRECTS,
         run_as=account,
         node_name=config.node_name,
+        submission=nonce_of(submission),
         ends_when_all_leave=False,
         local_addr=config.listen_address or None,
     )

@@ -44,12 +44,14 @@ class UnitNote:
     """What the daemon that starts a unit leaves for itself, or for its successor.
 
     order: number of the order it follows. failures: in a row before this start. shutdown_timeout_s: the job's own.
+    nonce: of the submission.
     """
 
     order: int = 0
     slots: tuple[int, ...] = ()
     failures: int = 0
     shutdown_timeout_s: float = 0.0
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class UnitFolders:
                 slots=tuple(map(int, read["slots"])),
                 failures=int(read["failures"]),
                 shutdown_timeout_s=float(read["shutdown_timeout_s"]),
+                nonce=str(read.get("nonce", "")),  # an earlier version's has none
             )
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return UnitNote()

@@ -260,11 +260,14 @@ class Store:
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
+        delete_ranges: Sequence[KeyRange] = (),
     ) -> Transaction:
         """Does all of puts and deletes if all comparisons hold, else nothing. Sent again only if it certainly
-        was not done. Raises OutcomeUnknown, LeaseLost."""
-        if max(len(compares), len(puts) + len(deletes)) > MOST_OPERATIONS_IN_A_TRANSACTION:
-            raise InternalError(f"a transaction of {len(puts) + len(deletes)} operations; split it")
+        was not done. delete_ranges: one operation each, however many keys lie in them. Raises OutcomeUnknown,
+        LeaseLost."""
+        operations = len(puts) + len(deletes) + len(delete_ranges)
+        if max(len(compares), operations) > MOST_OPERATIONS_IN_A_TRANSACTION:
+            raise InternalError(f"a transaction of {operations} operations; split it")
 
         def attempt(client: EtcdClient) -> Transaction:
             rpc = etcd3.etcdrpc
@@ -283,10 +286,13 @@ class Store:
                 operation.lease = put.lease_id
             for key in deletes:
                 request.success.add().request_delete_range.key = encode_key(key)
+            for keys in delete_ranges:
+                removed = request.success.add().request_delete_range
+                removed.key, removed.range_end = keys.start, keys.end
             answer = client.raw(client.kvstub.Txn, request)
             return Transaction(answer.succeeded, answer.header.revision)
 
-        keys = ", ".join(sorted({*(p.key for p in puts), *deletes}))
+        keys = ", ".join(sorted({*(p.key for p in puts), *deletes, *map(str, delete_ranges)}))
         return self._call(f"transaction on {keys}", attempt, timeout_s, repeatable=False)
 
     # ---- leases
@@ -333,6 +339,18 @@ class Store:
             )
 
         return self._repeat("status", attempt, timeout_s)
+
+    def compact(self, revision: int, timeout_s: float | None = None) -> None:
+        """Let etcd forget what keys held before `revision`. Done already, by whomever, it does no harm."""
+        request = etcd3.etcdrpc.CompactionRequest(revision=revision)
+        try:
+            self._repeat(
+                f"compact to revision {revision}", lambda c: c.raw(c.kvstub.Compact, request), timeout_s
+            )
+        except InternalError as error:
+            cause = error.__cause__
+            if not (isinstance(cause, CallFailed) and cause.failure.trouble is Trouble.HISTORY_GONE):
+                raise
 
     def member_names(self, timeout_s: float | None = None) -> frozenset[str]:
         return self._repeat("list members", lambda c: frozenset(m.name for m in c.members), timeout_s)

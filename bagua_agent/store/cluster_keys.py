@@ -11,6 +11,7 @@ NODES = PREFIX + "nodes/"
 DRAINS = PREFIX + "drains/"
 ORDERS = PREFIX + "orders/"
 OUTCOMES = PREFIX + "outcomes/"
+REMOVALS = PREFIX + "removals/"
 SCHEDULER = PREFIX + "scheduler"
 
 
@@ -20,6 +21,11 @@ def submission(job_id: str) -> str:
 
 def outcome(job_id: str) -> str:
     return OUTCOMES + check_id("job", job_id)
+
+
+def removal(nonce: str) -> str:
+    """nonce: of the submission that was removed."""
+    return REMOVALS + check_id("submission", nonce)
 
 
 def node(node_name: str) -> str:

@@ -39,9 +39,13 @@ class JobKeys:
         return self.prefix + "control/spec"
 
     @property
+    def secrets(self) -> str:
+        return f"{SECRETS_PREFIX}{self.job_id}/"
+
+    @property
     def identity(self) -> str:
         """The job's key pair."""
-        return f"{SECRETS_PREFIX}{self.job_id}/identity"
+        return self.secrets + "identity"
 
     @property
     def control(self) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Submission(_message.Message):
-    __slots__ = ("protocol", "job_id", "wanted", "min_nodes", "max_nodes", "slots_per_node", "priority", "labels", "user", "directory", "environment", "launch", "submitter", "submitted_unix_s")
+    __slots__ = ("protocol", "job_id", "wanted", "min_nodes", "max_nodes", "slots_per_node", "priority", "labels", "user", "directory", "environment", "launch", "submitter", "submitted_unix_s", "nonce")
     class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WANTED_UNSPECIFIED: _ClassVar[Submission.Wanted]
@@ -44,6 +44,7 @@ class Submission(_message.Message):
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
     SUBMITTER_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job_id: str
     wanted: Submission.Wanted
@@ -58,7 +59,18 @@ class Submission(_message.Message):
     launch: str
     submitter: str
     submitted_unix_s: float
-    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., wanted: _Optional[_Union[Submission.Wanted, str]] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., launch: _Optional[str] = ..., submitter: _Optional[str] = ..., submitted_unix_s: _Optional[float] = ...) -> None: ...
+    nonce: str
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., wanted: _Optional[_Union[Submission.Wanted, str]] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., launch: _Optional[str] = ..., submitter: _Optional[str] = ..., submitted_unix_s: _Optional[float] = ..., nonce: _Optional[str] = ...) -> None: ...
+
+class Removal(_message.Message):
+    __slots__ = ("protocol", "job_id", "removed_unix_s")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job_id: str
+    removed_unix_s: float
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., removed_unix_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("protocol", "node_name", "address", "slots", "labels", "troubles", "units", "version", "boot_id")
@@ -150,7 +162,7 @@ class Drain(_message.Message):
     def __init__(self, force: bool = ..., reason: _Optional[str] = ..., by: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
 
 class JobOutcome(_message.Message):
-    __slots__ = ("outcome", "exit_code", "reason", "ended_unix_s")
+    __slots__ = ("outcome", "exit_code", "reason", "ended_unix_s", "nonce")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[JobOutcome.Outcome]
@@ -165,11 +177,13 @@ class JobOutcome(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENDED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     outcome: JobOutcome.Outcome
     exit_code: int
     reason: str
     ended_unix_s: float
-    def __init__(self, outcome: _Optional[_Union[JobOutcome.Outcome, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., ended_unix_s: _Optional[float] = ...) -> None: ...
+    nonce: str
+    def __init__(self, outcome: _Optional[_Union[JobOutcome.Outcome, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., ended_unix_s: _Optional[float] = ..., nonce: _Optional[str] = ...) -> None: ...
 
 class Scheduler(_message.Message):
     __slots__ = ("node_name",)

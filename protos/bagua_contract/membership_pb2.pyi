@@ -409,6 +409,7 @@ class Event(_message.Message):
         STORE_BACK: _ClassVar[Event.Kind]
         KEYS_LOST: _ClassVar[Event.Kind]
         JOB_ENDED: _ClassVar[Event.Kind]
+        AGENT_FAILED: _ClassVar[Event.Kind]
     KIND_UNSPECIFIED: Event.Kind
     JOB_CREATED: Event.Kind
     GENERATION_FORMED: Event.Kind
@@ -422,6 +423,7 @@ class Event(_message.Message):
     STORE_BACK: Event.Kind
     KEYS_LOST: Event.Kind
     JOB_ENDED: Event.Kind
+    AGENT_FAILED: Event.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]

@@ -19,6 +19,8 @@ import pytest
 import bagua_agent
 from bagua_agent import leadership
 from bagua_agent.background import Background, background_thread
+from bagua_agent.cluster.cluster_records import write_removal
+from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput
 from bagua_agent.desired_writes import DesiredWrites
 from bagua_agent.leadership import Leadership, Report
@@ -36,6 +38,7 @@ from bagua_agent.service.pid_watch import PidWatch
 from bagua_agent.store.client import absent
 from bagua_agent.store.hosted import HostedEtcd
 from bagua_agent.store.keys import JobKeys
+from bagua_agent.store.mirror import Change
 from bagua_agent.timers import Timers
 from bagua_agent.workers import exit_watch
 from bagua_agent.workers.exit_watch import ExitWatch
@@ -43,6 +46,7 @@ from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output import OutputRouter
 from bagua_agent.workers.output_options import OutputOptions
 from bagua_agent.workers.warm_parent import WarmParent
+from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from tests.agent.test_background import ERROR_NAMES, ERRORS
@@ -136,10 +140,17 @@ def daemons_hands(place: Place) -> None:
     daemon._hands, daemon._inbox = Background("bagua-hands"), cast(Any, place.events)
     daemon._runner = cast(Any, SimpleNamespace(found=place.fail, kill=place.fail))
     daemon._store = cast(Any, SimpleNamespace(transact=place.fail))
+    daemon._logs = cast(Any, SimpleNamespace(remove=place.fail))
+    daemon._config = cast(Any, SimpleNamespace(node_name="n0"))
+    daemon._submissions, daemon._outcomes, daemon._removals = {"job": pb.Submission(job_id="job")}, {}, {}
+    daemon._to_put_back, daemon._units = {}, {}
+    removal = Change("removal", write_removal(RemovalView("gone", 0.0)), 1, 1)
     drives: tuple[Callable[[], object], ...] = (
         lambda: daemon._by_hand("looking for units", daemon._look),
         lambda: daemon._by_hand_on("job", "killing it", daemon._runner.kill),
-        lambda: daemon._put_if_absent("key", b""),
+        lambda: daemon._put_if_absent("key", b"", "nonce"),
+        lambda: daemon._tell_failure("job", 1, "its agent ended with 1"),
+        lambda: daemon._take_removal("nonce", removal),
     )
     for drive in drives:
         drive()

@@ -103,7 +103,7 @@ def test_a_job_is_submitted_followed_and_told_of(make_cluster: MakeCluster) -> N
     terminal.said("submit", "--name", "told", *JOB, "train.py", "400")
     followed = terminal.said("logs", "-f", "told", "--stream", "out")
     assert "trained on 400 samples as rank 0" in followed and followed.count("\n") == 1
-    assert "there is a job 'demo' already" in terminal.said(
+    assert "a job 'demo' has ended and is still kept" in terminal.said(
         "submit", "--name", "demo", *JOB, "train.py", "4", code=2
     )
     failed = terminal.said(

@@ -212,3 +212,22 @@ def test_whatever_the_situation(
     assert touched <= {u.job_id for u in placed if u.alive}
     assert {u.job_id for u in placed if u.alive} == {v.job_id for v in todo.report if v.alive}
     assert todo.again_at_s is None or todo.again_at_s > NOW_S
+
+
+# -- names that are used again
+def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name() -> None:
+    old = replace(LIVES, nonce="old")
+
+    def plan_with(unit: OwnUnit, **nonces: str) -> UnitPlan:
+        situation = NodeSituation(4, orders(("x", 2)), (unit,), RUN, nonces)
+        return plan_units(situation, NOW_S, POLICY)
+
+    [ask] = plan_with(old, x="new").asks
+    assert ask.reason == "its job was removed, and another of its name was submitted"
+    assert plan_with(old, x="old").asks == () and plan_with(old).asks == (), "its own, or nobody knows"
+    assert plan_with(LIVES, x="new").asks == (), "one of an earlier version does not say whose it is"
+    failed = replace(ENDED, nonce="old", failures=5)
+    assert plan_with(failed, x="new").starts == (StartUnit("x", (0, 1), 1),), (
+        "its failures are not the new job's"
+    )
+    assert plan_with(failed, x="old").starts == ()

@@ -24,6 +24,7 @@ from bagua_agent.cluster_client.log_reader import (
     Tail,
     WorkerOutput,
     is_followed,
+    last_workers,
     next_of,
 )
 from bagua_agent.errors import InfrastructureLost
@@ -239,3 +240,11 @@ def test_an_ended_job_is_not_waited_for_without_end() -> None:
 )
 def test_who_is_followed(directory: str, rank: int | None, asked: int | None, shown: bool) -> None:
     assert is_followed(WorkerOutput("h1", directory, rank), asked, {("h1", "old")}) is shown
+
+
+def test_of_an_ended_job_the_last_workers_of_every_node_are_shown() -> None:
+    ranked, replaced = WorkerOutput("h1", "slot0-b", 0), WorkerOutput("h1", "slot0-a", None)
+    left_0, left_1 = WorkerOutput("h2", "slot0-d", None), WorkerOutput("h2", "slot1-e", None)
+    earlier = WorkerOutput("h2", "slot0-c", None)
+    assert last_workers([ranked, replaced, earlier, left_0, left_1]) == [ranked, left_0, left_1]
+    assert last_workers([]) == []

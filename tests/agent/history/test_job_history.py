@@ -43,6 +43,7 @@ EVERY = [
     history.store_away("a", 1),
     history.store_back("a", 1, 3.21),
     history.keys_lost("a", 1),
+    history.agent_failed("host-1", 2, "its agent ended with 2: no such account"),
     history.ended("succeeded", "training is done"),
 ]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,11 @@ from bagua_agent.lost_store.lost_keys import LOOK_AGAIN_S, LostKeys
 from bagua_agent.lost_store.recreation import SETTLE_S
 from bagua_agent.membership.view import JobView
 from bagua_agent.narrator import Narrator
-from bagua_agent.store.client import KeyValue
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.client import KeyValue, Store, Transaction
+from bagua_agent.store.connection import StoreConfig
+from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.endpoints import parse_endpoint
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_agent.timers import Timers
@@ -45,7 +50,7 @@ class Agent:
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
         writes = SimpleNamespace(until_done=self.until_done)
-        job = JoinedJob(
+        self.job = JoinedJob(
             "a",
             "host",
             KEYS,
@@ -57,7 +62,13 @@ class Agent:
             Narrator(self.said.append, "host"),
             history,
         )
-        self.lost_keys = LostKeys(job, lambda: None if self.reading else self.found)
+        self.lost_keys = LostKeys(self.job, lambda: None if self.reading else self.found)
+
+    def submit(self, store: Store, nonce: str) -> None:
+        """From here on it is an agent of a submitted job, and its writes are made, at once."""
+        writes = SimpleNamespace(until_done=lambda what, write: write())
+        job = replace(self.job, store=store, writes=writes)  # type: ignore[arg-type]
+        self.lost_keys = LostKeys(job, lambda: self.found, submission=nonce)
 
     def until_done(self, what: str, write: Callable[[], object]) -> None:
         self.written.append(what)
@@ -143,3 +154,54 @@ def test_whoever_has_trained_nothing_comes_again() -> None:
     agent.stands(KEYS.spec, pb.JobSpec(nonce="older").SerializeToString())
     with pytest.raises(JobReplaced):
         agent.take(Change(KEYS.spec, agent.found[KEYS.spec].value, 5, 5))
+
+
+# -- a job that was submitted to a cluster, and removed
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    etcd = EmbeddedEtcd.start()
+    made = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))
+    yield made
+    made.close()
+    etcd.stop()
+
+
+def submitted_agent(store: Store) -> Agent:
+    """Its writes are made at once."""
+    agent = Agent()
+    agent.submit(store, "n1")
+    return agent
+
+
+def test_keys_of_a_submitted_job_are_put_again(store: Store) -> None:
+    agent = submitted_agent(store)
+    agent.take(removed(KEYS.spec))
+    assert store.get(KEYS.spec) is not None and store.get(KEYS.generation) is not None
+
+
+def test_nothing_of_a_removed_job_is_put_again(store: Store) -> None:
+    agent = submitted_agent(store)
+    store.put(cluster_keys.removal("n1"), b"")
+    agent.take(removed(KEYS.spec))
+    assert store.get_prefix(KEYS.prefix)[0] == [] and store.get_prefix(KEYS.records)[0] == []
+    with pytest.raises(JobReplaced, match="the job was removed"):
+        for due in agent.timers.take_due(NOW_S + LOOK_AGAIN_S):
+            due(NOW_S + LOOK_AGAIN_S)
+
+
+def test_a_removal_that_comes_while_keys_are_put_again_wins(store: Store) -> None:
+    """Between the look at the removal and the transaction."""
+    agent = submitted_agent(store)
+
+    class Late(Store):
+        def transact(self, *arguments: Any, **more: Any) -> Transaction:
+            store.put(cluster_keys.removal("n1"), b"")
+            return super().transact(*arguments, **more)
+
+    late = Late(store.config)
+    agent.submit(late, "n1")
+    agent.take(removed(KEYS.spec))
+    late.close()
+    assert store.get(KEYS.spec) is None and store.get(KEYS.generation) is None

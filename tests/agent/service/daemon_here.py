@@ -31,7 +31,7 @@ def config_of(etcd: EmbeddedEtcd, folder: Path) -> AgentConfig:
         "insecure": True,
         "etcd": {"endpoints": [etcd.endpoint]},
         "node": {"name": NODE, "slots": 1},
-        "jobs": {"users": ["root"]},
+        "jobs": {"users": ["root", "no-such-account"]},
         "directories": {name: str(folder / name) for name in ("state", "log")},
     }
     return agent_config.check(content, "test", NODE)

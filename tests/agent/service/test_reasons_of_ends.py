@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
+from bagua_agent import job_agent
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, write_orders
-from bagua_agent.cluster.cluster_view import OrderView, UnitState
+from bagua_agent.cluster.cluster_view import (
+    ClusterView,
+    NodeView,
+    OrderView,
+    SubmissionView,
+    UnitState,
+    UnitView,
+)
+from bagua_agent.cluster.job_ends import stopped
+from bagua_agent.cluster_client.cluster_status import cluster_status
+from bagua_agent.errors import InfrastructureLost
+from bagua_agent.history.job_history import agent_failed, events_of
 from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_file import SUBMITTED, encode
+from bagua_agent.service import run_unit
 from bagua_agent.service.child_units import ChildUnits
-from bagua_agent.service.units import FoundUnit, units_folder
+from bagua_agent.service.failure_events import write_failure
+from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
 from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.store.keys import JobKeys
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.service.daemon_here import NODE, config_of, running_daemon
 from tests.lab.wait import eventually
@@ -28,7 +47,7 @@ class NeverStarted:
         raise AssertionError("the kernel would refuse it at every try")
 
 
-def order_job(store: Store, directory: Path, *arguments: str) -> None:
+def order_job(store: Store, directory: Path, *arguments: str, user: str = "root") -> None:
     command = WorkerCommand(CommandKind.SCRIPT, "missing.py", arguments)
     submission = pb.Submission(
         protocol=PROTOCOL,
@@ -36,7 +55,7 @@ def order_job(store: Store, directory: Path, *arguments: str) -> None:
         wanted=pb.Submission.RUN,
         min_nodes=1,
         max_nodes=1,
-        user="root",
+        user=user,
         directory=str(directory),
         launch=encode(JobConfig(command=command, job_id="job"), SUBMITTED),
     )
@@ -80,3 +99,135 @@ def test_an_agent_that_ends_with_an_error_says_which(
     assert f"its agent ended with 2: script 'missing.py' does not exist in {tmp_path}" in reason
     for unit in units.found():
         units.kill(unit.job_id)
+
+
+def told_events(store: Store) -> list[tuple[str, str]]:
+    keys = JobKeys("job")
+    return [(event.node_name, event.text) for event in events_of(store.get_prefix(keys.events)[0], keys)]
+
+
+def run_until_failed(etcd: EmbeddedEtcd, store: Store, folder: Path, units: object) -> tuple[str, str, str]:
+    """The unit's reason in the node's record, the job's first event, and what `status` says of the job."""
+    with running_daemon(etcd, store, folder, units=units) as said:
+        eventually(
+            lambda: told_events(store) and told_unit(store).reason,
+            DEADLINE_S,
+            lambda: f"an event and a reason; said {said}",
+            0.05,
+        )
+        [(node_name, text)] = told_events(store)[:1]
+        assert node_name == NODE
+        [job] = cluster_status(store, complain=print).jobs
+        return told_unit(store).reason, text, job.reason
+
+
+def test_a_refusal_stands_among_the_jobs_events(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    order_job(plain_store, tmp_path, "x" * 1_000_000)
+    reason, text, status = run_until_failed(plain_etcd, plain_store, tmp_path, NeverStarted())
+    assert text.startswith("the job's agent can't be started: ") and reason in text and reason in status
+
+
+def test_a_missing_account_stands_in_status_and_events(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    order_job(plain_store, tmp_path, user="no-such-account")
+    units = ChildUnits(units_folder(config_of(plain_etcd, tmp_path).directories_state))
+    (tmp_path / "log").mkdir()
+    reason, text, status = run_until_failed(plain_etcd, plain_store, tmp_path, units)
+    said = "its agent ended with 2: user 'no-such-account' does not exist on this node"
+    assert said in reason and said in text and said in status
+    for unit in units.found():
+        units.kill(unit.job_id)
+
+
+class CantStart:
+    """What runs the units does not do as asked, in words that a terminal must not be given."""
+
+    def found(self) -> list[FoundUnit]:
+        return []
+
+    def start(self, job_id: str, folder: Path) -> None:
+        raise InfrastructureLost("systemd did not start it: no\x1b[2J space" + "e" * 10_000)
+
+    def forget(self, job_id: str) -> None:
+        pass
+
+
+def test_a_unit_that_is_not_started_says_why_in_plain_words(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    order_job(plain_store, tmp_path)
+    reason, text, status = run_until_failed(plain_etcd, plain_store, tmp_path, CantStart())
+    assert "job job was not started: systemd did not start it: no\\x1b[2J space" in reason
+    assert "\x1b" not in reason + text and max(len(reason), len(text)) < 1000
+    assert "job job was not started" in text and "job job was not started" in status
+
+
+class StartsUnheard:
+    """Starts its unit, and is not heard saying so: systemd takes too long under load."""
+
+    def __init__(self) -> None:
+        self.alive = False
+
+    def found(self) -> list[FoundUnit]:
+        return [FoundUnit("job", os.getpid(), None)] if self.alive else []
+
+    def start(self, job_id: str, folder: Path) -> None:
+        self.alive = True
+        raise InfrastructureLost("systemd did not start it: timed out")
+
+
+def test_a_unit_that_was_started_after_all_has_no_such_reason(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    order_job(plain_store, tmp_path)
+    with running_daemon(plain_etcd, plain_store, tmp_path, units=StartsUnheard()) as said:
+        eventually(lambda: any("timed out" in line for line in said), DEADLINE_S, lambda: f"{said}")
+        eventually(
+            lambda: (unit := told_unit(plain_store)).state == pb.Unit.RUNNING and not unit.reason,
+            DEADLINE_S,
+            lambda: f"it runs: {told_unit(plain_store)}",
+        )
+    assert told_events(plain_store) == []
+
+
+def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_job(*_: object) -> int:
+        raise ZeroDivisionError("as the test wants")
+
+    monkeypatch.setattr(job_agent, "run_job", run_job)
+    command = WorkerCommand(CommandKind.SCRIPT, "train.py", ())
+    folders = UnitFolders(tmp_path / "units")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    folder = folders.make(UnitRequest(JobConfig("job", command), {}, str(tmp_path)), UnitNote())
+    assert run_unit.main(folder) == 1
+    assert folders.reason("job").startswith("ZeroDivisionError: as the test wants")
+
+
+def test_an_ended_jobs_agents_write_no_such_event(plain_store: Store) -> None:
+    """They end with the job's exit code, which the job's own events tell."""
+    submission = pb.Submission(protocol=PROTOCOL, job_id="job", nonce="n1")
+    event = agent_failed(NODE, 1, "its agent ended with 1")
+    for over in (JobKeys("job").result, cluster_keys.outcome("job"), cluster_keys.removal("n1")):
+        plain_store.put(over, b"")
+        assert not write_failure(plain_store, submission, event, NODE)
+        plain_store.delete(over)
+    assert write_failure(plain_store, submission, event, NODE)
+    assert told_events(plain_store) == [(NODE, "its agent ended with 1")]
+
+
+def test_a_node_with_the_longest_name_can_tell_of_a_failure() -> None:
+    assert JobKeys("job").event(agent_failed("n" * 100, 5, "why").name)
+
+
+def test_a_job_that_is_stopped_before_it_began_ends_with_what_kept_it() -> None:
+    failed = UnitView("job", UnitState.ENDED, failures=2, reason="its agent ended with 2: no such user")
+    view = ClusterView({"n0": NodeView("n0", 1, units=(failed,))})
+    end = stopped(view, SubmissionView("job", 1, 1, stop=True), 0.0, ClusterPolicy())
+    assert (
+        end is not None
+        and end.reason == "stopped before it began; on n0: its agent ended with 2: no such user"
+    )

@@ -19,6 +19,7 @@ from bagua_agent.store.client import Compare, Put, Store, Transaction
 from bagua_agent.store.connection import StoreConfig
 from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.endpoints import parse_endpoint
+from bagua_agent.store.key_range import KeyRange
 from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_contract import cluster_pb2 as pb
 from tests.lab.wait import eventually
@@ -38,13 +39,14 @@ class TroubleWithOrders(Store):
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
+        delete_ranges: Sequence[KeyRange] = (),
     ) -> Transaction:
         if any(put.key.startswith(cluster_keys.ORDERS) for put in puts):
             trouble = next(self.troubles, None)
             if trouble is not None:
                 self.met += 1
                 raise trouble
-        return super().transact(compares, puts, deletes, timeout_s)
+        return super().transact(compares, puts, deletes, timeout_s, delete_ranges)
 
 
 @pytest.fixture

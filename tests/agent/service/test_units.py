@@ -27,7 +27,13 @@ def check(told: dict[str, object]) -> None:
     assert told["none"] == [] and told["at the end"] == []
     assert told["environment"] == f"a secret {told['place']}"
     assert told["found"] == [["killed", True, True], ["leaves", True, True]]
-    assert told["note"] == {"order": 7, "slots": [0], "failures": 2, "shutdown_timeout_s": 30.0}
+    assert told["note"] == {
+        "order": 7,
+        "slots": [0],
+        "failures": 2,
+        "shutdown_timeout_s": 30.0,
+        "nonce": "n1",
+    }
     assert told["folder"] == "0o700" and told["command lines"] == [False, False]
     assert told["left with"] == 128 + 15, "the only node of a job was told to go"
     assert told["found then"] == ["killed"]

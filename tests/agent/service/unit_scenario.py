@@ -68,7 +68,7 @@ def main(kind: str, place: Path) -> dict[str, object]:
     def request(job_id: str, *words: str, directory: str = str(place)) -> Path:
         command = WorkerCommand(CommandKind.SCRIPT, str(script), words)
         config = JobConfig(job_id, command, log_dir=str(place / "logs"), redirects="3", max_restarts=0)
-        return folders.make(UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0))
+        return folders.make(UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0, "n1"))
 
     def unit(job_id: str) -> FoundUnit | None:
         return next((u for u in runner().found() if u.job_id == job_id), None)

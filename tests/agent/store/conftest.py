@@ -98,12 +98,12 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None
 
 
 class Relay:
-    """A TCP address that passes everything on to another until it is frozen or cut."""
+    """A TCP address that passes everything on to another until it is frozen or cut. port: 0 for any."""
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.removeprefix("http://").rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, target: str, port: int = 0) -> None:
+        host, _, target_port = target.removeprefix("http://").rpartition(":")
+        self._target = (host, int(target_port))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._peers: dict[socket.socket, socket.socket] = {}
         self._commands, self._wake = os.pipe()

@@ -19,6 +19,7 @@ from bagua_agent.store.client import (
     mod_revision_is,
     value_is,
 )
+from bagua_agent.store.key_range import KeyRange
 
 from .conftest import Relay, Server, free_port, wait_until
 
@@ -40,6 +41,19 @@ def test_keys(server: Server, make_store: MakeStore) -> None:
     assert store.delete("/a") and not store.delete("/a")
     assert store.delete_prefix("/") == 2
     assert store.get_prefix("/")[0] == []
+
+
+def test_a_transaction_removes_whole_ranges(unix_server: Server, make_store: MakeStore) -> None:
+    """However many keys lie in them; none of a range that begins alike."""
+    store = make_store(unix_server.endpoint)
+    for n in range(300):
+        store.put(f"/a/{n}", b"")
+    store.put("/ab", b"")
+    store.put("/c", b"")
+    refused = store.transact([absent("/c")], delete_ranges=[KeyRange.of_prefix("/a/")])
+    assert not refused.succeeded and len(store.get_prefix("/a/")[0]) == 300
+    assert store.transact([], [Put("/d", b"")], ["/c"], delete_ranges=[KeyRange.of_prefix("/a/")]).succeeded
+    assert [kv.key for kv in store.get_prefix("/")[0]] == ["/ab", "/d"]
 
 
 def test_transactions_are_fenced(unix_server: Server, make_store: MakeStore) -> None:

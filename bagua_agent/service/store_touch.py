@@ -1,0 +1,40 @@
+"""Was this daemon out of touch with etcd for so long that what it remembers may have been removed meanwhile? No IO.
+
+A removal stands for some days only. Whoever was away for longer, or frozen, or asleep, can't know whether a key that is
+gone was lost or removed, so it puts nothing back until it has been in touch for a while.
+"""
+
+from __future__ import annotations
+
+SETTLED_AFTER_S = 60.0  # by then what is gone has been heard of
+
+
+class StoreTouch:
+    """Times are of a clock that goes on while the machine sleeps."""
+
+    def __init__(self, longest_away_s: float, now_s: float) -> None:
+        self._longest_away_s = longest_away_s
+        self._in_touch_s = now_s
+        self._connected = False
+        self._stale_since_s: float | None = None
+
+    def passed(self, now_s: float) -> None:
+        """To be called often: a long time between two calls is time that this process did not run."""
+        if now_s - self._in_touch_s > self._longest_away_s:
+            self._stale_since_s = now_s
+            self._in_touch_s = now_s
+        if not self._connected:
+            if self._stale_since_s is not None:
+                self._stale_since_s = now_s
+            return
+        self._in_touch_s = now_s
+        if self._stale_since_s is not None and now_s - self._stale_since_s > SETTLED_AFTER_S:
+            self._stale_since_s = None
+
+    def connected(self, up: bool, now_s: float) -> None:
+        self.passed(now_s)
+        self._connected = up
+
+    @property
+    def may_put_back(self) -> bool:
+        return self._stale_since_s is None

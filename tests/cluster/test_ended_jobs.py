@@ -1,0 +1,108 @@
+"""What stays of a job that has ended: its logs can be read, and nothing of it is in the way of the next of its name."""
+
+from __future__ import annotations
+
+import json
+
+from bagua_agent.store import cluster_keys
+from bagua_agent.store.keys import JobKeys
+from tests.cluster.conftest import MakeCluster
+from tests.cluster.test_cluster_commands import DEADLINE_S, JOB, Terminal
+from tests.lab.wait import eventually
+
+ENDLESS = """
+import os, sys, torch
+import bagua_core as bagua
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ddp = bagua.DistributedDataParallel(model, [optimizer])
+data = torch.utils.data.TensorDataset(torch.randn(4_000_000, 2))
+said = False
+for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
+    if not said and bagua.get_world_size() == int(sys.argv[1]):
+        said = True
+        print(sys.argv[2], "of", bagua.get_world_size(), flush=True)
+        open(f"{sys.argv[2]}-{os.getpid()}", "w").close()
+    optimizer.zero_grad()
+    ddp(rows).mean().backward()
+    optimizer.step()
+"""
+
+
+def submit_endless(terminal: Terminal, name: str, nodes: int, word: str) -> None:
+    """Returns when workers on all nodes have printed `word` in a common generation."""
+    (terminal.directory / "endless.py").write_text(ENDLESS)
+    terminal.said("submit", "--nnodes", str(nodes), "--name", name, *JOB, "endless.py", str(nodes), word)
+    eventually(
+        lambda: len(list(terminal.directory.glob(f"{word}-*"))) == nodes,
+        DEADLINE_S,
+        lambda: f"{nodes} workers print\n{terminal.cluster.logs()}",
+    )
+
+
+def stop(terminal: Terminal, name: str) -> None:
+    terminal.said("stop", name)
+    eventually(
+        lambda: terminal.cluster.store.get(cluster_keys.outcome(name)), DEADLINE_S, terminal.cluster.logs
+    )
+
+
+def test_logs_of_a_stopped_job_are_read_on_all_nodes_that_ran_it(make_cluster: MakeCluster) -> None:
+    """Also of nodes that had left by the last generation."""
+    cluster = make_cluster(2)
+    terminal = Terminal(cluster)
+    submit_endless(terminal, "demo", 2, "trains")
+    stop(terminal, "demo")
+    lines = [
+        json.loads(line) for line in terminal.said("logs", "demo", "--stream", "out", "--json").splitlines()
+    ]
+    assert sorted((line["node"], line["line"]) for line in lines) == [
+        ("h2", "trains of 2"),
+        ("h3", "trains of 2"),
+    ]
+    assert "shows workers that had left" in terminal.said("logs", "demo", "--rank", "0", code=2)
+
+
+def test_a_deleted_jobs_name_is_used_again_and_nothing_of_it_is_there(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2)
+    terminal = Terminal(cluster)
+    submit_endless(terminal, "demo", 2, "first")
+    assert "`bagua-launch stop demo` first" in terminal.said("delete", "demo", code=2)
+    stop(terminal, "demo")
+    told = terminal.said("submit", "--name", "demo", *JOB, "endless.py", "1", "x", code=2)
+    assert "has ended and is still kept" in told and "`bagua-launch delete demo` first" in told
+    assert "is removed" in json.loads(terminal.said("delete", "demo", "--json"))["done"]
+    assert terminal.said("status").strip() == "no job was submitted"
+    assert "no job 'demo' was submitted" in terminal.said("logs", "demo", code=2)
+    for prefix in (
+        JobKeys("demo").prefix,
+        JobKeys("demo").records,
+        JobKeys("demo").secrets,
+        cluster_keys.OUTCOMES,
+    ):
+        assert cluster.store.get_prefix(prefix)[0] == []
+    for daemon in cluster.daemons:
+        daemon.await_line("job demo was removed, and its logs here with it")
+        assert list((daemon.directory / "log").iterdir()) == []
+    submit_endless(terminal, "demo", 2, "second")
+    assert "first" not in terminal.said("logs", "demo") + terminal.said("events", "demo")
+    stop(terminal, "demo")
+    lines = [
+        json.loads(line) for line in terminal.said("logs", "demo", "--stream", "out", "--json").splitlines()
+    ]
+    assert [line["line"] for line in lines] == ["second of 2"] * 2
+
+
+def test_jobs_beyond_their_number_go_by_themselves(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(1)
+    terminal = Terminal(cluster)
+    [daemon] = cluster.daemons
+    daemon.stop()
+    daemon.config.write_text(daemon.config.read_text().replace("[jobs]", "[jobs]\nkeep_ended = 1"))
+    daemon.start()
+    for name in ("one", "two"):
+        terminal.said("submit", "--name", name, "-f", *JOB, "train.py", "40")
+    daemon.await_line("job one is removed: 1 jobs have ended since")
+    daemon.await_line("job one was removed, and its logs here with it")
+    assert [job["job_id"] for job in json.loads(terminal.said("status", "--json"))] == ["two"]
+    assert "trained on 40 samples" in terminal.said("logs", "two")
