@@ -43,8 +43,11 @@ def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[st
         file = _module_file(command.target, paths)
     else:
         file = directory / command.target
-        if file.is_dir():
-            file = file / "__main__.py"
+        try:
+            if file.is_dir():
+                file = file / "__main__.py"
+        except OSError as error:  # its name is too long
+            return Guess(Mode.RESTART, f"{command.target[:40]!r} can't be looked at ({error.strerror})")
     if file is None:
         return Guess(Mode.RESTART, f"module {command.target} was not found as a file")
     try:

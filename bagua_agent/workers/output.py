@@ -165,6 +165,8 @@ class OutputRouter:
                 self._drain(stream)
             self._stop_deadline = deadline
 
+        if self._thread.ident is None:
+            return True  # never started: something else went wrong first, and is what has to be told
         self._do(stop)
         self._thread.join(timeout_s + 1.0)
         return not self._thread.is_alive() and not any(t.wants_write for t in self._terminals)

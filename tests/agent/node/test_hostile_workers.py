@@ -74,6 +74,14 @@ def test_a_traceback_of_one_endless_line_fits_in_a_record() -> None:
     assert len(cause.traceback_tail) < 21 * TAIL_LINE_CHARACTERS
 
 
+def test_what_goes_wrong_before_anything_was_started_is_what_is_told(tmp_path: Path) -> None:
+    command = WorkerCommand(CommandKind.SCRIPT, "x" * 5000)
+    exits: list[tuple[str, int]] = []
+    config = JobConfig("job", command, log_dir=str(tmp_path / "logs"))
+    workers = NodeWorkers(config, "agent", "node", "127.0.0.1", tmp_path, lambda *ended: exits.append(ended))
+    workers.close()  # "cannot join thread before it is started" took the place of the error that led here
+
+
 def test_nobody_else_may_read_what_workers_print(run: Run, tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:

@@ -58,6 +58,7 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
         return guess_mode(WorkerCommand(kind, target), tmp_path, []).mode
 
     os.mkfifo(tmp_path / "fifo.py")
+    assert mode(CommandKind.SCRIPT, "x" * 5000) is Mode.RESTART, "a name that no file has"
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").symlink_to("/dev/zero")
     assert mode(CommandKind.SCRIPT, "live.py") is Mode.LIVE
