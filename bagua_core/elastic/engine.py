@@ -37,7 +37,7 @@ from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
 from bagua_core.elastic.default_group import forbid_default_group
 from bagua_core.elastic.failpoints import Failpoints
-from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.heal_plan import HalfCopy, HealPlan
 from bagua_core.elastic.late_leave import LateLeave
 from bagua_core.elastic.late_leave_plan import FIRST_WRITE_S, Form, Situation, part_of
 from bagua_core.elastic.ledger import LedgerWriter
@@ -656,6 +656,7 @@ class Engine:
             over=news.close or self._leaves or self._step.phase is Phase.ENDED,
             at_boundary=member.at_boundary and current is None,
             committed=not state.name.is_none and not self._joining,
+            trained=state.name.step > 0,
             joining=self._joining or (current is not None and current.base > 0),
             goes_on_without=goes_on_without,
             phase=self._step.phase,
@@ -690,6 +691,11 @@ class Engine:
         """See late_leave.Host."""
         assert self._checkpoints is not None
         return self._checkpoints.before_leaving(leave_by_s, problem)
+
+    def without_write(self) -> membership_pb2.LastCheckpoint | None:
+        """See late_leave.Host. One that holds no state says so: there may be records, but nothing was committed."""
+        never_had_any = self.state.name.is_none and self.state.half is HalfCopy.NONE
+        return membership_pb2.LastCheckpoint() if never_had_any else None
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         communicator = self.communicator()

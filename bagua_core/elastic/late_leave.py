@@ -43,6 +43,9 @@ class Host(Protocol):
     def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
         """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""
 
+    def without_write(self) -> membership_pb2.LastCheckpoint | None:
+        """What the agent is told if nothing is to be saved."""
+
 
 def interrupt_script() -> None:
     """As Ctrl-C does: the script sees KeyboardInterrupt. Sent to the main thread, for only there it ends a blocking
@@ -159,9 +162,10 @@ class LateLeave:
             raise TimeoutError("the device did not finish the work that the state depends on")
 
     def _leave(self, plan: Plan, problem: str) -> None:
-        last = None
         try:
-            if plan.act is not Act.LEAVE:
+            if plan.act is Act.LEAVE:
+                last = self._host.without_write()
+            else:
                 last = self._host.end_last_write(self._leave_by_s, problem)
             self._session.left(self._host.generation_number, last)
             self._say(f"worker ends: {plan.reason}")

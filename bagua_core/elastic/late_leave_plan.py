@@ -48,7 +48,8 @@ class Situation:
     saves: bool = True  # there is a checkpoint directory
     over: bool = False  # the job is closing, or this worker has stepped aside or ended
     at_boundary: bool = False  # the script waits there, in no generation
-    committed: bool = True  # it has the job's state
+    committed: bool = True  # it has the job's state, if only what collectives before the first step gave
+    trained: bool = True  # at least one step is committed
     joining: bool = False  # it is to copy the job's state from others
     goes_on_without: int = 0  # number of a newer generation, not empty, that leaves it out; 0: none
     phase: Phase = Phase.BETWEEN
@@ -76,7 +77,8 @@ def decide(s: Situation) -> Plan:
         return Plan(Act.WAIT, "the script waits at a boundary and is in no generation: it leaves from there")
     if not s.committed and not s.joining:
         return Plan(Act.LEAVE, "the node leaves before the first step, so there is nothing to save")
-    if s.left_s > s.expected_write_s + MARGIN_S:
+    awaits_boundary = s.trained or s.joining
+    if awaits_boundary and s.left_s > s.expected_write_s + MARGIN_S:
         return Plan(Act.WAIT, "the script may reach a boundary in time")
     if s.goes_on_without:
         return Plan(

@@ -109,20 +109,34 @@ def test_the_only_worker_stands_in_a_step(job: MakeJob, tmp_path: Path) -> None:
     assert run.values == undisturbed(job, tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize(
+    ("where", "step"), [(("--after-step", "7"), 7), (("--after-epochs", "1"), 10)], ids=["loop", "epochs"]
+)
 def test_one_of_two_nodes_evaluates_while_the_other_waits_in_the_next_step(
-    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path, where: tuple[str, str], step: int
 ) -> None:
-    run = Evaluating(
-        job, tmp_path / "out", "--after-step", "7", "--only-first", endpoints=etcd.endpoint, nodes="2"
-    )
+    run = Evaluating(job, tmp_path / "out", *where, "--only-first", endpoints=etcd.endpoint, nodes="2")
     nodes = [run.job.start(), run.job.start()]
     run.await_long(1)
     run.leave(nodes)
-    assert all(node.says(SAVED) for node in nodes) and newest_step(run.saved) == 7
+    assert all(node.says(SAVED) for node in nodes) and newest_step(run.saved) == step
     assert run.ends == ["KeyboardInterrupt"] * 2
-    assert any(node.says("the checkpoint of step 7 is written") for node in nodes)
-    run.goes_on(7, nodes=2)
+    assert any(node.says(f"the checkpoint of step {step} is written") for node in nodes)
+    run.goes_on(step, nodes=2)
     assert run.values == undisturbed(job, tmp_path / "undisturbed", slots=2)
+
+
+@pytest.mark.parametrize("algorithm", ["local_sgd", "decentralized"])
+def test_workers_whose_replicas_differ_save_the_first_ones(
+    job: MakeJob, tmp_path: Path, algorithm: str
+) -> None:
+    run = Evaluating(job, tmp_path / "out", "--after-step", "7", "--algorithm", algorithm)
+    node = run.job.start(slots=2)
+    run.await_long(2)
+    run.leave([node])
+    assert node.says(SAVED, times=2) and newest_step(run.saved) == 7
+    run.goes_on(7, slots=2)
+    assert len(run.values) == 2, "the buffers differ, as each worker has its own batches"
 
 
 def test_two_nodes_evaluate_between_two_epochs(job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path) -> None:

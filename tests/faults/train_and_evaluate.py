@@ -20,6 +20,7 @@ parser.add_argument(
     "--in-step", type=int, default=0, help="stand in the forward of this step, counted from 1"
 )
 parser.add_argument("--slowly", choices=("computes", "sleeps"), default="computes")
+parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--only-first", action="store_true", help="global rank 0 evaluates alone")
 parser.add_argument("--in-optimizer", type=int, default=0, help="stand in the optimizer's step in this step")
 parser.add_argument("--ignores", action="store_true", help="the interrupt")
@@ -32,7 +33,7 @@ net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.
 
 class SlowAdam(torch.optim.Adam):
     def step(self, closure=None):  # type: ignore[no-untyped-def, override]
-        if loader.step + 1 == args.in_optimizer:
+        if loader.step + 1 == args.in_optimizer and not hurry.exists():
             with torch.no_grad():
                 next(net.parameters()).add_(1.0)  # half a step
             take_long()
@@ -42,7 +43,7 @@ class SlowAdam(torch.optim.Adam):
 optimizer = SlowAdam(net.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
 bagua.register_state("schedule", schedule)
-model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=args.algorithm)
 inputs = torch.randn(args.samples, 4, generator=torch.Generator().manual_seed(1))
 samples = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 loader = bagua.ElasticDataLoader(samples, global_batch_size=8, seed=1)

@@ -50,6 +50,9 @@ class Engine:
         self.problems.append(problem)
         return membership_pb2.LastCheckpoint(part=0, parts=1, written=not problem, problem=problem)
 
+    def without_write(self) -> membership_pb2.LastCheckpoint | None:
+        return membership_pb2.LastCheckpoint()
+
 
 class World:
     def __init__(self, agent: Agent) -> None:
@@ -92,6 +95,15 @@ def test_the_state_is_saved_before_the_script_is_interrupted(world: World) -> No
     assert world.told[0].last.written and world.told[0].generation == 7
     with pytest.raises(LeaveInterrupt), world.guard.held():
         pytest.fail("nothing of the state changes any more")
+
+
+def test_before_the_first_step_the_agent_is_told_at_once_that_nothing_is_held(world: World) -> None:
+    world.engine.situation = replace(EVALUATING, committed=False)
+    world.leave(600.0)
+    await_true(world.interrupts.is_set, "the script is interrupted")
+    await_true(lambda: bool(world.told), "the agent is told")
+    assert world.told[0].HasField("last") and not world.told[0].last.HasField("state")
+    assert not world.engine.written
 
 
 def test_a_script_that_reaches_its_boundary_leaves_by_itself(world: World) -> None:

@@ -40,6 +40,9 @@ def test_the_job_that_is_over_and_the_script_that_leaves_are_let_alone() -> None
 def test_before_the_first_step_there_is_nothing_to_wait_for() -> None:
     plan = decide(replace(EARLY, committed=False))
     assert plan.act is Act.LEAVE and "before the first step" in plan.reason
+    assert decide(replace(EARLY, trained=False)).act is Act.SAVE, (
+        "what collectives before the first step gave"
+    )
     joining = replace(EARLY, committed=False, joining=True)
     assert decide(joining).act is Act.WAIT, "the others train and would lose a step"
     assert decide(replace(joining, left_s=DUE.left_s)).act is Act.LEAVE
