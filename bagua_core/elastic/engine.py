@@ -651,7 +651,7 @@ class Engine:
         expected_s = checkpoints.expected_write_s
         situation = Situation(
             left_s=left_s,
-            expected_write_s=(expected_s or FIRST_WRITE_S) if checkpoints.is_on else 0.0,
+            expected_write_s=expected_s or FIRST_WRITE_S,
             saves=checkpoints.is_on,
             over=news.close or self._leaves or self._step.phase is Phase.ENDED,
             at_boundary=member.at_boundary and current is None,

@@ -40,7 +40,7 @@ class Form(Enum):
 class Situation:
     """A worker that its agent asked to leave.
 
-    left_s: until it has to be gone. expected_write_s: of its part of the last checkpoint; 0 without checkpoints.
+    left_s: until it has to be gone. expected_write_s: of its part of the last checkpoint.
     """
 
     left_s: float
@@ -78,7 +78,8 @@ def decide(s: Situation) -> Plan:
     if not s.committed and not s.joining:
         return Plan(Act.LEAVE, "the node leaves before the first step, so there is nothing to save")
     awaits_boundary = s.trained or s.joining
-    if awaits_boundary and s.left_s > s.expected_write_s + MARGIN_S:
+    writes = s.saves and s.committed and not s.goes_on_without
+    if awaits_boundary and s.left_s > (s.expected_write_s if writes else 0.0) + MARGIN_S:
         return Plan(Act.WAIT, "the script may reach a boundary in time")
     if s.goes_on_without:
         return Plan(

@@ -45,13 +45,15 @@ def test_before_the_first_step_there_is_nothing_to_wait_for() -> None:
     )
     joining = replace(EARLY, committed=False, joining=True)
     assert decide(joining).act is Act.WAIT, "the others train and would lose a step"
-    assert decide(replace(joining, left_s=DUE.left_s)).act is Act.LEAVE
+    assert decide(replace(joining, left_s=LAST.left_s)).act is Act.LEAVE
 
 
 def test_nothing_is_saved_where_others_go_on_or_nothing_is_kept() -> None:
-    plan = decide(replace(DUE, goes_on_without=5))
+    plan = decide(replace(LAST, goes_on_without=5))
     assert plan.act is Act.LEAVE and "generation 5" in plan.reason
-    assert decide(replace(DUE, saves=False)).act is Act.LEAVE
+    assert decide(replace(LAST, saves=False)).act is Act.LEAVE
+    for nothing_to_write in (replace(DUE, goes_on_without=5), replace(DUE, saves=False)):
+        assert decide(nothing_to_write).act is Act.WAIT, "all the time is left for a boundary"
 
 
 @pytest.mark.parametrize(
