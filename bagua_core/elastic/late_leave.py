@@ -17,7 +17,8 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from bagua_contract import membership_pb2
-from bagua_core.elastic.late_leave_plan import Act, Form, Plan, Situation, decide, grace_warning, while_held
+from bagua_core.communication.device_order import Handover
+from bagua_core.elastic.late_leave_plan import Act, Form, Plan, Situation, decide, grace_warning, unreadable
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.state_guard import StateBusy, StateGuard
 
@@ -86,8 +87,13 @@ class LateLeave:
     def _begin(self, news: News) -> None:
         if news.leave and news.leave_by_s < float("inf") and self._thread is None:
             self._leave_by_s = news.leave_by_s
-            self._thread = threading.Thread(target=self._run, name="bagua-late-leave", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="bagua-late-leave", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the host allows no thread
+                self._say(f"leaves at a step boundary only, since no thread can be started: {error}")
+                return
+            self._thread = thread
 
     def close(self) -> None:
         """The script has ended. Returns once a leave that this thread has begun is done."""
@@ -123,7 +129,7 @@ class LateLeave:
         try:
             with self._guard.reading(LOOK_EVERY_S):
                 situation, measured = self._host.late_situation(self._left_s())
-        except StateBusy:
+        except Exception:  # noqa: BLE001 (what it is shows when there is something to do)
             return
         if warning := grace_warning(situation, measured=measured):
             self._say(warning)
@@ -142,19 +148,24 @@ class LateLeave:
                 sys.setswitchinterval(SWITCH_INTERVAL_S)
                 if plan.act is not Act.SAVE:
                     return plan, plan.reason if plan.act is Act.GIVE_UP else ""
-                self._say(f"{plan.reason}: saves the committed state from outside the loop")
-                with nullcontext() if work is None else work.taken_over(self._check_time):
-                    self._host.begin_last_write(plan.form, self._leave_by_s)
-                return plan, ""
+                return plan, self._save(plan, work)
         except StateBusy:
-            plan = while_held(self._left_s())
-            if plan.act is Act.GIVE_UP:
-                self._guard.take_out(self._leave_by_s)
-            return plan, plan.reason
-        except Exception as error:  # noqa: BLE001 (told to the agent; the node's leave goes on)
+            plan = unreadable(self._left_s(), "the script's thread is changing the state")
+        except Exception as error:  # noqa: BLE001 (told to the agent; until then a boundary may come)
+            plan = unreadable(self._left_s(), f"{type(error).__name__}: {error}")
+        if plan.act is Act.GIVE_UP:
             self._guard.take_out(self._leave_by_s)
-            problem = f"{type(error).__name__}: {error}"
-            return Plan(Act.GIVE_UP, problem), problem
+        return plan, plan.reason
+
+    def _save(self, plan: Plan, work: Handover | None) -> str:
+        """Why the write could not be begun; empty if it was."""
+        self._say(f"{plan.reason}: saves the committed state from outside the loop")
+        try:
+            with nullcontext() if work is None else work.taken_over(self._check_time):
+                self._host.begin_last_write(plan.form, self._leave_by_s)
+        except Exception as error:  # noqa: BLE001 (told to the agent; the leave goes on)
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _check_time(self) -> None:
         """While the device works off what the state depends on."""

@@ -92,15 +92,11 @@ def decide(s: Situation) -> Plan:
     problem, form = _form(s)
     if not problem:
         return Plan(Act.SAVE, "the script did not reach a step boundary in time", form)
-    return _as_long_as_there_is_time(s.left_s, problem)
+    return unreadable(s.left_s, problem)
 
 
-def while_held(left_s: float) -> Plan:
-    """What to do while the script's thread holds the state, so that no situation is known."""
-    return _as_long_as_there_is_time(left_s, "the script's thread is changing the state")
-
-
-def _as_long_as_there_is_time(left_s: float, problem: str) -> Plan:
+def unreadable(left_s: float, problem: str) -> Plan:
+    """What to do while the state, or the situation, can't be read."""
     return Plan(Act.WAIT if left_s > MARGIN_S else Act.GIVE_UP, problem)
 
 

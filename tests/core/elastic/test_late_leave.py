@@ -37,8 +37,13 @@ class Engine:
         self.written: list[Form] = []
         self.problems: list[str] = []
         self.fails: Exception | None = None
+        self.is_unclear = False
+        self.looks = 0
 
     def late_situation(self, left_s: float) -> tuple[Situation, bool]:
+        self.looks += 1
+        if self.is_unclear:
+            raise RuntimeError("dictionary changed size during iteration")
         return replace(self.situation, left_s=left_s), False
 
     def begin_last_write(self, form: Form, leave_by_s: float) -> None:
@@ -134,6 +139,16 @@ def test_a_capture_that_fails_is_said(world: World, error: Exception) -> None:
     world.leave(0.5)
     await_true(world.interrupts.is_set, "the script is interrupted")
     assert world.engine.problems == [f"{type(error).__name__}: {error}"]
+
+
+def test_a_situation_that_is_not_clear_is_looked_at_again(world: World) -> None:
+    world.engine.situation = replace(EVALUATING, over=True)
+    world.engine.is_unclear = True
+    world.leave(600.0)
+    await_true(lambda: world.engine.looks > 3, "it is looked at again")
+    assert not world.interrupts.is_set() and not world.guard.is_taken_out
+    world.engine.is_unclear = False
+    await_true(no_thread, "the script leaves by itself")
 
 
 def test_a_script_that_holds_the_state_is_waited_for_as_long_as_there_is_time(world: World) -> None:
