@@ -186,16 +186,18 @@ def _departure(d: pb.Departure) -> DepartureView:
     last = d.last
     if last.parts and last.part >= last.parts:
         raise ValueError(f"it tells of part {last.part} of {last.parts}")
+    state = StateName(last.state.generation, last.state.step, last.state.operations)
     return DepartureView(
         worker_id=d.worker_id,
         node_name=d.node_name,
         generation=d.generation,
         world_size=d.world_size,
-        state=StateName(last.state.generation, last.state.step, last.state.operations),
+        state=state,
         part=last.part,
         parts=last.parts,
         written=last.written,
         problem=last.problem,
+        holds_nothing=d.HasField("last") and state.is_none,
     )
 
 

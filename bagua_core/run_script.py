@@ -310,8 +310,8 @@ def _run_to_end(run: Callable[[], None]) -> BaseException | None:
 def _uncaught(error: BaseException, record: bool) -> BaseException:
     trace = _without_runner(error.__traceback__)
     error.__traceback__ = trace
-    if getattr(error, "bagua_is_orderly", False):
-        return error  # the worker left at a step boundary, as asked: nothing to report
+    if getattr(error, "bagua_is_orderly", False) or (record and _is_interrupt_of_leave(error)):
+        return error  # the worker left as asked: nothing to report
     if record and not isinstance(error, KeyboardInterrupt):
         _write_error_file(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
@@ -329,6 +329,12 @@ def _uncaught(error: BaseException, record: bool) -> BaseException:
         sys.stderr.write("\nOriginal exception was:\n")
         sys.__excepthook__(type(error), error, trace)
     return error if isinstance(error, KeyboardInterrupt) else SystemExit(1)
+
+
+def _is_interrupt_of_leave(error: BaseException) -> bool:
+    """The runtime has left the job in the script's place, and interrupted the script."""
+    runtime = sys.modules.get(RUNTIME_MODULE)
+    return isinstance(error, KeyboardInterrupt) and runtime is not None and bool(runtime.has_left())
 
 
 def _without_runner(trace: TracebackType | None) -> TracebackType | None:

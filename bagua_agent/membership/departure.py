@@ -72,6 +72,10 @@ def _listed_by(departures: Collection[DepartureView], number: int) -> frozenset[
 def _saved(view: JobView) -> Parting:
     told = [d for d in view.departures.values() if not d.state.is_none]
     if not told:
+        held = _may_hold(view)
+        # A record after the first one does not prove that anything was committed, but the workers know.
+        if held and all(w in view.departures and view.departures[w].holds_nothing for w in held):
+            return Parting(True, "every worker left before the first step")
         if view.has_trained:
             return Parting(False, "every worker left, and none confirmed a last checkpoint")
         return Parting(True, "every worker left before the first step")

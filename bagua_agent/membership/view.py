@@ -121,7 +121,7 @@ class DepartureView:
 
     generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
     stepped aside; none if it told nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem: why
-    its part is not written.
+    its part is not written. holds_nothing: it told that it had no state of the job.
     """
 
     worker_id: str
@@ -133,6 +133,7 @@ class DepartureView:
     parts: int = 0
     written: bool = False
     problem: str = ""
+    holds_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ MARGIN_S = 3.0
 LONGEST_PROBLEM = 500  # characters of a worker's text inside a record
 
 
+def workers_share_s(grace_s: float) -> float:
+    """How much of the node's grace period its workers have. Of a short one half: never time that the node lacks."""
+    return max(grace_s - MARGIN_S, grace_s / 2)
+
+
 def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
     """What a worker told of its part of the last checkpoint, fit for a record; None if no reader would take it."""
     if told.parts and told.part >= told.parts:
@@ -120,8 +125,7 @@ class LiveWorkers:
 
     def _tell_leave(self) -> None:
         seen = self._job.seen
-        within_s = max(MARGIN_S, seen.leave_within_s - MARGIN_S)
-        self._sessions.tell_leave(within_s, seen.leaving_signal == signal.SIGINT)
+        self._sessions.tell_leave(workers_share_s(seen.leave_within_s), seen.leaving_signal == signal.SIGINT)
 
     def interrupt(self) -> None:
         self._interrupted = True

@@ -14,12 +14,14 @@ from bagua_core.elastic import heal, state_codec
 from bagua_core.elastic.commit_history import History, Line, Roster
 from bagua_core.elastic.heal_plan import HalfCopy
 from bagua_core.elastic.operations import OperationLog
+from bagua_core.elastic.state_guard import StateGuard
 from bagua_core.elastic.state_registry import StateRegistry
 
 
 class CommittedState:
     def __init__(self) -> None:
         self.registry = StateRegistry()
+        self.guard = StateGuard()  # of all that is here
         self.operations = OperationLog()
         self.name = StateName()
         self.position = {"epoch": 0, "batch": 0}
@@ -50,13 +52,15 @@ class CommittedState:
 
     def forget(self) -> None:
         """What this worker holds is not the job's any more."""
-        self._be_none()
-        self._script_step = 0
+        with self.guard.held():
+            self._be_none()
+            self._script_step = 0
 
     def declare_stateless(self, half: HalfCopy) -> None:
         """A copy begins to write over the live state. The script's place, maybe in a collective, stays."""
-        self._be_none()
-        self.half = max(self.half, half)
+        with self.guard.held():
+            self._be_none()
+            self.half = max(self.half, half)
 
     def _be_none(self) -> None:
         self.name = StateName()
@@ -113,15 +117,16 @@ class CommittedState:
 
         Returns the ledger lines to write now (see History.copied).
         """
-        if "bulk" in state:
-            self.registry.restore_parts(state["bulk"], state["rest"])
-        elif "modules" in state:
-            self.registry.restore(state)
-        self.name = StateName(*state["name"])
-        self.half = HalfCopy.NONE
-        self.final_parts = state["final_parts"]
-        self.owes_epoch_end, self.owes_checkpoint = state["owes"]
-        self.history, due = History.decode(state["history"]).copied(worker_id, roster)
-        self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)
-        self._script_step = self.name.step
+        with self.guard.held():
+            if "bulk" in state:
+                self.registry.restore_parts(state["bulk"], state["rest"])
+            elif "modules" in state:
+                self.registry.restore(state)
+            self.name = StateName(*state["name"])
+            self.half = HalfCopy.NONE
+            self.final_parts = state["final_parts"]
+            self.owes_epoch_end, self.owes_checkpoint = state["owes"]
+            self.history, due = History.decode(state["history"]).copied(worker_id, roster)
+            self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)
+            self._script_step = self.name.step
         return due

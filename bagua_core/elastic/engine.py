@@ -37,7 +37,9 @@ from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
 from bagua_core.elastic.default_group import forbid_default_group
 from bagua_core.elastic.failpoints import Failpoints
-from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.heal_plan import HalfCopy, HealPlan
+from bagua_core.elastic.late_leave import LateLeave
+from bagua_core.elastic.late_leave_plan import FIRST_WRITE_S, Form, Situation, part_of
 from bagua_core.elastic.ledger import LedgerWriter
 from bagua_core.elastic.ledger_lines import LedgerLines
 from bagua_core.elastic.member import Member
@@ -87,6 +89,7 @@ class Engine:
         self._announced = MicroBatch(1.0, True)  # what a step that next_step() announced begins with
         self._failure: Exception | None = None  # why the step failed
         self._part = 0  # optimizer steps of this step so far
+        self._most_parts = 0  # in any step that was committed here
         # ranks that joined with this generation, until its first commit: they copy the state beside the first step,
         # and take part in nothing before it
         self._newcomers: frozenset[int] = frozenset()
@@ -105,6 +108,8 @@ class Engine:
         self._outside: OutsideCollectives | None = None
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
+        self._late_leave: LateLeave | None = None
+        self._leaves = False  # the script's thread leaves by itself
         if environment is not None:
             member = self._member = Member(environment, self)
             self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
@@ -127,6 +132,8 @@ class Engine:
             lambda pending: self._wait_in(pending, COMPARISON),
             self._reports,
         )
+        if self._member is not None:  # last: its thread may begin at once
+            self._late_leave = LateLeave(self, self.state.guard, self._member.session)
 
     # -- what this worker is now
 
@@ -263,6 +270,7 @@ class Engine:
 
     def boundary(self) -> StepPlan:
         """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
+        self.state.guard.check()
         if self.in_step:
             self._end_step()
         if self._seed is None:
@@ -336,12 +344,13 @@ class Engine:
 
     def _resume_point(self) -> None:
         """What the script did since the last commit is part of the state now, and of the checkpoint that is due."""
-        if self.state.owes_checkpoint and self._checkpoints is not None:
-            self.state.owes_checkpoint = False
-            if self._plan.active_index is not None:
-                self._checkpoints.write(self._plan.active_index, self._plan.active_count)
-        self.registry.snapshot()
-        self.state.resume_point_is_current = True
+        with self.state.guard.held():
+            if self.state.owes_checkpoint and self._checkpoints is not None:
+                self.state.owes_checkpoint = False
+                if self._plan.active_index is not None:
+                    self._checkpoints.write(self._plan.active_index, self._plan.active_count)
+            self.registry.snapshot()
+            self.state.resume_point_is_current = True
 
     def _seed_generators(self) -> None:
         seed_generators(self._seed or 0, self._plan.step, self._plan.global_rank)
@@ -382,7 +391,6 @@ class Engine:
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
         if self._step.phase is Phase.RUNNING:
             self._reduce_pair_alone()
-        self.state.resume_point_is_current = False
         if self.is_final:
             self.reach("commit.before")
             self._commit()
@@ -392,15 +400,18 @@ class Engine:
 
     def _roll_back(self) -> None:
         why, self._failure = self._failure, None
-        unknown = self.registry.roll_back()
-        for model in self._models:
-            model.step_rolled_back()
-        self.registry.roll_back_gradients()
-        if self._source is not None:
-            self._source.seek(self.state.position)
-        self._newcomers = frozenset()
-        self._drop_copy()
-        self._step.take(Event.ROLL_BACK)
+        guard = self.state.guard
+        with guard.held():
+            self.state.resume_point_is_current = guard.stepping = guard.provisional = False
+            unknown = self.registry.roll_back()
+            for model in self._models:
+                model.step_rolled_back()
+            self.registry.roll_back_gradients()
+            if self._source is not None:
+                self._source.seek(self.state.position)
+            self._newcomers = frozenset()
+            self._drop_copy()
+            self._step.take(Event.ROLL_BACK)
         self._say(f"step {self.state.name.step} in generation {self._plan.generation} did not happen: {why}")
         if unknown:
             self._say(
@@ -409,7 +420,24 @@ class Engine:
             )
 
     def _commit(self) -> None:
+        with self.state.guard.held():
+            self._commit_here()
         state = self.state
+        if self._reports is None or self._member is None:
+            return
+        self._reports.entered(state.name.step)
+        if self._reports.is_progress_due():
+            self._report_progress()
+        self._checks.after_commit(self._member, state.name.step)
+        if self._checkpoints is not None:
+            state.owes_checkpoint |= self._checkpoints.is_due()
+
+    def _commit_here(self) -> None:
+        """The part of a commit that asks nobody. Under the guard."""
+        state = self.state
+        state.resume_point_is_current = state.guard.stepping = False
+        self._most_parts = max(self._most_parts, state.final_parts)
+        self.registry.step_committed()
         lasted_s = time.monotonic() - self._step_from_s
         waited_s = 0.0 if self._member is None else self._member.waited_s
         if self._member is not None and not self._plan.healing:
@@ -436,18 +464,11 @@ class Engine:
         state.owes_epoch_end = self._member is not None and state.position["epoch"] != epoch
         for model in self._models:
             model.step_committed()
+        state.guard.provisional = False  # what the models' exchanges changed is final
         self._newcomers = frozenset()
         self._joining = False
         self._drop_copy()
         self._step.take(Event.COMMIT)
-        if self._reports is None or self._member is None:
-            return
-        self._reports.entered(state.name.step)
-        if self._reports.is_progress_due():
-            self._report_progress()
-        self._checks.after_commit(self._member, state.name.step)
-        if self._checkpoints is not None:
-            state.owes_checkpoint |= self._checkpoints.is_due()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         """What must be the same on all ranks: the very ones, whatever memory a script gives them later."""
@@ -500,9 +521,11 @@ class Engine:
         self._part += 1
         if self._part <= self.state.final_parts:
             return False
-        self.parameters_change()
-        if final:
-            self.optimizer_step_is_final()
+        self._end_reading()
+        with self.state.guard.held():
+            self.state.guard.stepping = True
+            if final:
+                self.optimizer_step_is_final()
         return True
 
     def optimizer_step_is_final(self) -> None:
@@ -511,11 +534,19 @@ class Engine:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
-        if not self.step_failed:
-            self.registry.stepped(optimizer)
+        with self.state.guard.held():
+            self.state.guard.stepping = False
+            if not self.step_failed:
+                self.registry.stepped(optimizer)
 
     def parameters_change(self) -> None:
         """See StepEngine."""
+        self._end_reading()
+        with self.state.guard.held():
+            self.state.guard.provisional = True
+
+    def _end_reading(self) -> None:
+        """Copies of the state that are being sent to others no longer read the parameters."""
         if self._copying is None or self.global_rank in self._newcomers:
             return
         try:
@@ -528,18 +559,20 @@ class Engine:
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         self.reach("reduction.done")
         copying = self._copying
-        if copying is not None and self.global_rank in self._newcomers and copying.is_under_way:
+        swaps_in = copying is not None and self.global_rank in self._newcomers and copying.is_under_way
+        if copying is not None and swaps_in:
             try:
                 copying.swap_in()
             except CollectiveFailed as error:
                 self.reduction_failed(error)
                 return
-        elif self._step.phase is Phase.RUNNING:
-            self.registry.find_changed()
-            if copying is not None:
-                copying.reduced()
-        if self.in_step:  # under plain `python` a script may train without steps
-            self._step.take(Event.REDUCE)
+        with self.state.guard.held():
+            if self._step.phase is Phase.RUNNING and not swaps_in:
+                self.registry.find_changed()
+                if copying is not None:
+                    copying.reduced()
+            if self.in_step:  # under plain `python` a script may train without steps
+                self._step.take(Event.REDUCE)
         if pair is not None and self._member is not None:
             self._member.pair_reduced(pair)
         self._release(self.state.name.step + 1, self._newcomers)
@@ -558,10 +591,11 @@ class Engine:
             self._member.break_generation(error)
 
     def _fail(self, error: Exception) -> None:
-        if not self.step_failed:
-            self._failure = error
-            self.registry.protect()
-        self._step.take(Event.FAIL, str(error)[:80])
+        with self.state.guard.held():
+            if not self.step_failed:
+                self._failure = error
+                self.registry.protect()
+            self._step.take(Event.FAIL, str(error)[:80])
 
     # -- entering a generation (called by the member)
 
@@ -583,23 +617,85 @@ class Engine:
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
         """See member.Host. The last checkpoint is cut in stripes if all members have the same state, else each that is
         left writes the whole."""
-        self._drop_copy()
-        if not keeps_state:
-            self.state.forget()
-        elif self._checkpoints is not None and self._member is not None:
-            place = left.placement_of(self._worker_id)
-            part = (
-                (place.global_rank, left.world_size) if place and together and not self._newcomers else (0, 1)
-            )
-            self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
-        self._newcomers = frozenset()
+        with self.state.guard.held():
+            self._drop_copy()
+            if not keeps_state:
+                self.state.forget()
+            elif self._checkpoints is not None and self._member is not None:
+                place = left.placement_of(self._worker_id)
+                stripes = place is not None and together and not self._newcomers
+                part = (place.global_rank, left.world_size) if place and stripes else (0, 1)
+                self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
+            self._newcomers = frozenset()
         for model in self._models:
             model.communicator_changed()
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
+        with self.state.guard.held():
+            self._leaves = True
         if self._checkpoints is None or self._member is None:
             return None
         return self._checkpoints.before_leaving(self._member.session.news.leave_by_s)
+
+    # -- leaving outside the loop (called by late_leave.py's thread)
+
+    def late_situation(self, left_s: float) -> tuple[Situation, bool]:
+        """See late_leave.Host."""
+        state, member, checkpoints = self.state, self._member, self._checkpoints
+        assert member is not None and checkpoints is not None
+        news, current = member.session.news, member.generation
+        newest = news.generation
+        goes_on_without = 0
+        if newest is not None and newest.members and newest.placement_of(self._worker_id) is None:
+            goes_on_without = newest.number if newest.number > member.number else 0
+        expected_s = checkpoints.expected_write_s
+        situation = Situation(
+            left_s=left_s,
+            expected_write_s=expected_s or FIRST_WRITE_S,
+            saves=checkpoints.is_on,
+            over=news.close or self._leaves or self._step.phase is Phase.ENDED,
+            at_boundary=member.at_boundary and current is None,
+            committed=not state.name.is_none and not self._joining,
+            trained=state.name.step > 0,
+            joining=self._joining or (current is not None and current.base > 0),
+            goes_on_without=goes_on_without,
+            phase=self._step.phase,
+            resume_point=state.resume_point_is_current,
+            backward_open=any(model.is_unfinished for model in self._models),
+            stepping=state.guard.stepping,
+            provisional=state.guard.provisional,
+            parts=state.final_parts,
+            most_parts=self._most_parts,
+            only_optimizers_change=all(model.optimizers for model in self._models),
+        )
+        return situation, bool(expected_s)
+
+    def begin_last_write(self, form: Form, leave_by_s: float) -> None:
+        """See late_leave.Host."""
+        member, checkpoints = self._member, self._checkpoints
+        assert member is not None and checkpoints is not None and member.generation is not None
+        if form is Form.AFTER_COMMIT:
+            self._commit_here()
+        current = member.generation
+        part = part_of(
+            self._worker_id,
+            current,
+            member.session.news.generation,
+            broken=member.broken,
+            copied=bool(self._newcomers),
+        )
+        at_resume_point = form is Form.AT_RESUME_POINT
+        checkpoints.step_aside(current, *part, leave_by_s, at_resume_point=at_resume_point)
+
+    def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
+        """See late_leave.Host."""
+        assert self._checkpoints is not None
+        return self._checkpoints.before_leaving(leave_by_s, problem)
+
+    def without_write(self) -> membership_pb2.LastCheckpoint | None:
+        """See late_leave.Host. One that holds no state says so: there may be records, but nothing was committed."""
+        never_had_any = self.state.name.is_none and self.state.half is HalfCopy.NONE
+        return membership_pb2.LastCheckpoint() if never_had_any else None
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         communicator = self.communicator()
@@ -660,6 +756,7 @@ class Engine:
         False: meanwhile the job went elsewhere with this worker (it was left out and joined again): the
         source's position says where, and there is more to do.
         """
+        self.state.guard.check()
         if self._step.phase is Phase.ENDED:
             return True
         if self.in_step:
@@ -713,7 +810,9 @@ class Engine:
         member = self._member
         if member is None:
             return False
-        is_over = self._ended or self._step.phase is Phase.ENDED
+        if self._late_leave is not None:
+            self._late_leave.close()
+        is_over = self._ended or self.state.guard.is_taken_out or self._step.phase is Phase.ENDED
         if exit_code == 0 and not is_over and member.generation is not None:
             self.finish()
         self._report_progress()

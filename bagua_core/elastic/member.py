@@ -74,6 +74,7 @@ class Member:
         self._building: Building | None = None
         self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
         self._ready_said = False
+        self.at_boundary = False  # the script's thread is in `follow`
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
         self._waits = WaitMonitor()
@@ -138,6 +139,13 @@ class Member:
         """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
         LeaveInterrupt when it leaves after Ctrl-C; MismatchedCollective when ranks disagree. outside: in a collective
         outside a step; then being left out ends the wait too."""
+        self.at_boundary = True
+        try:
+            self._follow(outside, given_up)
+        finally:
+            self.at_boundary = False
+
+    def _follow(self, outside: bool, given_up: Callable[[], bool]) -> None:
         while True:
             news = self.session.news  # before the question, so that nothing newer than it is overlooked
             self._check_agreed()

@@ -7,7 +7,7 @@ that are final. Names begin with "parameter.", "algorithm." or "buffer.".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import nn
@@ -141,9 +141,8 @@ class ModelTensors:
         self.find_changed()
         self._protected = {n: _copy(p) for n, p in self._parameters.items() if n not in self._values}
 
-    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
-        """An optimizer moved `parameters`, and that is final even if the step fails later."""
-        moved = {id(p) for p in parameters}
+    def stepped(self, moved: Collection[int]) -> None:
+        """An optimizer moved the parameters with these ids, and that is final even if the step fails later."""
         for name, tensor in self._objects.items():
             if id(tensor) in moved:
                 self._values[name].copy_(tensor.detach())
@@ -168,6 +167,17 @@ class ModelTensors:
         self._protected = {}
         return self._unknown
 
+    def as_rolled_back(self) -> dict[str, torch.Tensor]:
+        """All tensors as a roll-back of the step under way would leave them; nothing is changed."""
+        if not self._taken:
+            return {n: t.detach() for n, t in self.everything().items()}
+        kept = {**self._protected, **self._values}
+        own = {n: kept.get(n, t) for n, t in self.lasting().items()}
+        return {
+            **{n: t.detach() for n, t in own.items()},
+            **{n: t for n, t in kept.items() if n.startswith(BUFFER)},
+        }
+
     def at_resume_point(self) -> dict[str, torch.Tensor]:
         """Copies of the volatile tensors as the snapshot has them."""
         return {name: value.clone() for name, value in self._values.items()}
@@ -177,6 +187,14 @@ class ModelTensors:
     def gradients(self) -> dict[str, torch.Tensor]:
         """What .grad holds: the live tensors."""
         return {n: p.grad.detach() for n, p in self._parameters.items() if p.grad is not None}
+
+    def unused_gradients(self, used: Collection[int], *, before_step: bool) -> dict[str, torch.Tensor]:
+        """`gradients` but for those of the parameters with ids in `used`. before_step: as they were when the first
+        backward of the step under way began."""
+        held = self._gradients if before_step and self._gradients is not None else self.gradients()
+        return {
+            n: g for n, g in held.items() if n in self._parameters and id(self._parameters[n]) not in used
+        }
 
     def put_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
         """Make these the parameters' .grad, and None that of all others."""

@@ -38,6 +38,12 @@ def engine() -> Engine:
         return _engine
 
 
+def has_left() -> bool:
+    """Whether this worker has left the job outside the loop. For run_script.py."""
+    with _lock:
+        return _engine is not None and _engine.state.guard.is_taken_out
+
+
 def shutdown(exit_code: int) -> bool:
     """End this process's part in the job. exit_code: what the script ended with.
 

@@ -56,6 +56,9 @@ class StateRegistry:
         self._snapshot_group_objects: list[list[dict[str, Any]]] = []
         self._snapshot_groups: list[list[dict[str, Any]]] = []  # by optimizer and group, without parameters
         self._snapshot_registered: dict[str, Any] = {}
+        # ids of the parameters that optimizers moved, in the step under way and in the one committed last
+        self._moved: set[int] = set()
+        self._moved_last: set[int] = set()
 
     def add_model(
         self,
@@ -125,8 +128,14 @@ class StateRegistry:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of `optimizer` is final, whatever becomes of the job's step."""
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._moved |= moved
         for model in self.models:
-            model.stepped(p for group in optimizer.param_groups for p in group["params"])
+            model.stepped(moved)
+
+    def step_committed(self) -> None:
+        """The step under way is committed."""
+        self._moved_last, self._moved = self._moved, set()
 
     @torch.no_grad()
     def roll_back(self) -> tuple[str, ...]:
@@ -159,6 +168,36 @@ class StateRegistry:
             # Copies: the script may change these objects while a copy is under way.
             "registered": {name: _copied(s.state_dict()) for name, s in self.registered.items()},
         }
+
+    @torch.no_grad()
+    def capture_last(self, *, at_resume_point: bool) -> dict[str, Any]:
+        """The committed state for the last checkpoint, as `capture` gives it. Workers that write parts of it may stand
+        at different places of the script, so gradients that an optimizer has used are left out: some workers may have
+        cleared them and others not.
+
+        at_resume_point: a step is under way, and no optimizer has stepped in it; the state is what a roll-back of the
+        step would restore.
+        """
+        if at_resume_point:
+            rest = self.rest(at_resume_point=True)
+            state = {
+                "modules": [m.as_rolled_back() for m in self.models],
+                "optimizers": [
+                    {**o.state_dict(), **({} if groups is None else {"param_groups": groups})}
+                    for o, groups in zip(self.optimizers, rest["groups"], strict=True)
+                ],
+                "registered": rest["registered"],
+            }
+        else:
+            state = {**self.capture(), "gradients": []}
+            del state["gradients"]
+        if self.equal_states:
+            gradients = [
+                m.unused_gradients(self._moved_last, before_step=at_resume_point) for m in self.models
+            ]
+            if any(gradients):
+                state["gradients"] = gradients
+        return state
 
     def capture_modules(self) -> list[dict[str, torch.Tensor]]:
         """Parameters, buffers and algorithms' own tensors of each model: the live ones."""

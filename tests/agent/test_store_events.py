@@ -161,6 +161,20 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
         ),
     ),
     (
+        KEYS.departed("w"),
+        pb.Departure(
+            worker_id="w",
+            agent_id="a",
+            node_name="host-a",
+            generation=1,
+            world_size=2,
+            last=pb.LastCheckpoint(),
+        ).SerializeToString(),
+        ev.WorkerDeparted(
+            now_s=NOW_S, departure=DepartureView("w", "host-a", 1, 2, StateName(), holds_nothing=True)
+        ),
+    ),
+    (
         KEYS.refused("w"),
         pb.Refusal(worker_id="w", difference="seed").SerializeToString(),
         ev.MemberRefused(now_s=NOW_S, worker_id="w"),

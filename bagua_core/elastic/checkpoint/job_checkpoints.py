@@ -154,12 +154,24 @@ class JobCheckpoints:
         """The state, with the steps whose ledger lines may still be missing."""
         return {**self._state.registry.capture(), "history": self._state.history.encode()}
 
+    def _captured_last(self, at_resume_point: bool) -> dict[str, Any]:
+        state = self._state.registry.capture_last(at_resume_point=at_resume_point)
+        return {**state, "history": self._state.history.encode()}
+
     # -- leaving
 
-    def step_aside(self, left: Generation, part: int, parts: int, leave_by_s: float) -> None:
+    @property
+    def expected_write_s(self) -> float:
+        """Of this worker's part, as the last one took; 0 if none was written yet."""
+        return self._checkpointer.expected_write_s if self._checkpointer.is_on else 0.0
+
+    def step_aside(
+        self, left: Generation, part: int, parts: int, leave_by_s: float, *, at_resume_point: bool = False
+    ) -> None:
         """This worker was in `left` and keeps the state, perhaps as one of the last. Begins to write its part.
 
-        leave_by_s: monotonic time by which its node has to be gone; infinite if it does not leave.
+        leave_by_s: monotonic time by which its node has to be gone; infinite if it does not leave. at_resume_point: a
+        step is under way, which will not be committed.
         """
         if self._state.name.is_none:
             return
@@ -172,10 +184,19 @@ class JobCheckpoints:
                 f"the last checkpoint, of step {self._state.name.step}, may not be written: it takes about "
                 f"{expected_s:.1f} s, and {max(0.0, left_s):.1f} s are left to leave; give a longer --shutdown-timeout"
             )
-        self._checkpointer.write_last(self._last, self._captured, max(0.0, min(left_s, LAST_WAIT_S)))
+        self._checkpointer.write_last(
+            self._last,
+            lambda: self._captured_last(at_resume_point),
+            max(0.0, min(left_s, LAST_WAIT_S)),
+        )
 
-    def before_leaving(self, leave_by_s: float) -> membership_pb2.LastCheckpoint | None:
-        """Wait for the part that `step_aside` began; what became of it. None: this worker holds no state of the job."""
+    def before_leaving(self, leave_by_s: float, problem: str = "") -> membership_pb2.LastCheckpoint | None:
+        """Wait for the part that `step_aside` began; what became of it. None: this worker holds no state of the job.
+
+        problem: why `step_aside` was not called, though this worker holds the state.
+        """
+        if problem and not self._state.name.is_none and self._member.generation is not None:
+            self._last = self._moment(0, 1)
         moment = self._last
         if moment is None:
             return None
@@ -188,7 +209,7 @@ class JobCheckpoints:
         if self._checkpointer.is_on and not (moment.alone and moment.part):
             limit_s = min(leave_by_s - time.monotonic(), LAST_WAIT_S)
             told.part, told.parts = moment.part, 1 if moment.alone else moment.parts
-            told.problem = self._checkpointer.is_last_written(moment, limit_s)[:500]
+            told.problem = (problem or self._checkpointer.is_last_written(moment, limit_s))[:500]
             told.written = not told.problem
             if told.problem:
                 self._say(f"the last checkpoint, of step {name.step}, is not written: {told.problem}")

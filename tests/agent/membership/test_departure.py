@@ -197,3 +197,20 @@ def test_a_scheduled_job_is_never_marked_stopped_here() -> None:
     view = left(saved("a0", 0), saved("b0", 1))
     found = decided(view, evidence=LEADER, policy=replace(POLICY, ends_when_all_leave=False))
     assert not isinstance(found.action, WriteResult)
+
+
+def test_workers_that_left_in_the_first_step_say_that_nothing_was_committed() -> None:
+    """One of them left first, so there is a record after the first one."""
+    first, empty = record(1, "a0 b0", base=0), record(2, "", base=1, kind=LOSS)
+    view = picture([agent("a", leaving=True), agent("b", leaving=True)], [], empty, earlier=(first,))
+    view = replace(view, has_checkpoints=True)
+    nothing = [departure(worker, 1, 2, holds_nothing=True) for worker in ("a0", "b0")]
+    both = replace(view, departures={d.worker_id: d for d in nothing})
+    assert both.has_trained, "as far as the records tell"
+    assert (result(both).outcome, result(both).reason) == (
+        Outcome.STOPPED,
+        "every worker left before the first step",
+    )
+    silent = departure("b0", 1, 2)
+    one = replace(view, departures={"a0": nothing[0], "b0": silent})
+    assert decided(one).action is None, "b0 was killed, and may have committed"

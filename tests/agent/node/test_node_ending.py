@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.node.live_workers import LONGEST_PROBLEM, usable_last_checkpoint
+from bagua_agent.node.live_workers import LONGEST_PROBLEM, MARGIN_S, usable_last_checkpoint, workers_share_s
 from bagua_agent.node.node_ending import (
     RESULT_GRACE_S,
     STORE_AWAY_AT_THE_END_S,
@@ -132,3 +132,9 @@ def test_what_a_worker_tells_of_its_last_checkpoint_fits_a_record(
 ) -> None:
     kept = usable_last_checkpoint(told)
     assert (part, problem) == (None, "") if kept is None else (kept.part, kept.problem) == (part, problem)
+
+
+def test_workers_that_leave_never_count_on_time_that_their_node_lacks() -> None:
+    assert workers_share_s(30.0) == 30.0 - MARGIN_S
+    for grace_s in (0.1, 1.0, 3.0, 5.0, 6.0, 7.0, 300.0):
+        assert 0.0 < workers_share_s(grace_s) < grace_s

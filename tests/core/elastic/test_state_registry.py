@@ -545,3 +545,64 @@ def test_what_cannot_travel_is_found_before_anybody_joins() -> None:
     registry.register("odd", Odd())
     with pytest.raises(state_codec.StateCodecError, match=r"seen.*set"):
         registry.check_travels()
+
+
+# -- the last checkpoint, of workers that stand at different places of the script
+
+
+def committed(training: Training) -> None:
+    """A step, as the engine sees it."""
+    training.registry.snapshot()
+    training.registry.backward_begins()
+    training.train(1, seed=5)
+    training.registry.stepped(training.optimizer)
+    training.registry.step_committed()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_state_in_the_middle_of_a_step_is_that_of_its_resume_point(optimizer: str, fails: bool) -> None:
+    training = Training(optimizer, 1)
+    registry = training.registry
+    committed(training)
+    expected = wire_form(registry.capture_last(at_resume_point=False))
+    registry.snapshot()
+    # what a script does in a step before its optimizer
+    training.optimizer.zero_grad()
+    loss = training.model(torch.randn(8, 4)).sum()
+    registry.backward_begins()
+    loss.backward()
+    training.optimizer.param_groups[0]["lr"] = 7.0
+    training.scheduler.step()
+    set_by_script = [group["lr"] for group in training.optimizer.param_groups]
+    if fails:
+        registry.protect()
+        with torch.no_grad():
+            training.model.first.weight.add_(1.0)
+    assert wire_form(registry.capture_last(at_resume_point=True)) == expected
+    assert wire_form(registry.capture_last(at_resume_point=False)) != expected
+    assert [group["lr"] for group in training.optimizer.param_groups] == set_by_script, "it was only read"
+    registry.roll_back()
+    registry.roll_back_gradients()
+    assert wire_form(registry.capture_last(at_resume_point=False)) == expected
+
+
+def test_gradients_are_in_the_last_checkpoint_until_their_optimizer_has_used_them() -> None:
+    training = Training("adam", 1)
+    registry, model = training.registry, training.model
+    registry.snapshot()
+    model(torch.ones(8, 4)).sum().backward()  # type: ignore[no-untyped-call]
+    registry.step_committed()  # a step of several whose gradients add up
+    (held,) = registry.capture_last(at_resume_point=False)["gradients"]
+    assert held.keys() == {"parameter." + name for name, _ in model.named_parameters()}
+    registry.snapshot()
+    registry.backward_begins()
+    model(torch.ones(8, 4)).sum().backward()  # type: ignore[no-untyped-call]
+    (before,) = registry.capture_last(at_resume_point=True)["gradients"]
+    (now,) = registry.capture_last(at_resume_point=False)["gradients"]
+    name = "parameter.last.bias"
+    assert torch.equal(2 * before[name], now[name]), "a step that did not happen added nothing"
+    training.optimizer.step()
+    registry.stepped(training.optimizer)
+    registry.step_committed()
+    assert "gradients" not in registry.capture_last(at_resume_point=False)
