@@ -379,7 +379,7 @@ def test_without_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(MissingPartError, match=r"pip install bagua\[redis\]"):
+    with pytest.raises(MissingPartError, match=r"pip install bagua-elastic\[redis\]"):
         bagua.CacheLoader("redis", hosts=["h:1"])
     assert bagua.CacheLoader("embedded", "works").get("a", len) == 1
 

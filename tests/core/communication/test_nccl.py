@@ -504,7 +504,8 @@ def test_other_tensors_are_refused(one: One) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"), [("cupy", r"bagua\[cuda12\]"), ("libnccl", "nvidia-nccl-cu12 or nvidia-nccl-cu13")]
+    ("missing", "words"),
+    [("cupy", r"bagua-elastic\[cuda12\]"), ("libnccl", "nvidia-nccl-cu12 or nvidia-nccl-cu13")],
 )
 def test_what_is_missing_is_named_with_what_to_install(
     missing: str, words: str, monkeypatch: pytest.MonkeyPatch
