@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bagua_agent.rpc import session_server
 from bagua_contract import session_pb2
+from bagua_contract.records import PROTOCOL_VERSION
 from tests.core.elastic.agents import Agent
 from tests.lab.wait import eventually
 
@@ -53,7 +54,7 @@ class Stranger:
         return code
 
 
-def hello(worker_id: str, protocol: int = 1) -> session_pb2.WorkerMessage:
+def hello(worker_id: str, protocol: int = PROTOCOL_VERSION) -> session_pb2.WorkerMessage:
     return session_pb2.WorkerMessage(hello=session_pb2.Hello(protocol=protocol, worker_id=worker_id, pid=1))
 
 
