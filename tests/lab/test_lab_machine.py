@@ -12,6 +12,7 @@ from tests.lab import machine, namespaces
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import Machine
 from tests.lab.network import Lab
+from tests.lab.wait import eventually
 
 __all__ = ["make_lab"]
 
@@ -55,7 +56,9 @@ def test_it_boots_with_a_name_a_network_and_a_disk_of_its_own(booted: Machine, l
 def test_a_unit_ends_with_its_whole_control_group(booted: Machine) -> None:
     script = "setsid sleep 1000 & setsid sleep 1000 & exec sleep 1000"
     booted.run(["systemd-run", "--unit=three", "sh", "-c", script])
-    assert len(booted.processes("system.slice/three.service")) == 3
+    # systemd-run returns when the shell runs, which may have forked nothing yet
+    unit = "system.slice/three.service"
+    eventually(lambda: len(booted.processes(unit)) == 3, 10.0, lambda: f"three of {booted.processes(unit)}")
     booted.run(["systemctl", "stop", "three"])
     assert booted.processes("system.slice/three.service") == []
 
