@@ -104,8 +104,8 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
 def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
     """Whether the job's key pair is still this agent's one; put again where it was removed meanwhile.
 
-    To be asked whenever this agent's own key has begun to stand: before, the last agent that left may have taken this
-    one for nobody and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made
+    To be asked whenever this agent's own key has begun to stand: before, the last agent that left may have seen no
+    other key and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made
     another pair. A job that has ended, or was replaced, is no concern of this function: True. Raises InfrastructureLost
     where it is to be asked again.
     """

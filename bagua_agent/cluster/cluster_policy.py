@@ -39,8 +39,8 @@ class ClusterPolicy:
     put_back_within_s: float = 2 * DAY_S
     # How often ended jobs are looked at: nothing waits for it.
     retention_every_s: float = 60.0
-    # etcd keeps every value that a key ever had until it is compacted. Whoever watches, and is away for less than this,
-    # is told the changes; after a longer outage it reads all keys again.
+    # etcd keeps every value that a key ever had until it is compacted. A watcher that is away for less than
+    # this receives the changes; after a longer outage it reads all keys again.
     compact_every_s: float = 300.0
     history_kept_s: float = 600.0
 

@@ -212,7 +212,7 @@ def ended_submission(value: bytes) -> str:
 
 
 def read_removal(value: bytes) -> RemovalView:
-    """Raises UnreadableRecord. Whoever puts a job's keys back gives way to any record, readable or not."""
+    """Raises UnreadableRecord. A daemon that puts a job's keys back gives way to any record, readable or not."""
     try:
         record = pb.Removal.FromString(value)
     except DecodeError as error:

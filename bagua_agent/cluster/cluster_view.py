@@ -105,8 +105,8 @@ class OrderView:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """How a job ended. since_s: when this scheduler first saw that. ended_unix_s: by the clock of whoever wrote it; 0:
-    it is not written."""
+    """How a job ended. since_s: when this scheduler first saw that. ended_unix_s: by the clock of its writer; 0: it is
+    not written."""
 
     end: JobEnd
     exit_code: int = 0

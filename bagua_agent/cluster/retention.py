@@ -45,7 +45,7 @@ def beyond_retention(jobs: Iterable[EndedJob], now_unix_s: float, policy: Cluste
 def expired_removals(
     removals: Mapping[str, RemovalView], now_unix_s: float, policy: ClusterPolicy
 ) -> list[str]:
-    """Nonces whose removals nobody needs any more."""
+    """Nonces whose removals are old enough to be deleted."""
     return sorted(
         nonce for nonce, r in removals.items() if now_unix_s - r.removed_unix_s > policy.removal_kept_s
     )

@@ -51,7 +51,7 @@ class OwnUnit:
 
 @dataclass(frozen=True, slots=True)
 class NodeSituation:
-    """slots: of the node. orders: None if nobody knows them. wishes: by job; none where the submission is not known.
+    """slots: of the node. orders: None if they are not known. wishes: by job; none where the submission is not known.
     nonces: of submissions, by job."""
 
     slots: int

@@ -68,7 +68,7 @@ def stop(store: Store, job_id: str) -> str:
 
 
 def delete(store: Store, job_id: str, now_unix_s: float) -> str:
-    """Remove an ended job: a line for whoever asked. Raises UserError if it has not ended."""
+    """Remove an ended job; the line to print. Raises UserError if it has not ended."""
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
     for _ in range(_MOST_ATTEMPTS):
         found, outcome = store.get(key), store.get(over)

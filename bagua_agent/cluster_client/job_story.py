@@ -53,7 +53,7 @@ def follow(
             if removal in removed.state():
                 gone_s = time.monotonic() if gone_s is None else gone_s
                 if time.monotonic() >= gone_s + LAST_NEWS_S:
-                    raise UserError(f"job {job_id!r} was removed, so nobody knows how it ended")
+                    raise UserError(f"job {job_id!r} was removed, and its outcome with it")
             if not told:
                 job = next(
                     (j for j in cluster_status(store, complain=lambda text: None).jobs if j.job_id == job_id),

@@ -29,7 +29,7 @@ LOOK_AGAIN_S = 0.5
 
 
 class LostKeys:
-    """found(): all that stands under the job's prefix, as far as this agent has seen; None while it is reading on.
+    """found(): all keys under the job's prefix, as far as this agent has seen; None while it is reading on.
     submission: nonce of the one that the job is of, if it was submitted: once that is removed nothing is put again."""
 
     def __init__(

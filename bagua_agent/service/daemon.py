@@ -481,7 +481,7 @@ class NodeDaemon:
         for job_id, unit in list(self._units.items()):
             found = there.get(job_id)
             if found is not None and found.is_alive:
-                if unit.reason:  # it was started after all, though whoever was asked did not say so in time
+                if unit.reason:  # it was started after all, only not confirmed in time
                     self._units[job_id] = replace(unit, reason="")
                 self._watch_over(found)
             elif unit.alive and job_id not in self._starting:

@@ -1,6 +1,7 @@
 """Removes a job from etcd, whole and for good: one transaction takes all of its keys and leaves a removal behind.
 
-The removal is found under the submission's nonce. Whoever puts a key of the job back compares that it is absent.
+The removal is found under the submission's nonce. Each write that puts a key of the job back
+compares that it is absent.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from bagua_agent.store.keys import JobKeys
 
 
 def own_ranges(keys: JobKeys) -> list[KeyRange]:
-    """Everything of a job but what stands about it in the cluster's own keys."""
+    """Everything under a job's own prefixes, and not the cluster's keys about it."""
     return [KeyRange.of_prefix(prefix) for prefix in (keys.prefix, keys.records, keys.secrets)]
 
 
 def remove_job(store: Store, job_id: str, nonce: str, now_unix_s: float, *conditions: Compare) -> bool:
     """False if a condition does not hold, or an agent of the job is there. conditions: at least that the submission is
-    the one of `nonce`, or that there is none; the nonce is empty if nobody knows it. Raises InfrastructureLost,
+    the one of `nonce`, or that there is none; the nonce is empty if it is not known. Raises InfrastructureLost,
     UserError."""
     keys = JobKeys(job_id)
     unused = [*conditions, none_below(keys.agents)]

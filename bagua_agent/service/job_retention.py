@@ -100,7 +100,7 @@ class JobRetention:
         unchanged = [self._fence]
         if outcome is not None:
             unchanged.append(mod_revision_is(over, outcome.mod_revision))
-        if found is None:  # etcd lost it, and nobody was there to put it back
+        if found is None:  # etcd lost it, and no daemon was there to put it back
             nonce = "" if outcome is None else ended_submission(outcome.value)
             unchanged.append(absent(key))
         else:

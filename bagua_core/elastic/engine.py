@@ -433,7 +433,7 @@ class Engine:
             state.owes_checkpoint |= self._checkpoints.is_due()
 
     def _commit_here(self) -> None:
-        """The part of a commit that asks nobody. Under the guard."""
+        """The part of a commit that needs no other worker. Under the guard."""
         state = self.state
         state.resume_point_is_current = state.guard.stepping = False
         self._most_parts = max(self._most_parts, state.final_parts)

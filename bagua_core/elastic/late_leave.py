@@ -45,7 +45,7 @@ class Host(Protocol):
         """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""
 
     def without_write(self) -> membership_pb2.LastCheckpoint | None:
-        """What the agent is told if nothing is to be saved."""
+        """The message to the agent if nothing is to be saved."""
 
 
 def interrupt_script() -> None:

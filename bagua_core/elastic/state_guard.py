@@ -2,8 +2,8 @@
 
 The script's thread holds the guard while it changes what a state consists of: a commit, a roll-back, a snapshot, a
 copy that is swapped in. An optimizer's step is code of others and may take long, so it is not done under the guard:
-`stepping` says that it is under way. Once a reader has taken the worker out of the job (`take_out`), whoever wants to
-hold the guard sees LeaveInterrupt instead: what was saved stays the newest state.
+`stepping` says that it is under way. Once a reader has taken the worker out of the job (`take_out`), a thread that
+wants to hold the guard sees LeaveInterrupt instead: what was saved stays the newest state.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class StateGuard:
         return bool(self._taken_out_by)
 
     def take_out(self, until_s: float) -> None:
-        """The script's thread has no part in the job from now on. until_s: monotonic time at which whoever waits for
-        the end of the leave stops waiting."""
+        """The script's thread has no part in the job from now on. until_s: monotonic time at which a thread that waits
+        for the end of the leave stops waiting."""
         self._taken_out_by, self._until_s = threading.get_ident(), until_s
 
     def taken_out(self) -> bool:

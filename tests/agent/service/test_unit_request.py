@@ -24,7 +24,7 @@ CONFIG = agent_config.check(
 
 
 # The C library of a root agent would open the file.
-ODD_ZONES = ("/root/x", ":/dev/zero", "../../root/x", "UTC\n", "a/b/c/d", ":UTC", "~x")
+ODD_ZONES = ("/etc/shadow", ":/dev/zero", "../../etc/shadow", "UTC\n", "a/b/c/d", ":UTC", "~x")
 
 
 def submission(
