@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.store.embedded import EmbeddedEtcd
 from tests.faults.job import Job
 from tests.lab.fixtures import MakeLab, lab, make_lab
 
-__all__ = ["MakeJob", "MakeLab", "job", "lab", "make_lab"]
+__all__ = ["MakeJob", "MakeLab", "etcd", "job", "lab", "make_lab"]
 
 MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def etcd() -> Iterator[EmbeddedEtcd]:
+    """On this machine, for jobs that need no lab."""
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_core.elastic.checkpoint import catalogue
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
+from tests.faults.saved_steps import newest_step
 from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("train_and_evaluate.py")
@@ -19,17 +18,6 @@ SAMPLES, EPOCHS = 80, 3  # 10 steps an epoch
 GRACE_S = 14.0
 START_S = 90.0  # imports on a busy machine
 SAVED = "saves the committed state from outside the loop"
-
-
-@pytest.fixture
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
-def newest_step(saved: Path) -> int:
-    return next((f.place.name.step for f in catalogue.find(saved) if f.is_complete), 0)
 
 
 class Evaluating:

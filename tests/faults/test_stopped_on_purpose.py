@@ -4,32 +4,18 @@ once and says from where."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_core.elastic.checkpoint import catalogue
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
+from tests.faults.saved_steps import newest_step
 from tests.lab.wait import eventually
 
 CATCHING = Path(__file__).with_name("train_until_told.py")
 SAMPLES = 1200
 LEAVE_S = 25.0  # a leave takes moments; this bounds it below the grace period of 30 s
 START_S = 90.0  # imports on a busy machine
-
-
-@pytest.fixture
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
-def newest_step(saved: Path) -> int:
-    return next((f.place.name.step for f in catalogue.find(saved) if f.is_complete), 0)
 
 
 def leave(node: Node, number: signal.Signals) -> None:

@@ -162,7 +162,7 @@ def test_an_agent_does_not_begin_a_removed_job_again(plain_store: Store) -> None
     assert keys_of(plain_store, "demo") == []
 
 
-def test_whoever_follows_a_job_is_told_that_it_was_removed(plain_store: Store) -> None:
+def test_a_follower_of_a_job_learns_that_it_was_removed(plain_store: Store) -> None:
     submit(plain_store, "demo")
     key = cluster_keys.submission("demo")
 
@@ -178,7 +178,7 @@ def test_whoever_follows_a_job_is_told_that_it_was_removed(plain_store: Store) -
         follow(plain_store, "demo", print, print)
 
 
-def test_whoever_follows_a_job_that_is_removed_at_once_is_told_how_it_ended(plain_store: Store) -> None:
+def test_a_follower_of_a_job_that_is_removed_at_once_learns_how_it_ended(plain_store: Store) -> None:
     submit(plain_store, "demo")
 
     def end_and_remove(_: object) -> None:
@@ -332,7 +332,7 @@ def is_compacted(store: Store, key: str, revision: int) -> bool:
     return False
 
 
-def test_the_scheduler_compacts_and_everybody_goes_on(plain_store: Store) -> None:
+def test_the_scheduler_compacts_and_all_watchers_go_on(plain_store: Store) -> None:
     first = plain_store.put("/bagua/v1/x", b"1")
     plain_store.put("/bagua/v1/x", b"2")
     plain_store.put(cluster_keys.node("n0"), node("n0"))

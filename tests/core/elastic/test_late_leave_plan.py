@@ -123,12 +123,12 @@ def test_no_uncommitted_parameters_are_ever_saved() -> None:
 
 def test_all_members_write_stripes_if_all_of_them_save() -> None:
     now = generation(3, "w0", "w1", base=2)
-    everybody = {"broken": False, "copied": False}
-    assert [part_of(w, now, now, **everybody) for w in ("w0", "w1")] == [(0, 2), (1, 2)]
+    intact = {"broken": False, "copied": False}
+    assert [part_of(w, now, now, **intact) for w in ("w0", "w1")] == [(0, 2), (1, 2)]
     aside = generation(4, base=3)
-    assert not aside.members and part_of("w1", now, aside, **everybody) == (1, 2)
+    assert not aside.members and part_of("w1", now, aside, **intact) == (1, 2)
     joined = generation(4, "w0", "w1", "w2", base=3)
-    assert part_of("w1", now, joined, **everybody) == (1, 2)
+    assert part_of("w1", now, joined, **intact) == (1, 2)
 
 
 def test_a_member_writes_the_whole_if_others_may_not_write_their_part() -> None:

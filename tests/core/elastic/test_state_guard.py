@@ -61,7 +61,7 @@ def test_the_script_changes_nothing_once_it_was_taken_out() -> None:
     assert len(caught) == 2 and min(caught) >= saved_s, "it sees the leave when that is done"
 
 
-def test_nobody_waits_for_a_leave_beyond_its_time() -> None:
+def test_no_thread_waits_for_a_leave_beyond_its_time() -> None:
     guard = StateGuard()
     in_thread(lambda: guard.take_out(time.monotonic() + 0.05)).join()
     with pytest.raises(LeaveInterrupt):
