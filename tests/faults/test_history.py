@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from bagua_agent.history.job_history import EventKind, JobEvent, events_of
 from bagua_agent.job_config import StoreCredentials
 from bagua_agent.store.client import Store
@@ -13,13 +9,6 @@ from bagua_agent.store.embedded import EmbeddedEtcd
 from bagua_agent.store.keys import JobKeys
 from bagua_agent.store_access import store_config
 from tests.faults.conftest import MakeJob
-
-
-@pytest.fixture
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
 
 
 def read(etcd: EmbeddedEtcd, job_id: str) -> list[JobEvent]:
