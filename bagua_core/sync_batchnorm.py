@@ -13,7 +13,7 @@ decides the step comes after them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ class SyncBatchNorm(_BatchNorm):
                 factor = self.num_batches_tracked.to(running.dtype).reciprocal()
             running.lerp_(found.to(running.dtype), factor)
 
-    def _peers(self) -> _Peers | None:
+    def _peers(self) -> Peers | None:
         engine = self._engine
         if engine is None:
             from bagua_core.elastic import runtime  # late, as in DistributedDataParallel
@@ -85,7 +85,13 @@ class SyncBatchNorm(_BatchNorm):
         communicator = engine.communicator()
         if communicator is None:
             return None
-        return _Peers(engine, communicator.lanes[Lane.STATISTICS])
+        lane = communicator.lanes.get(Lane.STATISTICS)
+        if lane is None:
+            raise RuntimeError(
+                "a SyncBatchNorm was used in a step, and no wrapped model contains one, so workers have no connections "
+                "for its statistics; wrap the model that contains it before the first step"
+            )
+        return _StepPeers(engine, lane)
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
@@ -104,8 +110,21 @@ class SyncBatchNorm(_BatchNorm):
         return module
 
 
-class _Peers:
-    """The other workers in this forward, and in its backward. weight: of this micro-batch; 0 for one that heals."""
+class Peers(Protocol):
+    """The workers whose samples a forward and its backward count. weight: of this worker's samples; 0: they don't."""
+
+    @property
+    def weight(self) -> float: ...
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """[workers, *row.shape]."""
+
+    def total(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers."""
+
+
+class _StepPeers:
+    """The other workers in a step. weight: of this micro-batch; 0 for one that heals."""
 
     def __init__(self, engine: StepEngine, lane: Communicator) -> None:
         self._engine = engine
@@ -143,7 +162,7 @@ class _Normalize(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        peers: _Peers,
+        peers: Peers,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         over = [d for d in range(input.dim()) if d != 1]

@@ -5,8 +5,9 @@ Each party keeps W, its public copy, and L and R, those of its neighbours; whoev
 bits. Once a step: t = x + L/3 + R/3 - 5W/3 and C = Q(t); both neighbours get C; L, R and W each grow by what C says of
 their owner; x becomes W. Q's error is a small part of t, of how far the model moves, and not of the weights.
 
-When. The textbook does this after the optimizer's step. Here it is done before the next step's forward: the same
-sequence, but a part of a step, which can fail as a whole. When it counts:
+When. The original does this after the optimizer's step of steps 0, interval, 2 * interval, ... Here it is done before
+the next step's forward: the same sequence, but a part of a step, which can fail as a whole. What a script reads between
+two steps is therefore the model before the exchange that follows the step. When it counts:
 
 - Neighbours must agree whether an exchange happened, or L is no longer the neighbour's W. They can't find out among
   themselves when one of them is lost, so it is provisional until the step's vote. The vote is an allreduce that each
@@ -15,10 +16,10 @@ sequence, but a part of a step, which can fail as a whole. When it counts:
   failure ends the generation, and a new generation has another ring, in which they begin anew.
 - If the vote fails here and succeeded elsewhere, this rank is behind, and heals from one that is not.
 
-A new ring. In the first step of a generation in which nobody heals, each party publishes W := deq(Q(x)) to its
-neighbours by an ordinary exchange; x stays, and x - W goes into the next t, so nothing is lost. A step in which
-somebody heals (the plan says so to all) exchanges nothing: its ring would be another one a step later. So x is never
-written while copies of it are sent, and newcomers are in the ring from their second step on.
+A new ring. In the first step of a generation in which no worker heals, each party publishes W := x to its neighbours,
+in full precision; x stays. In the job's first step that is the model that all workers begin with, as in the original. A
+step in which a worker heals (the plan says so to all) exchanges nothing: its ring would be another one a step later. So
+x is never written while copies of it are sent, and newcomers are in the ring from their second step on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class LowPrecisionDecentralized(Algorithm):
     """Weights are averaged with both neighbours in a ring, compressed to a quarter of float32.
 
     hierarchical: nodes form the ring, each with the mean of its workers' weights. communication_interval: an exchange
-    every so many steps. Raises ValueError; `attach` does for parameters that are neither float32 nor half precision.
+    every so many steps, the first one after the job's first step. Raises ValueError; `attach` does for parameters that
+    are neither float32 nor half precision.
 
     Commits: a step is final when every worker's exchange and vote have succeeded; else the weights are put back.
     Heals: a newcomer copies one holder's model and optimizer beside its first step, in which nobody exchanges, and is
@@ -107,7 +109,7 @@ class RingExchange(WeightExchange):
         if communicator is None or plan.healing:
             return
         self._publishes = not self._is_published
-        if not self._publishes and plan.step % self._interval:
+        if not self._publishes and (plan.step - 1) % self._interval:
             return
         parties = find_parties(communicator.nodes, plan, self._hierarchical)
         self._scratch.fill()
@@ -180,25 +182,27 @@ def _round_the_ring(
         torch._foreach_copy_(ring.own, x)
         return
     left, right = (parties.ranks[i] for i in ring_neighbours(parties.index, parties.count))
+
+    def swap(bucket: int, sent: torch.Tensor, lefts: torch.Tensor, rights: torch.Tensor) -> list[Pending]:
+        incoming = {left: [lefts]} if left == right else {left: [lefts], right: [rights]}
+        return communicator.swap([sent], incoming, SWAP_TAG + bucket)
+
+    if publishes:
+        torch._foreach_copy_(ring.own, x)
+        for i, own in enumerate(ring.own):
+            yield from swap(i, own, ring.left[i], ring.right[i])
+        if left == right:
+            torch._foreach_copy_(ring.right, ring.left)
+        return
     under_way = []
     # a bucket travels while the next one is compressed, and the one before it decompressed
     for i, t in enumerate(x):
-        if not publishes:
-            t.add_(ring.left[i], alpha=1 / 3).add_(ring.right[i], alpha=1 / 3).add_(ring.own[i], alpha=-5 / 3)
+        t.add_(ring.left[i], alpha=1 / 3).add_(ring.right[i], alpha=1 / 3).add_(ring.own[i], alpha=-5 / 3)
         minmax_compress(t, ring.sent[i])
-        under_way.append(_swap_around(communicator, left, right, ring, i))
+        under_way.append(swap(i, ring.sent[i], ring.from_left[i], ring.from_right[i]))
     for i, pendings in enumerate(under_way):
-        minmax_decompress(ring.sent[i], ring.own[i], add=not publishes)
+        minmax_decompress(ring.sent[i], ring.own[i], add=True)
         yield from pendings
-        minmax_decompress(ring.from_left[i], ring.left[i], add=not publishes)
+        minmax_decompress(ring.from_left[i], ring.left[i], add=True)
         from_right = ring.from_left if left == right else ring.from_right
-        minmax_decompress(from_right[i], ring.right[i], add=not publishes)
-
-
-def _swap_around(
-    communicator: Communicator, left: int, right: int, ring: _Ring, bucket: int
-) -> list[Pending]:
-    incoming = {left: [ring.from_left[bucket]]}
-    if left != right:
-        incoming[right] = [ring.from_right[bucket]]
-    return communicator.swap([ring.sent[bucket]], incoming, SWAP_TAG + bucket)
+        minmax_decompress(from_right[i], ring.right[i], add=True)

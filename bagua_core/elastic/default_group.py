@@ -1,8 +1,14 @@
-"""Has the script made torch's default process group beside this runtime? Then nobody would renew it."""
+"""Refuses torch's default process group beside this runtime: it would not follow a change of membership.
+
+torch_api answers torch.distributed's calls by itself (torch_default_group.py). A group that a script made before is set
+aside there: it stays, unused, because its peers may still be connecting to it.
+"""
 
 from __future__ import annotations
 
 import torch.distributed
+
+_is_set_aside = False
 
 
 class MixedModesError(RuntimeError):
@@ -16,10 +22,25 @@ class MixedModesError(RuntimeError):
 
 
 def is_made() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    """Of torch's own functions: those of torch.distributed may be replaced by torch_api."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed import distributed_c10d  # late: a torch without distributed lacks it
+
+    return distributed_c10d.is_initialized()
+
+
+def is_in_use() -> bool:
+    return is_made() and not _is_set_aside
+
+
+def set_aside() -> None:
+    """The group that is there now, if there is one, is not used any more."""
+    global _is_set_aside
+    _is_set_aside = is_made()
 
 
 def forbid_default_group() -> None:
-    """Raises MixedModesError if torch's default process group exists: nobody would renew it after a change."""
-    if is_made():
+    """Raises MixedModesError if torch's default process group is in use: it would not follow a change."""
+    if is_in_use():
         raise MixedModesError

@@ -4,17 +4,31 @@
     bagua.init_process_group()
     model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 
-Importing this package gives every torch module `with_bagua` and takes note of optimizers as they are made; nothing else
-in bagua_core touches torch's classes. What works how, and what does not: docs/original-scripts.md.
+Importing this package gives every torch module `with_bagua` and the attributes that tell of it (module_attributes.py),
+and takes note of optimizers as they are made; init_process_group() replaces functions of torch.distributed
+(torch_default_group.py). What works how, and what does not: docs/original-scripts.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from bagua_core import ElasticDataLoader, register_state, report
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.torch_api import algorithms, communication, contrib, data_parallel
+from bagua_core.torch_api import (
+    algorithms,
+    checkpoint,
+    communication,
+    contrib,
+    data_parallel,
+    env,
+    module_attributes,
+    utils,
+)
+from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.communication import (
     BaguaProcessGroup,
     allgather,
@@ -45,11 +59,14 @@ from bagua_core.torch_api.communication import (
     scatter_inplace,
     send,
 )
+from bagua_core.torch_api.distributed import BaguaModule
+from bagua_core.torch_api.model_parallel import moe
 from bagua_core.torch_api.optimizers_made import take_note
 from bagua_core.torch_api.script_world import this_script
 from bagua_core.torch_api.wrapping import with_bagua
 
 __all__ = [
+    "BaguaModule",
     "BaguaProcessGroup",
     "ElasticDataLoader",
     "ReduceOp",
@@ -65,9 +82,11 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "checkpoint",
     "communication",
     "contrib",
     "data_parallel",
+    "env",
     "gather",
     "gather_inplace",
     "get_local_rank",
@@ -75,6 +94,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_process_group",
+    "moe",
     "new_group",
     "next_step",
     "recv",
@@ -87,7 +107,15 @@ __all__ = [
     "scatter",
     "scatter_inplace",
     "send",
+    "utils",
+    "version",
 ]
+
+
+version: str = torch.__version__
+"""As in the original: torch's, not this package's, which is bagua_core.__version__ or `bagua-launch --version`."""
+
+__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 def next_step() -> int:
@@ -97,4 +125,5 @@ def next_step() -> int:
 
 
 nn.Module.with_bagua = with_bagua  # type: ignore[attr-defined]
+module_attributes.install()
 take_note()

@@ -81,16 +81,26 @@ class CentralizedOp(Operation):
 
 
 class BaguaBucket:
-    """name: unique in the model. tensors: the parameters, whose .grad lies in the bucket."""
+    """name: unique in the model. tensors: the parameters, whose .grad lies in the bucket. conveyor: None for a bucket
+    of one of the runtime's algorithms, which takes no operations."""
 
     def __init__(
-        self, name: str, tensors: Sequence[nn.Parameter], bucket: Bucket, conveyor: Conveyor
+        self, name: str, tensors: Sequence[nn.Parameter], bucket: Bucket, conveyor: Conveyor | None
     ) -> None:
         self.name = name
         self.tensors = list(tensors)
         self._bucket = bucket
         self._conveyor = conveyor
         self.operations: list[Operation] = []
+
+    def _for_operations(self) -> Conveyor:
+        """Raises UnsupportedAlgorithmError."""
+        if self._conveyor is None:
+            raise UnsupportedAlgorithmError(
+                f"bucket {self.name} belongs to one of the runtime's own algorithms, which takes no further "
+                "operations; write an AlgorithmImpl with an init_operations (docs/original-scripts.md)"
+            )
+        return self._conveyor
 
     def flattened_tensor(self) -> torch.Tensor:
         """[elements of all tensors]: the gradients themselves, not a copy. Only good within an operation."""
@@ -107,6 +117,7 @@ class BaguaBucket:
     def append_python_op(self, python_function: Callable[[str], Any], group: Any = None) -> BaguaBucket:
         """python_function(name of the bucket): may change the gradients in place and call collectives, as long as all
         workers call the same. A step that failed may be in the middle of it: then collectives return what they got."""
+        self._for_operations()
         self.operations.append(PythonOp(python_function, self.name))
         return self
 
@@ -124,11 +135,12 @@ class BaguaBucket:
             raise ValueError(f'compression={compression!r} is unknown; use "{MIN_MAX_UINT8}" or None')
         if compression and not scattergather:
             raise ValueError("compression needs scattergather=True: chunks are summed by their owners")
+        conveyor = self._for_operations()
         summing: BucketOperation = Sum()
         if compression:
-            summing = CompressedSum(self._conveyor, MinMax(), hierarchical)
+            summing = CompressedSum(conveyor, MinMax(), hierarchical)
         elif hierarchical:
-            summing = HierarchicalSum(self._conveyor)
+            summing = HierarchicalSum(conveyor)
         self.operations.append(CentralizedOp(summing, average))
         return self
 

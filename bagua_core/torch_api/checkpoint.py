@@ -1,9 +1,89 @@
-"""Not offered: a script saves with torch.save, and an elastic job with --checkpoint-dir."""
+"""The script's own checkpoints, in the files of the original's save_checkpoint and load_checkpoint.
+
+Owns the layout: <path>/iter_<iteration>/mp_rank_00_model_states.pt, and beside it latest_checkpointed_iteration.txt.
+Rank 0 writes. A reader sees a whole checkpoint or the one before: each file is renamed into place, the tracker last.
+Checkpoints of the job, for which a script calls nothing, are `bagua-launch --checkpoint-dir`.
+"""
 
 from __future__ import annotations
 
-from bagua_core.torch_api.errors import not_offered
+import os
+from pathlib import Path
+from typing import Any
 
-raise not_offered(
-    "checkpoint", "save on rank 0 with torch.save, or let the job write checkpoints (--checkpoint-dir)"
-)
+import torch
+from torch import nn
+
+from bagua_core.torch_api.communication import barrier, get_rank
+from bagua_core.torch_api.script_world import say
+
+TRACKER = "latest_checkpointed_iteration.txt"
+STATES = "mp_rank_00_model_states.pt"
+
+
+def save_checkpoint(
+    iteration: int,
+    checkpoints_path: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+) -> None:
+    """Rank 0 writes its states; returns on every worker when they are there. All workers must call it.
+
+    Where the algorithm lets replicas differ, what is saved is rank 0's. Raises OSError.
+    """
+    if get_rank() == 0:
+        states: dict[str, Any] = {"iteration": iteration, "model": model.state_dict()}
+        for name, stateful in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if stateful is not None:
+                states[name] = stateful.state_dict()
+        directory = Path(checkpoints_path) / f"iter_{iteration:07d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        part = directory / (STATES + ".part")
+        torch.save(states, part)
+        _into_place(part, directory / STATES)
+        part = Path(checkpoints_path) / (TRACKER + ".part")
+        part.write_text(str(iteration))
+        _into_place(part, Path(checkpoints_path) / TRACKER)
+    barrier()
+
+
+def load_checkpoint(
+    checkpoints_path: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+    strict: bool = True,
+) -> int:
+    """Load the newest checkpoint and return its iteration; 0 if there is none. All workers must call it, between two
+    steps. strict: as in Module.load_state_dict. Raises ValueError, OSError, and what torch.load raises.
+    """
+    tracker = Path(checkpoints_path) / TRACKER
+    if not tracker.is_file():
+        say(f"no checkpoint is loaded: {tracker} does not exist; the script begins at iteration 0")
+        return 0
+    text = tracker.read_text().strip()
+    if not text.isdecimal():
+        raise ValueError(f"{tracker} holds {text[:40]!r}; write the number of the iteration to load into it")
+    directory = Path(checkpoints_path) / f"iter_{int(text):07d}"
+    if any(directory.glob("expert_*")):
+        raise ValueError(
+            f"{directory} holds experts in files of their own, as the original's expert parallelism wrote them; merge "
+            f"them into {STATES}: every worker holds all experts here"
+        )
+    states = torch.load(directory / STATES, map_location="cpu", weights_only=True)
+    model.load_state_dict(states["model"], strict=strict)
+    for name, stateful in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+        if stateful is None:
+            continue
+        if name not in states:
+            raise ValueError(f"{directory / STATES} has no {name}; save it, or don't ask for it")
+        stateful.load_state_dict(states[name])
+    barrier()
+    return int(text)
+
+
+def _into_place(part: Path, final: Path) -> None:
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(final)

@@ -1,39 +1,78 @@
 """Collectives in the form that scripts of the original call them: one tensor that is sent, one that is received into.
 
-Owns the order of arguments and the layout of tensors; what a collective does, and what becomes of it when a worker is
-lost, is bagua_core/collectives.py. Tensors may lie on the CPU. Ranks are those of get_rank(). A received tensor has as
-many elements as all members' parts together, in any shape. Invariant: nothing is written if a collective raises.
+Owns init_process_group, who a worker is, and the order of arguments. Tensors may lie on the CPU. Ranks are those of
+get_rank(), within a group those of the group. Outside its group a worker returns at once, as in the original.
+The layout of tensors is group_communicator.py, groups are process_group.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core import collectives
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.torch_api import torch_default_group
+from bagua_core.torch_api.absent_names import absent_from
+from bagua_core.torch_api.process_group import (
+    BaguaProcessGroup,
+    Comm,
+    CommMember,
+    _get_default_group,
+    comm,
+    from_torch_group,
+    get_communicator,
+    is_initialized,
+    member_of,
+    new_group,
+)
 from bagua_core.torch_api.script_world import this_script
 
+__all__ = [
+    "BaguaProcessGroup",
+    "CommMember",
+    "ReduceOp",
+    "_get_default_group",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_coalesced_inplace",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
+    "barrier",
+    "broadcast",
+    "broadcast_coalesced",
+    "broadcast_object",
+    "comm",
+    "from_torch_group",
+    "gather",
+    "gather_inplace",
+    "get_communicator",
+    "get_local_rank",
+    "get_local_size",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_initialized",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "scatter",
+    "scatter_inplace",
+    "send",
+]
+
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True, slots=True)
-class BaguaProcessGroup:
-    """group None: all workers, whoever they are by then."""
-
-    group: collectives.Group | None = None
-
-    def get_global_communicator(self) -> BaguaProcessGroup:
-        """What collectives take as `comm`."""
-        return self
-
-
-Comm = BaguaProcessGroup | collectives.Group | None
+__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 def init_process_group(
@@ -53,6 +92,7 @@ def init_process_group(
         raise ValueError("store: workers meet through bagua-launch; leave it out")
     script = this_script()
     script.world.begin(elastic)
+    torch_default_group.take_over()
     if elastic:
         script.steps.leave_to_script()
     for name, given, found in (
@@ -92,75 +132,28 @@ def get_local_size() -> int:
     return WorkerEnvironment.decode(os.environ).slots
 
 
-def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
-    """A group for `comm`; None: all workers. stream: collectives return when they are done, so there is none.
-
-    A group is its workers: once one of them is lost its collectives raise PeerLostError. Raises ValueError.
-    """
-    _joined()
-    return BaguaProcessGroup(None if ranks is None else collectives.new_group(ranks))
-
-
-def _joined() -> None:
-    this_script().world.join()
-
-
-def _group(comm: Comm) -> collectives.Group | None:
-    _joined()
-    return comm.group if isinstance(comm, BaguaProcessGroup) else comm
-
-
-def _place(comm: Comm) -> tuple[int, int]:
-    """This worker's rank and how many there are. Raises ValueError outside the group."""
-    group = _group(comm)
-    if group is None:
-        return this_script().engine.place_of_script()
-    if group.rank is None:
-        raise ValueError(f"this worker is not in the group {list(group.ranks)}")
-    return group.rank, group.size
-
-
-def _fill(received: torch.Tensor, result: torch.Tensor) -> None:
-    """Raises ValueError if they differ in number of elements."""
-    if received.numel() != result.numel():
-        raise ValueError(
-            f"{result.numel()} elements arrived and recv_tensor has {received.numel()}; it needs as many as all "
-            f"members' parts together, and there are {get_world_size()} workers now"
-        )
-    with torch.no_grad():
-        received.copy_(result.reshape(received.shape))
-
-
-def _rows(tensor: torch.Tensor, members: int) -> torch.Tensor:
-    """tensor as [members, elements of each]. Raises ValueError."""
-    if tensor.numel() % members:
-        raise ValueError(
-            f"a tensor of {tensor.numel()} elements can't be split evenly among {members} members"
-        )
-    return tensor.reshape(members, -1)
-
-
-def _leading(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` elements of `tensor`, as a view. Raises ValueError."""
-    if not tensor.is_contiguous() or tensor.numel() < count:
-        raise ValueError(
-            f"{count} elements are needed at the beginning of a contiguous tensor, not {tuple(tensor.shape)}"
-        )
-    return tensor.view(-1)[:count]
-
-
-# -- reductions
+# -- reductions: see GroupCommunicator's methods
 
 
 def allreduce(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
 ) -> None:
     """recv_tensor: `op` over all members' send_tensor."""
-    _fill(recv_tensor, collectives.allreduce(send_tensor, op, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.allreduce(send_tensor, recv_tensor, op)
 
 
 def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    allreduce(tensor, tensor, op, comm)
+    if (member := member_of(comm)) is not None:
+        member.allreduce_inplace(tensor, op)
+
+
+def allreduce_coalesced_inplace(
+    tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: Comm = None
+) -> None:
+    """As allreduce_inplace of each, in one message for each data type."""
+    if (member := member_of(comm)) is not None:
+        member.allreduce_coalesced_inplace(tensors, op)
 
 
 def reduce(
@@ -171,27 +164,27 @@ def reduce(
     comm: Comm = None,
 ) -> None:
     """As allreduce; recv_tensor is written on rank `dst` alone."""
-    result = collectives.reduce(send_tensor, dst, op, _group(comm))
-    if result is not None:
-        _fill(recv_tensor, result)
+    if (member := member_of(comm)) is not None:
+        member.reduce(send_tensor, recv_tensor, dst, op)
 
 
 def reduce_inplace(tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    reduce(tensor, tensor, dst, op, comm)
+    if (member := member_of(comm)) is not None:
+        member.reduce_inplace(tensor, dst, op)
 
 
 def reduce_scatter(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
 ) -> None:
     """recv_tensor: this member's part of `op` over all members' send_tensor."""
-    rows = _rows(send_tensor, _place(comm)[1])
-    _fill(recv_tensor, collectives.reduce_scatter(rows, op, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.reduce_scatter(send_tensor, recv_tensor, op)
 
 
 def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
     """This member's part is written to the beginning of `tensor`."""
-    members = _place(comm)[1]
-    reduce_scatter(tensor, _leading(tensor, _rows(tensor, members).shape[1]), op, comm)
+    if (member := member_of(comm)) is not None:
+        member.reduce_scatter_inplace(tensor, op)
 
 
 # -- moving tensors
@@ -199,69 +192,67 @@ def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, co
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: Comm = None) -> None:
     """In place."""
-    _fill(tensor, collectives.broadcast(tensor, src, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.broadcast(tensor, src)
+
+
+def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
+    """As broadcast of each, in one message for each data type."""
+    if (member := member_of(comm)) is not None:
+        member.broadcast_coalesced(tensors, src)
 
 
 def broadcast_object(obj: _Value, src: int = 0, comm: Comm = None) -> _Value:
     """A copy of rank src's value: numbers, strings, containers, tensors; no pickle travels (StateCodecError)."""
-    return collectives.broadcast_object(obj, src, _group(comm))
+    member = member_of(comm)
+    return obj if member is None else member.broadcast_object(obj, src)
 
 
 def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
     """recv_tensor: all members' send_tensor, by rank."""
-    _fill(recv_tensor, collectives.allgather(send_tensor, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.allgather(send_tensor, recv_tensor)
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
     """Each member brings its part of `tensor` and gets the others'."""
-    rank, members = _place(comm)
-    allgather(_rows(tensor, members)[rank], tensor, comm)
+    if (member := member_of(comm)) is not None:
+        member.allgather_inplace(tensor)
 
 
 def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
     """As allgather; recv_tensor is written on rank `dst` alone."""
-    result = collectives.gather(send_tensor, dst, _group(comm))
-    if result is not None:
-        _fill(recv_tensor, result)
+    if (member := member_of(comm)) is not None:
+        member.gather(send_tensor, recv_tensor, dst)
 
 
 def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
-    """count: elements of each member. On `dst` the tensor has room for all, and its own are at its place among them;
-    elsewhere they are at the beginning."""
-    rank, members = _place(comm)
-    if rank != dst:
-        gather(_leading(tensor, count), tensor, dst, comm)
-        return
-    room = _leading(tensor, members * count)
-    gather(room.view(members, count)[rank], room, dst, comm)
+    """count: elements of each member. See GroupCommunicator.gather_inplace."""
+    if (member := member_of(comm)) is not None:
+        member.gather_inplace(tensor, count, dst)
 
 
 def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
     """recv_tensor: this member's part of rank src's send_tensor, which is not looked at elsewhere."""
-    rank, members = _place(comm)
-    parts = _rows(send_tensor, members) if rank == src else None
-    _fill(recv_tensor, collectives.scatter(recv_tensor.reshape(-1), parts, src, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.scatter(send_tensor, recv_tensor, src)
 
 
 def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
-    """count: elements of each member. On `src` the tensor holds all, and stays as it is; elsewhere the part arrives at
-    its beginning."""
-    rank, members = _place(comm)
-    if rank != src:
-        scatter(tensor, _leading(tensor, count), src, comm)
-        return
-    parts = _leading(tensor, members * count)
-    scatter(parts, torch.empty_like(parts[:count]), src, comm)
+    """count: elements of each member. See GroupCommunicator.scatter_inplace."""
+    if (member := member_of(comm)) is not None:
+        member.scatter_inplace(tensor, count, src)
 
 
 def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
     """Part r of send_tensor goes to rank r; part r of recv_tensor is what came from there."""
-    rows = _rows(send_tensor, _place(comm)[1])
-    _fill(recv_tensor, collectives.alltoall(rows, _group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.alltoall(send_tensor, recv_tensor)
 
 
 def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    alltoall(tensor, tensor, comm)
+    if (member := member_of(comm)) is not None:
+        member.alltoall_inplace(tensor)
 
 
 def alltoall_v(
@@ -273,39 +264,33 @@ def alltoall_v(
     recv_displs: Sequence[int],
     comm: Comm = None,
 ) -> None:
-    """send_counts[r] elements from send_displs[r] on go to rank r; recv_counts[r] from there lie at recv_displs[r].
-
-    Raises ValueError if other counts arrive.
-    """
-    flat = send_tensor.reshape(-1)
-    parts = [flat[at : at + n] for at, n in zip(send_displs, send_counts, strict=True)]
-    arrived, counts = collectives.alltoall_v(torch.cat(parts), list(send_counts), _group(comm))
-    if counts != list(recv_counts):
-        raise ValueError(f"recv_counts={list(recv_counts)}, but {counts} elements arrived")
-    room = _leading(recv_tensor, max(at + n for at, n in zip(recv_displs, recv_counts, strict=True)))
-    with torch.no_grad():
-        for at, part in zip(recv_displs, torch.split(arrived, counts), strict=True):
-            room[at : at + part.numel()] = part
+    """send_counts[r] elements from send_displs[r] on go to rank r; see GroupCommunicator.alltoall_v."""
+    if (member := member_of(comm)) is not None:
+        member.alltoall_v(send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs)
 
 
 def alltoall_v_inplace(
     tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: Comm = None
 ) -> None:
-    alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
+    if (member := member_of(comm)) is not None:
+        member.alltoall_v_inplace(tensor, counts, displs)
 
 
 # -- between two workers, and all
 
 
 def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    collectives.send(tensor, dst, group=_group(comm))
+    if (member := member_of(comm)) is not None:
+        member.send(tensor, dst)
 
 
 def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
     """Into `tensor`."""
-    _fill(tensor, collectives.recv(tensor, src, group=_group(comm)))
+    if (member := member_of(comm)) is not None:
+        member.recv(tensor, src)
 
 
 def barrier(comm: Comm = None) -> None:
-    """Return when every worker has called it."""
-    collectives.barrier(_group(comm))
+    """Return when every member has called it."""
+    if (member := member_of(comm)) is not None:
+        member.barrier()

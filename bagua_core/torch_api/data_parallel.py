@@ -13,19 +13,21 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from bagua_core import parallel
-from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua_core.torch_api.communication import BaguaProcessGroup
+from bagua_core.torch_api.env import get_default_bucket_size
+from bagua_core.torch_api.process_group import BaguaProcessGroup
 from bagua_core.torch_api.script_world import Script, this_script
-from bagua_core.torch_api.wrapping import Wrapped, check_group, check_new, register, reified
+from bagua_core.torch_api.wrapping import Wrapped, check_group, check_ignored, register, reified, release
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """`module`, trained by all workers of the job together.
 
-    device_ids: None, or the one device that inputs are moved to. optimizers: those that step on its parameters; if
-    none are given, those that the script makes. algorithm: as in with_bagua. check_reduction, gradient_as_bucket_view:
-    there is nothing to switch on, gradients always lie in buckets.
+    device_ids: None, or the one device that inputs are moved to. bucket_cap_mb: None for BAGUA_DEFAULT_BUCKET_SIZE,
+    which is 25 MiB. optimizers: those that step on its parameters; if none are given, those that the script makes.
+    algorithm: as in with_bagua. check_reduction, gradient_as_bucket_view:
+    there is nothing to switch on, gradients always lie in buckets. A module that is wrapped already leaves its former
+    wrapper, as in with_bagua.
     Raises ValueError, SparseGradientError, ModelsDifferError.
     """
 
@@ -37,7 +39,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         dim: int = 0,
         broadcast_buffers: bool = True,
         process_group: BaguaProcessGroup | None = None,
-        bucket_cap_mb: float = DEFAULT_BUCKET_CAP_MB,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -46,22 +48,24 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         script: Script | None = None,
     ) -> None:
         device = _only_device(device_ids, output_device, dim)
-        check_group(process_group)
-        check_new(module)
         running = this_script() if script is None else script
         running.world.join()
-        own, chosen = reified(algorithm or GradientAllReduceAlgorithm(), module, optimizers)
+        check_group(process_group)
+        check_ignored(module)
+        release(module)
+        declared = algorithm or GradientAllReduceAlgorithm()
+        own, chosen = reified(declared, module, optimizers)
         super().__init__(
             module,
             optimizers=optimizers or None,  # None: those that the script makes are found at the first forward
             algorithm=chosen,
-            bucket_cap_mb=bucket_cap_mb,
+            bucket_cap_mb=get_default_bucket_size() / (1 << 20) if bucket_cap_mb is None else bucket_cap_mb,
             broadcast_buffers=broadcast_buffers,
             find_unused_parameters=find_unused_parameters,
             engine=running.engine,
         )
         self._device = device
-        self._handle = Wrapped(running, self, own)
+        self._handle = Wrapped(running, self, own, declared)
         register(module, self._handle)
         register(self, self._handle)
 
@@ -69,6 +73,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         if self._device is not None:
             inputs, keywords = _moved((inputs, keywords), self._device)
         handle = self._handle
+        if handle.is_released:
+            raise RuntimeError(
+                f"this {type(self.module).__name__} was wrapped again since; call what wrapped it last"
+            )
         if not handle.counts(self.training):
             return self.module(*inputs, **keywords)
         handle.forward_begins(inputs)

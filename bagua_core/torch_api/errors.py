@@ -15,6 +15,10 @@ class ModelsDifferError(ValueError):
     """Workers built different models, or wrapped them differently."""
 
 
+class CommunicatorAborted(RuntimeError):
+    """The script has called abort() on this communicator."""
+
+
 class NoOptimizerError(RuntimeError):
     """Nothing says when a step of this model ends."""
 

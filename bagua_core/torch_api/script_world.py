@@ -21,7 +21,7 @@ from torch import nn
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import Lane
-from bagua_core.elastic import runtime
+from bagua_core.elastic import default_group, runtime
 from bagua_core.elastic.engine import Engine
 from bagua_core.elastic.member import Member
 from bagua_core.elastic.session import News
@@ -32,15 +32,21 @@ LOOK_AGAIN_S = 1.0  # in vain: news wake whoever waits for them
 
 
 class ScriptWorld:
-    """One per engine. joined: this worker's ranks are known. elastic: see the module."""
+    """One per engine. joined: this worker's ranks are known. elastic: see the module. is_initialized:
+    init_process_group was called."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.joined = False
         self.elastic = False
+        self.is_initialized = False
 
     def begin(self, elastic: bool) -> None:
         """What init_process_group asks for. Raises NotLaunchedError, LateWorkerError, ValueError, RuntimeError."""
+        self._begin(elastic)
+        self.is_initialized = True
+
+    def _begin(self, elastic: bool) -> None:
         if not self._engine.launched:
             refuse_unknown_launcher(os.environ)
             self.elastic = elastic
@@ -213,4 +219,13 @@ def script_of(engine: Engine) -> Script:
 
 
 def this_script() -> Script:
+    if default_group.is_in_use() and WorkerEnvironment.is_present(os.environ):
+        from bagua_core.torch_api.torch_default_group import take_over  # late: it needs this module
+
+        take_over()
     return script_of(runtime.engine())
+
+
+def is_initialized() -> bool:
+    """Whether the script has called init_process_group."""
+    return any(script.world.is_initialized for script in _scripts.values())

@@ -6,25 +6,28 @@ optimizer, and the agreement of workers that joined before they had a model. Whe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from bagua_core import collectives
+from bagua_core.communication.reducer import Reducer
 from bagua_core.optimizer_gate import gate_optimizer
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.torch_api.algorithms.base import Algorithm
 from bagua_core.torch_api.algorithms.own import ScriptModel, prepared
-from bagua_core.torch_api.communication import BaguaProcessGroup
+from bagua_core.torch_api.bucket import BaguaBucket
+from bagua_core.torch_api.env import get_default_bucket_size
 from bagua_core.torch_api.errors import ModelsDifferError, NoOptimizerError
+from bagua_core.torch_api.in_place import BeforeForward, NoSync
 from bagua_core.torch_api.optimizers_made import optimizers_of
+from bagua_core.torch_api.process_group import DEFAULT_GROUP, BaguaProcessGroup
 from bagua_core.torch_api.script_world import Script, this_script
 
 
@@ -40,13 +43,21 @@ class Unforwarded(nn.Module):
 
 
 class Wrapped:
-    """One model in the hands of the runtime. parallel: the core's side of it."""
+    """One model in the hands of the runtime. parallel: the core's side of it. algorithm: as the script named it.
+    is_released: the model was wrapped again since."""
 
     def __init__(
-        self, script: Script, parallel: DistributedDataParallel, own: ScriptModel | None = None
+        self,
+        script: Script,
+        parallel: DistributedDataParallel,
+        own: ScriptModel | None = None,
+        algorithm: Any = None,
     ) -> None:
         self.script = script
         self.parallel = parallel
+        self.algorithm = own.impl if own is not None else algorithm
+        self.is_released = False
+        self.hook: RemovableHandle | None = None  # on a model that was wrapped in place
         self._own = own
         self._observed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         for optimizer in parallel.optimizers:
@@ -57,6 +68,18 @@ class Wrapped:
     def exchange(self) -> Any:
         """What the algorithm does for this model; see communication/exchange.py."""
         return self.parallel._exchange
+
+    def buckets(self) -> list[BaguaBucket]:
+        """See module_attributes.py."""
+        if self._own is not None:
+            return list(self._own.bagua_buckets)
+        exchange = self.exchange
+        if not isinstance(exchange, Reducer):
+            return []
+        return [
+            BaguaBucket(str(number), parameters, bucket, None)
+            for number, (bucket, parameters) in enumerate(exchange.buckets_of_parameters())
+        ]
 
     def counts(self, training: bool) -> bool:
         """Whether the forward that begins now is the runtime's affair."""
@@ -93,10 +116,14 @@ class Wrapped:
         gated: Callable[..., Any] = optimizer.step
         script, own = self.script, self._own
 
+        handle = self
+
         @functools.wraps(gated)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = gated(*args, **kwargs)
             engine = script.engine
+            if handle.is_released:
+                return result
             if own is not None and engine.in_step and not engine.step_failed and engine.micro_batch.last:
                 own.post_optimizer_step_hook(self)
             script.steps.optimizer_stepped(self)
@@ -109,9 +136,14 @@ class Wrapped:
 _wrapped: weakref.WeakKeyDictionary[nn.Module, Wrapped] = weakref.WeakKeyDictionary()
 
 
+def find_wrapped(model: nn.Module) -> Wrapped | None:
+    """None for a model that was not handed over."""
+    return _wrapped.get(model)
+
+
 def wrapped(model: nn.Module) -> Wrapped:
     """Raises ValueError for a model that was not handed over."""
-    found = _wrapped.get(model)
+    found = find_wrapped(model)
     if found is None:
         raise ValueError(f"this {type(model).__name__} was not wrapped; call with_bagua on it first")
     return found
@@ -121,22 +153,57 @@ def register(model: nn.Module, handle: Wrapped) -> None:
     _wrapped[model] = handle
 
 
-def check_new(model: nn.Module) -> None:
-    """Raises ValueError if `model` was handed over before."""
-    if model in _wrapped:
+def release(model: nn.Module) -> None:
+    """End the wrapping that `model` has, if it has one: another algorithm follows. All workers must come here at the
+    same place. Raises ValueError in a step, and in a script that workers may join at any time."""
+    handle = _wrapped.get(model)
+    if handle is None:
+        return
+    kind, script = type(model).__name__, handle.script
+    if script.world.elastic or script.steps.marked_by_script:
         raise ValueError(
-            f"this {type(model).__name__} is wrapped already; a model has one algorithm from its first step on"
+            f"this {kind} is wrapped already, and a worker that joins now would begin with its first algorithm; "
+            "only a plain loop (no ElasticDataLoader, no next_step) can change the algorithm of a model"
         )
+    if script.engine.in_step:
+        raise ValueError(
+            f"this {kind} is in the middle of a step; wrap it with another algorithm after optimizer.step()"
+        )
+    if script.world.joined:
+        collectives.barrier()  # no worker is a step behind: it would heal from one that has another algorithm
+    handle.is_released = True
+    if handle.hook is not None:
+        handle.hook.remove()
+        if isinstance(model.__dict__.get("no_sync"), NoSync):
+            del model.__dict__["no_sync"]
+    handle.parallel.detach()
+    for known in [m for m, one in _wrapped.items() if one is handle]:
+        del _wrapped[known]
+
+
+def check_ignored(model: nn.Module) -> None:
+    """Raises ValueError for a model that names parameters to leave out."""
+    for attribute in ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore"):
+        names = list(getattr(model, attribute, ()))
+        if names:
+            raise ValueError(
+                f"{attribute} names {', '.join(map(str, names[:5]))}: every parameter that trains is shared, for a "
+                "worker that is lost must not take any with it. Freeze them (requires_grad = False), or delete the "
+                "attribute and let them be shared"
+            )
 
 
 def check_group(process_group: object) -> None:
     """Raises ValueError for a part of the workers."""
-    if isinstance(process_group, BaguaProcessGroup) and process_group.group is None:
+    if process_group is None:
         return
-    if process_group is not None:
-        raise ValueError(
-            "process_group: a model is trained by all workers of the job, whoever they are by then; leave it out"
-        )
+    if isinstance(process_group, BaguaProcessGroup) and len(process_group.ranks) == DEFAULT_GROUP.size():
+        return
+    raise ValueError(
+        "process_group: a model is trained by all workers of the job. Leave process_group out; to average over a part "
+        "of the workers, call allreduce_inplace(gradient, ReduceOp.AVG, comm=group) on each gradient after backward, "
+        "and don't wrap the model"
+    )
 
 
 def with_bagua(
@@ -150,12 +217,14 @@ def with_bagua(
 
     optimizers: those that step on its parameters. algorithm: of bagua_core.torch_api.algorithms, of
     bagua_core.algorithms, or the name of one. process_group: None, or that of all. do_flatten: gradients lie in buckets
-    anyway. Raises ValueError, TypeError, SparseGradientError, ModelsDifferError.
+    anyway. In a plain loop a model may be wrapped again with another algorithm, between two steps: all workers then
+    go on with rank 0's parameters. Raises ValueError, TypeError, SparseGradientError, ModelsDifferError.
     """
-    check_group(process_group)
-    check_new(self)
     script = this_script()
     script.world.join()
+    check_group(process_group)
+    check_ignored(self)
+    release(self)
     attach(script, self, optimizers, algorithm)
     return self
 
@@ -170,11 +239,12 @@ def attach(
         Unforwarded(model),
         optimizers=optimizers or None,
         algorithm=chosen,
+        bucket_cap_mb=get_default_bucket_size() / (1 << 20),
         engine=script.engine,
     )
-    handle = Wrapped(script, parallel, own)
+    handle = Wrapped(script, parallel, own, algorithm)
     register(model, handle)
-    model.register_forward_pre_hook(BeforeForward(model, handle), prepend=True)
+    handle.hook = model.register_forward_pre_hook(BeforeForward(model, handle), prepend=True)
     if not hasattr(model, "no_sync"):
         model.__dict__["no_sync"] = NoSync(parallel.no_sync)
     return handle
@@ -187,57 +257,6 @@ def reified(
     if not isinstance(algorithm, Algorithm):
         return None, algorithm  # a name, or one of the core's; whatever it is, the core checks it
     return prepared(algorithm, model, optimizers)
-
-
-class BeforeForward:
-    """The core's part of a forward, before the model's own. A copy or a pickle of the model comes without it."""
-
-    def __init__(self, model: nn.Module, handle: Wrapped) -> None:
-        self._model = weakref.ref(model)
-        self._handle = handle
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        handle = self._handle
-        if module is not self._model() or not handle.counts(module.training):
-            return
-        handle.forward_begins(inputs)
-        # not train(): it would set the mode of the model, whose parts may differ
-        handle.parallel.training = module.training
-        handle.parallel()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _nothing_before_forward, ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nothing_before_forward
-
-
-def nothing_before_forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    return None
-
-
-def _nothing_before_forward() -> Callable[..., None]:
-    return nothing_before_forward
-
-
-class NoSync:
-    """model.no_sync of a model that was wrapped in place. A copy of the model has none to hold back."""
-
-    def __init__(self, no_sync: Callable[[], AbstractContextManager[None]]) -> None:
-        self._no_sync = no_sync
-
-    def __call__(self) -> AbstractContextManager[None]:
-        return self._no_sync()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _nothing_held_back, ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., AbstractContextManager[None]]:
-        return contextlib.nullcontext
-
-
-def _nothing_held_back() -> Callable[..., AbstractContextManager[None]]:
-    return contextlib.nullcontext
 
 
 # -- workers that joined before they had a model

@@ -127,3 +127,9 @@ def test_conversion_keeps_parameters_and_buffers() -> None:
     assert all(p is q for p, q in zip(parameters, after.parameters(), strict=True))
     assert all(p is q for p, q in zip(buffers, after.buffers(), strict=True))
     assert any(isinstance(m, SyncBatchNorm) for m in after.modules())
+
+
+def test_a_layer_of_no_wrapped_model_is_refused_in_a_step() -> None:
+    layer = SyncBatchNorm(4, engine=FakeEngine(in_process_world(1)[0]))
+    with pytest.raises(RuntimeError, match="wrap the model that contains it"):
+        layer(data(1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.algorithms import (
     async_model_average,
     base,
@@ -10,7 +13,7 @@ from bagua_core.torch_api.algorithms import (
     gradient_allreduce,
     q_adam,
 )
-from bagua_core.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua_core.torch_api.algorithms.base import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry
 
 Algorithm.register("gradient_allreduce", gradient_allreduce.GradientAllReduceAlgorithm)
 Algorithm.register("bytegrad", bytegrad.ByteGradAlgorithm)
@@ -22,6 +25,7 @@ Algorithm.register("async", async_model_average.AsyncModelAverageAlgorithm)
 __all__ = [
     "Algorithm",
     "AlgorithmImpl",
+    "GlobalAlgorithmRegistry",
     "async_model_average",
     "base",
     "bytegrad",
@@ -29,3 +33,5 @@ __all__ = [
     "gradient_allreduce",
     "q_adam",
 ]
+
+__getattr__: Callable[[str], object] = absent_from(__name__)

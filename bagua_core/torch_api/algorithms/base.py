@@ -18,7 +18,7 @@ from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 if TYPE_CHECKING:
     from bagua_core.torch_api.algorithms.own import ScriptModel
     from bagua_core.torch_api.bucket import BaguaBucket
-    from bagua_core.torch_api.communication import BaguaProcessGroup
+    from bagua_core.torch_api.process_group import BaguaProcessGroup
 
 
 class AlgorithmImpl:
@@ -98,6 +98,38 @@ class Algorithm:
     def register(cls, name: str, declaration: Callable[..., Algorithm]) -> None:
         """Let `init` find it. A name that is taken is replaced."""
         cls._registered[name] = declaration
+
+
+class _Registry:
+    """The algorithms that Algorithm.init finds, as the original's object of this name showed them."""
+
+    def register(
+        self, name: str, algorithm: Callable[..., Algorithm], description: str | None = None
+    ) -> None:
+        """Raises ValueError for a name that is taken; Algorithm.register replaces it."""
+        if name in Algorithm._registered:
+            raise ValueError(
+                f"{name!r} is registered already; choose another name, or call Algorithm.register"
+            )
+        Algorithm.register(name, algorithm)
+
+    def get(self, name: str) -> Callable[..., Algorithm]:
+        """Raises KeyError."""
+        if name not in Algorithm._registered:
+            raise KeyError(f"{name!r} is unknown; use one of {', '.join(self.available_algorithms())}")
+        return Algorithm._registered[name]
+
+    def available_algorithms(self) -> list[str]:
+        return list(Algorithm._registered)
+
+    def __contains__(self, name: object) -> bool:
+        return name in Algorithm._registered
+
+    def __str__(self) -> str:
+        return f"Registered Algorithms: {', '.join(self.available_algorithms())}"
+
+
+GlobalAlgorithmRegistry = _Registry()
 
 
 class BuiltIn(Algorithm):

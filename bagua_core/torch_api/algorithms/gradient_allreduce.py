@@ -6,7 +6,7 @@ from bagua_core import algorithms as core
 from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn
 from bagua_core.torch_api.algorithms.own import ScriptModel
 from bagua_core.torch_api.bucket import BaguaBucket
-from bagua_core.torch_api.communication import BaguaProcessGroup
+from bagua_core.torch_api.process_group import BaguaProcessGroup
 
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):

@@ -29,8 +29,8 @@ from bagua_core.torch_api.algorithms.base import (
     is_own,
 )
 from bagua_core.torch_api.bucket import BaguaBucket, Turn
-from bagua_core.torch_api.communication import BaguaProcessGroup
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
+from bagua_core.torch_api.process_group import BaguaProcessGroup
 
 THE_RUNTIMES = ("init_tensors", "tensors_to_buckets", "init_backward_hook")
 
@@ -123,8 +123,8 @@ class OwnExchange(Reducer):
         )
         conveyor = conveyor_of(attachment.engine)
         model.bagua_buckets = [
-            BaguaBucket(str(number), [self._parameters[i] for i in bucket.plan.members], bucket, conveyor)
-            for number, bucket in enumerate(self._buckets)
+            BaguaBucket(str(number), parameters, bucket, conveyor)
+            for number, (bucket, parameters) in enumerate(self.buckets_of_parameters())
         ]
         model.init_operations()
         self._model = model

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bagua_core.cache import cache_loader
+from bagua_core.torch_api.absent_names import absent_from
+from bagua_core.torch_api.contrib.utils.store import Store
+
+__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 class CacheLoader(cache_loader.CacheLoader):
@@ -14,3 +19,8 @@ class CacheLoader(cache_loader.CacheLoader):
         self, backend: str = "redis", dataset_name: str = "", writer_buffer_size: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(backend, dataset_name, writer_buffer_size, **kwargs)
+
+    @property
+    def store(self) -> Store:
+        """The same values, by set, get, mset and mget."""
+        return Store(self)

@@ -1,16 +1,44 @@
-"""Batch normalization with the statistics of the global batch, under the original's names."""
+"""Batch normalization with the statistics of the global batch, under the original's names.
+
+In a step of a wrapped model it is the core's layer. Outside one, where the core's layer takes this worker's samples
+alone, a training forward and its backward exchange their sums by collectives of the script, so all workers must run
+them.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from bagua_core import sync_batchnorm
+from bagua_core import collectives, sync_batchnorm
+from bagua_core.torch_api.script_world import this_script
 
 
 class SyncBatchNorm(sync_batchnorm.SyncBatchNorm):
-    """See bagua_core.SyncBatchNorm."""
+    """See bagua_core.SyncBatchNorm. Under torch.no_grad() statistics are this worker's own, as there."""
+
+    def _peers(self) -> sync_batchnorm.Peers | None:
+        within = super()._peers()
+        if within is not None or self._engine is not None or not torch.is_grad_enabled():
+            return within
+        script = this_script()
+        if script.engine.in_step or not script.world.joined or script.engine.place_of_script()[1] == 1:
+            return None
+        return _OutsideSteps()
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
         """See convert."""
         return cls.convert(module)
+
+
+class _OutsideSteps:
+    """All workers; run again among those that are left if one is lost."""
+
+    weight = 1.0  # all samples count alike
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        return collectives.allgather(row)
+
+    def total(self, part: torch.Tensor) -> torch.Tensor:
+        return collectives.allreduce(part)

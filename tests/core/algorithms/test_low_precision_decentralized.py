@@ -46,7 +46,7 @@ class Ring:
                 total += self.replicas[r].weights()
             models.append(total / len(ranks))
         if not self.public:
-            self.public = [minmax_decompress(minmax_compress(x), torch.zeros_like(x)) for x in models]
+            self.public = [x.clone() for x in models]
             return
         before = [w.clone() for w in self.public]
         for i, (x, own) in enumerate(zip(models, self.public, strict=True)):
@@ -65,7 +65,7 @@ class Ring:
         """The weights that each rank's forwards see. silent: steps that exchange nothing."""
         seen: list[list[torch.Tensor]] = [[] for _ in self.replicas]
         for step in steps:
-            if step not in silent and (not self.public or step % interval == 0):
+            if step not in silent and (not self.public or (step - 1) % interval == 0):
                 self.exchange()
             for replica, weights in zip(self.replicas, seen, strict=True):
                 weights.append(replica.weights())

@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
+import numpy
 import torch
 
 import bagua_core.torch_api as bagua
 
+assert not bagua.communication.is_initialized()
 bagua.init_process_group(world_size=3, local_world_size=3)
 rank, size = bagua.get_rank(), bagua.get_world_size()
 assert (size, bagua.get_local_size()) == (3, 3) and bagua.get_local_rank() in range(3)
@@ -126,18 +128,68 @@ check(None)
 check(bagua.new_group(None).get_global_communicator())
 check(bagua.new_group([0, 1, 2], stream=None))
 
-pair = bagua.new_group([0, 2])
-if rank != 1:
+check(bagua.communication.comm.WORLD)
+check(bagua.communication._get_default_group().get_global_communicator())
+
+# a worker outside a group returns at once from what the members do
+communication = bagua.communication
+pair = bagua.new_group([2, 0])
+comm = pair.get_global_communicator()
+assert (comm is communication.CommMember.NON_COMM_MEMBER) == (rank == 1) == (pair.rank() == -1)
+for given in (pair, comm, pair.group):
     tensor = own(1)
-    bagua.allreduce_inplace(tensor, comm=pair)
-    same(tensor, [2])
+    bagua.allreduce_inplace(tensor, comm=given)
+    same(tensor, [1 if rank == 1 else 2])
+    assert bagua.broadcast_object([rank], 1, comm=given) == [1 if rank == 1 else 2]
+    bagua.barrier(given)
+assert communication.is_initialized()
+assert communication.from_torch_group(pair) is pair
+assert communication.from_torch_group(None).ranks == [0, 1, 2]
+assert communication.get_communicator(pair.group_name, "global") is comm
+assert (pair.ranks, pair.size()) == ([0, 2], 2)
+if rank != 1:
+    assert (comm.rank(), comm.nranks()) == (rank // 2, 2)
+    received = blank(2, 1)
+    comm.allgather(own(1), received)
+    same(received, [0, 2])
+
+# one node: its workers are all, and one of them speaks for it
+intra = communication._get_default_group().get_intra_node_communicator()
+assert (intra.rank(), intra.nranks()) == (rank, 3)
+inter = communication._get_default_group().get_inter_node_communicator()
+assert (inter is communication.CommMember.NON_COMM_MEMBER) == (rank != 0)
+
+tensors = [own(2, 2), own(3, dtype=torch.int64), own(1)]
+communication.allreduce_coalesced_inplace(tensors)
+for tensor in tensors:
+    same(tensor, [3] * tensor.numel())
+tensors = [own(2, 2), own(3, dtype=torch.int64)]
+communication.broadcast_coalesced(tensors, 1)
+for tensor in tensors:
+    same(tensor, [1] * tensor.numel())
+
+# displacements may end with the end of the last part
+received = blank(3)
+counts, displacements = numpy.array([1, 1, 1]), numpy.array([0, 1, 2, 3])
+bagua.alltoall_v(torch.arange(3.0) + 10 * rank, counts, displacements, received, counts, displacements)
+same(received, [rank, 10 + rank, 20 + rank])
+try:
+    bagua.alltoall_v(own(3), [1, 1], [0, 1], received, counts, displacements)
+except ValueError as error:
+    assert "send_counts has 2 entries" in str(error)
 else:
-    try:
-        bagua.allreduce_inplace(own(1), comm=pair)
-    except ValueError as error:
-        assert "not in the group" in str(error)
-    else:
-        raise AssertionError("a stranger took part")
+    raise AssertionError("nothing was said")
+
+whole = bagua.new_group().get_global_communicator()
+whole.barrier()
+assert not whole.check_abort()
+whole.abort()
+try:
+    bagua.allreduce_inplace(own(1), comm=whole)
+except RuntimeError as error:
+    assert whole.check_abort() and "abort() was called" in str(error)
+else:
+    raise AssertionError("nothing was said")
 for received, words in ((blank(5), "6 elements arrived"),):
     try:
         bagua.allgather(own(2), received)

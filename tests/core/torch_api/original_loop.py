@@ -95,7 +95,7 @@ if args.elastic:
     loader = bagua.ElasticDataLoader(Samples(), global_batch_size=2 * args.batch, seed=1)
     epochs = loader.epochs(args.epochs)
 else:
-    sampler = DistributedSampler(Samples(), num_replicas=bagua.get_world_size(), rank=bagua.get_rank())
+    sampler = DistributedSampler(Samples())
     loader = DataLoader(Samples(), args.batch, sampler=sampler)
     epochs = range(args.epochs)
 
@@ -119,7 +119,7 @@ for _epoch in epochs:
     scheduler.step()
     trained.eval()
     count = torch.ones(1)
-    bagua.allreduce_inplace(count)
+    torch.distributed.all_reduce(count)  # as the original's scripts call it
     evaluated.append(int(count))
 
 end = {

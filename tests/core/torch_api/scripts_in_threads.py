@@ -38,6 +38,10 @@ class LoopEngine(FakeEngine):
         super().attach_model(model)
         self.registry.add_model(model.module, model.optimizers, model.travelling, model.equal_states)
 
+    def detach_model(self, model: Model) -> None:
+        super().detach_model(model)
+        self.registry.remove_model(model.module, [o for other in self.models for o in other.optimizers])
+
     def next_step(self, resumes_here: bool = True) -> int:
         if self.in_step:
             self._end_step()

@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bagua_core.collectives import Group
 from bagua_core.communication.communicator import Communicator
 from bagua_core.torch_api import algorithms, data_parallel
 from bagua_core.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
-from bagua_core.torch_api.communication import BaguaProcessGroup
 from bagua_core.torch_api.errors import NoOptimizerError
 from bagua_core.torch_api.optimizers_made import optimizers_of
+from bagua_core.torch_api.process_group import BaguaProcessGroup
 from bagua_core.torch_api.script_world import Script
-from bagua_core.torch_api.wrapping import Wrapped, attach, check_group, check_new, wrapped
+from bagua_core.torch_api.wrapping import Wrapped, attach, check_group, check_ignored, wrapped
 from tests.core.communication.worlds import in_process_world, run_ranks, seeded
 from tests.core.torch_api.scripts_in_threads import LoopEngine, Net, batches, script, weights
 
@@ -202,12 +203,15 @@ def test_evaluation_is_no_step_even_without_no_grad() -> None:
 
 def test_what_is_refused_is_refused_when_the_model_is_wrapped() -> None:
     run = Run()
-    with pytest.raises(ValueError, match="is wrapped already"):
-        check_new(run.model)
     check_group(None)
     check_group(BaguaProcessGroup())
+    check_group(BaguaProcessGroup(Group((0,), None, 0)))
     with pytest.raises(ValueError, match="by all workers of the job"):
         check_group("some of them")
+    ignoring: Any = Net()
+    ignoring._bagua_params_and_buffers_to_ignore = ["first.weight"]
+    with pytest.raises(ValueError, match=r"names first\.weight: every parameter that trains is shared"):
+        check_ignored(ignoring)
     with pytest.raises(ValueError, match="'gradient_alreduce' is unknown"):
         attach(run.script, Net(), [], "gradient_alreduce")
     with pytest.raises(ValueError, match="nothing to train"):

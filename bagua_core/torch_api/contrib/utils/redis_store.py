@@ -7,9 +7,10 @@ from typing import Any
 
 from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.cache_plan import plan
+from bagua_core.torch_api.contrib.utils.store import Store
 
 
-class RedisStore:
+class RedisStore(Store):
     """A dictionary of values in Redis, sharded over `hosts`.
 
         store = RedisStore(hosts=[{"host": "10.0.0.5", "port": "6379"}])
@@ -29,30 +30,4 @@ class RedisStore:
         capacity_per_node: int | None = None,
     ) -> None:
         options = {"hosts": hosts, "cluster_mode": cluster_mode, "capacity_per_node": capacity_per_node}
-        self._loader = CacheLoader._of_plan(plan("redis", "", "a store", 1, False, None, options))
-
-    def set(self, key: str, value: Any) -> None:
-        self.mset({key: value})
-
-    def mset(self, dictionary: Mapping[str, Any]) -> None:
-        self._loader.put_many(dictionary)
-
-    def get(self, key: str) -> Any:
-        return self.mget([key])[0]
-
-    def mget(self, keys: Sequence[str]) -> list[Any]:
-        return self._loader.peek_many(keys)
-
-    def num_keys(self) -> int:
-        return self._loader.num_keys()
-
-    def clear(self) -> None:
-        self._loader.clear()
-
-    def status(self) -> bool:
-        """Whether every server answers."""
-        return self._loader.is_whole()
-
-    def shutdown(self) -> None:
-        """Let go of the servers; one that was started here ends with its last user."""
-        self._loader.close()
+        super().__init__(CacheLoader._of_plan(plan("redis", "", "a store", 1, False, None, options)))

@@ -1,0 +1,42 @@
+"""A dictionary of values in a cache, under the original's name for such a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bagua_core.cache.cache_loader import CacheLoader
+
+
+class Store:
+    """The values of one cache by key. A lost or full server is said once and raises nothing."""
+
+    def __init__(self, loader: CacheLoader) -> None:
+        self._loader = loader
+
+    def set(self, key: str, value: Any) -> None:
+        self.mset({key: value})
+
+    def mset(self, dictionary: Mapping[str, Any]) -> None:
+        self._loader.put_many(dictionary)
+
+    def get(self, key: str) -> Any:
+        """None where there is nothing, or its server is lost."""
+        return self.mget([key])[0]
+
+    def mget(self, keys: Sequence[str]) -> list[Any]:
+        return self._loader.peek_many(keys)
+
+    def num_keys(self) -> int:
+        return self._loader.num_keys()
+
+    def clear(self) -> None:
+        self._loader.clear()
+
+    def status(self) -> bool:
+        """Whether every server answers."""
+        return self._loader.is_whole()
+
+    def shutdown(self) -> None:
+        """Let go of the cache; a server that was started here ends with its last user."""
+        self._loader.close()

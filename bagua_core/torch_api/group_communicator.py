@@ -1,0 +1,251 @@
+"""What collectives take as `comm`: the collectives of one group, in the original's form.
+
+Owns the layout of tensors: one that is sent, one that is received into, any shape, as many elements as all parts
+together. What a collective does, and what a lost worker means for it, is bagua_core/collectives.py. Ranks are places in
+the group.
+Invariant: nothing is written if a collective raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from bagua_core import collectives
+from bagua_core.communication.communicator import ReduceOp
+from bagua_core.torch_api.errors import CommunicatorAborted
+from bagua_core.torch_api.script_world import this_script
+
+_Value = TypeVar("_Value")
+
+
+class GroupCommunicator:
+    """group None: all workers, and it follows the job's membership."""
+
+    def __init__(self, group: collectives.Group | None) -> None:
+        self._group = group
+        self._is_aborted = False
+
+    @property
+    def group(self) -> collectives.Group | None:
+        """Raises CommunicatorAborted after abort()."""
+        if self._is_aborted:
+            raise CommunicatorAborted(
+                "abort() was called on this communicator; make another with new_group()"
+            )
+        if self._group is None:
+            this_script().world.join()
+        return self._group
+
+    def rank(self) -> int:
+        return self._place()[0]
+
+    def nranks(self) -> int:
+        return self._place()[1]
+
+    def device_id(self) -> int:
+        return this_script().engine.local_rank
+
+    def abort(self) -> None:
+        """Refuse every further collective with CommunicatorAborted. One under way ends as it would have: the runtime
+        itself ends what waits for a lost worker."""
+        self._is_aborted = True
+
+    def check_abort(self) -> bool:
+        return self._is_aborted
+
+    def _place(self) -> tuple[int, int]:
+        group = self.group
+        if group is None:
+            return this_script().engine.place_of_script()
+        assert group.rank is not None  # others get no communicator
+        return group.rank, group.size
+
+    # -- reductions
+
+    def allreduce(self, send: torch.Tensor, recv: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+        """recv: `op` over all members' `send`."""
+        self._fill(recv, collectives.allreduce(send, op, self.group))
+
+    def allreduce_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+        self.allreduce(tensor, tensor, op)
+
+    def reduce(self, send: torch.Tensor, recv: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
+        """As allreduce; `recv` is written on rank `dst` alone."""
+        result = collectives.reduce(send, dst, op, self.group)
+        if result is not None:
+            self._fill(recv, result)
+
+    def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
+        self.reduce(tensor, tensor, dst, op)
+
+    def reduce_scatter(self, send: torch.Tensor, recv: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+        """recv: this member's part of `op` over all members' `send`."""
+        self._fill(recv, collectives.reduce_scatter(self._rows(send), op, self.group))
+
+    def reduce_scatter_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+        """This member's part is written to the beginning of `tensor`."""
+        self.reduce_scatter(tensor, _leading(tensor, self._rows(tensor).shape[1]), op)
+
+    def allreduce_coalesced_inplace(
+        self, tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM
+    ) -> None:
+        """As allreduce_inplace of each, in one message for each data type."""
+        _coalesced(tensors, lambda flat: self.allreduce_inplace(flat, op))
+
+    # -- moving tensors
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
+        """In place."""
+        self._fill(tensor, collectives.broadcast(tensor, src, self.group))
+
+    def broadcast_coalesced(self, tensors: Sequence[torch.Tensor], src: int = 0) -> None:
+        """As broadcast of each, in one message for each data type."""
+        _coalesced(tensors, lambda flat: self.broadcast(flat, src))
+
+    def broadcast_object(self, obj: _Value, src: int = 0) -> _Value:
+        return collectives.broadcast_object(obj, src, self.group)
+
+    def allgather(self, send: torch.Tensor, recv: torch.Tensor) -> None:
+        """recv: all members' `send`, by rank."""
+        self._fill(recv, collectives.allgather(send, self.group))
+
+    def allgather_inplace(self, tensor: torch.Tensor) -> None:
+        """Each member brings its part of `tensor` and gets the others'."""
+        self.allgather(self._rows(tensor)[self.rank()], tensor)
+
+    def gather(self, send: torch.Tensor, recv: torch.Tensor, dst: int) -> None:
+        """As allgather; `recv` is written on rank `dst` alone."""
+        result = collectives.gather(send, dst, self.group)
+        if result is not None:
+            self._fill(recv, result)
+
+    def gather_inplace(self, tensor: torch.Tensor, count: int, dst: int) -> None:
+        """count: elements of each member. On `dst` the tensor has room for all, and its own are at its place among
+        them; elsewhere they are at the beginning."""
+        rank, members = self._place()
+        if rank != dst:
+            self.gather(_leading(tensor, count), tensor, dst)
+            return
+        room = _leading(tensor, members * count)
+        self.gather(room.view(members, count)[rank], room, dst)
+
+    def scatter(self, send: torch.Tensor, recv: torch.Tensor, src: int) -> None:
+        """recv: this member's part of rank src's `send`, which is not looked at elsewhere."""
+        parts = self._rows(send) if self.rank() == src else None
+        self._fill(recv, collectives.scatter(recv.reshape(-1), parts, src, self.group))
+
+    def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
+        """count: elements of each member. On `src` the tensor holds all, and stays as it is; elsewhere the part
+        arrives at its beginning."""
+        rank, members = self._place()
+        if rank != src:
+            self.scatter(tensor, _leading(tensor, count), src)
+            return
+        parts = _leading(tensor, members * count)
+        self.scatter(parts, torch.empty_like(parts[:count]), src)
+
+    def alltoall(self, send: torch.Tensor, recv: torch.Tensor) -> None:
+        """Part r of `send` goes to rank r; part r of `recv` is what came from there."""
+        self._fill(recv, collectives.alltoall(self._rows(send), self.group))
+
+    def alltoall_inplace(self, tensor: torch.Tensor) -> None:
+        self.alltoall(tensor, tensor)
+
+    def alltoall_v(
+        self,
+        send: torch.Tensor,
+        send_counts: Sequence[int],
+        send_displs: Sequence[int],
+        recv: torch.Tensor,
+        recv_counts: Sequence[int],
+        recv_displs: Sequence[int],
+    ) -> None:
+        """send_counts[r] elements from send_displs[r] on go to rank r; recv_counts[r] from there lie at recv_displs[r].
+
+        Displacements may have one entry more, the end of the last part, as in the original's examples.
+        Raises ValueError if other counts arrive.
+        """
+        members = self.nranks()
+        leaving = _cut("send", members, send_counts, send_displs)
+        arriving = _cut("recv", members, recv_counts, recv_displs)
+        flat = send.reshape(-1)
+        parts = [flat[at : at + n] for at, n in leaving]
+        arrived, counts = collectives.alltoall_v(torch.cat(parts), [n for _, n in leaving], self.group)
+        if counts != [n for _, n in arriving]:
+            raise ValueError(f"recv_counts={[n for _, n in arriving]}, but {counts} elements arrived")
+        room = _leading(recv, max(at + n for at, n in arriving))
+        with torch.no_grad():
+            for (at, n), part in zip(arriving, torch.split(arrived, counts), strict=True):
+                room[at : at + n] = part
+
+    def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
+        self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
+
+    # -- between two workers, and all
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        collectives.send(tensor, dst, group=self.group)
+
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
+        """Into `tensor`."""
+        self._fill(tensor, collectives.recv(tensor, src, group=self.group))
+
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+        collectives.barrier(self.group)
+
+    # -- layout
+
+    def _fill(self, received: torch.Tensor, result: torch.Tensor) -> None:
+        """Raises ValueError if they differ in number of elements."""
+        if received.numel() != result.numel():
+            raise ValueError(
+                f"{result.numel()} elements arrived and recv_tensor has {received.numel()}; it needs as many as all "
+                f"members' parts together, and there are {self.nranks()} members now"
+            )
+        with torch.no_grad():
+            received.copy_(result.reshape(received.shape))
+
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """tensor as [members, elements of each]. Raises ValueError."""
+        members = self.nranks()
+        if tensor.numel() % members:
+            raise ValueError(
+                f"a tensor of {tensor.numel()} elements can't be split evenly among {members} members"
+            )
+        return tensor.reshape(members, -1)
+
+
+def _leading(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` elements of `tensor`, as a view. Raises ValueError."""
+    if not tensor.is_contiguous() or tensor.numel() < count:
+        raise ValueError(
+            f"{count} elements are needed at the beginning of a contiguous tensor, not {tuple(tensor.shape)}"
+        )
+    return tensor.view(-1)[:count]
+
+
+def _cut(what: str, members: int, counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:
+    """(displacement, count) of each member's part. Raises ValueError."""
+    if len(counts) != members or len(displs) not in (members, members + 1):
+        raise ValueError(
+            f"{what}_counts has {len(counts)} entries and {what}_displs {len(displs)}; each needs one for each of the "
+            f"{members} members (displacements may end with the end of the last part)"
+        )
+    return [(int(at), int(n)) for at, n in zip(displs, counts, strict=False)]
+
+
+def _coalesced(tensors: Sequence[torch.Tensor], act: Callable[[torch.Tensor], None]) -> None:
+    """Run `act` on all `tensors` of one data type at a time, flattened into one, and write the results back."""
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    with torch.no_grad():
+        for alike in by_type.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+            act(flat)
+            for tensor, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
+                tensor.copy_(part.view_as(tensor))

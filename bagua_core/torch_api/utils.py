@@ -1,0 +1,22 @@
+"""Helpers that scripts of the original import: tensors flattened into one, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua_core.torch_api.absent_names import absent_from
+
+__getattr__: Callable[[str], object] = absent_from(__name__)
+
+
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One dense tensor with the elements of all, in order. They must be of one data type."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Views of `flat` in the shapes of `tensors`."""
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))

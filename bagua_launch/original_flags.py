@@ -1,0 +1,219 @@
+"""Translates command lines of the original Bagua's three launchers into those of bagua-launch. Pure.
+
+Owns their flags (torchrun's own are options.py's) and what each becomes: the option of bagua-launch that does it, a
+variable, or a note that says why it has no effect. What follows the script is the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from bagua_launch.command_line import whole_flags
+from bagua_launch.errors import RequestError
+from bagua_launch.options import RUN_OPTIONS, Option
+
+HOSTS_VARIABLE, SSH_PORT_VARIABLE = "BAGUA_NODE_DOMAIN_NAMES", "BAGUA_SSH_PORT"
+BUCKET_SIZE_VARIABLE = "BAGUA_DEFAULT_BUCKET_SIZE"
+DEFAULT_SSH_PORT = "22"
+RUNS_MAX_RESTARTS = "3"  # of the original's `run`, as of the torchelastic that it was made of
+
+
+class Original(Enum):
+    """BAGUARUN: several hosts over SSH. LAUNCH: one node of a fixed number. RUN: torchrun's flags."""
+
+    BAGUARUN = "baguarun"
+    LAUNCH = "bagua_core.distributed.launch"
+    RUN = "bagua_core.distributed.run"
+
+
+_AUTOTUNE = "there is no autotuning service; set the size of buckets by --default_bucket_size, and measure"
+_NET = (
+    "there is no Bagua-Net; NCCL's own network opens several connections by NCCL_SOCKET_NTHREADS and "
+    "NCCL_NSOCKS_PERTHREAD"
+)
+_METRICS = "the terminal shows the job's progress; the script adds numbers by bagua.report(loss=...)"
+_SSH = "this command starts one node; baguarun, or bagua-launch --hosts, starts several over SSH"
+
+NO_EFFECT: dict[str, str] = {
+    "--bagua-service-port": "no service listens on a port of its own; leave it out",
+    "--autotune-level": _AUTOTUNE,
+    "--autotune-max-samples": _AUTOTUNE,
+    "--autotune-sampling-confidence-time": _AUTOTUNE,
+    "--autotune-warmup-time": _AUTOTUNE,
+    "--is-output-autotune-log": _AUTOTUNE,
+    "--autotune-log-file": _AUTOTUNE,
+    "--report-metrics": _METRICS,
+    "--enable-bagua-net": _NET,
+    "--bagua-net-switch-on": _NET,
+    "--host-list": _SSH,
+    "--ssh-port": _SSH,
+    "--use-env": "workers have LOCAL_RANK in their environment anyway; leave it out",
+}
+"""Flags that are taken and do nothing, each with the way to go."""
+
+_ADDITIONAL = (
+    "scripts get no --local_rank argument; read os.environ['LOCAL_RANK'] or call bagua.get_local_rank()"
+)
+
+HINTS: dict[str, str] = {
+    **NO_EFFECT,
+    "--host-list": "use --hosts HOST[:WORKERS],...; baguarun takes it as it is",
+    "--ssh-port": "use --ssh 'ssh -o BatchMode=yes -p PORT'; baguarun takes it as it is",
+    "--logdir": "use --log-dir DIR --redirects 3",
+    "--default-bucket-size": f"set {BUCKET_SIZE_VARIABLE}, or bucket_cap_mb of DistributedDataParallel",
+    "--set-additional-flag": _ADDITIONAL,
+    "-x": "use --env NAME[=VALUE],...",
+}
+"""What bagua-launch says where it is given one of the original's flags."""
+
+
+def _option(name: str, metavar: str = "", short: str = "") -> Option:
+    return Option(name, "original", "", metavar, short)
+
+
+_LAUNCHERS = (
+    _option("bagua-service-port", "PORT"),
+    _option("autotune-level", "N"),
+    _option("autotune-max-samples", "N"),
+    _option("autotune-sampling-confidence-time", "SECONDS"),
+    _option("autotune-warmup-time", "SECONDS"),
+    _option("is-output-autotune-log"),
+    _option("autotune-log-file", "FILE"),
+    _option("report-metrics"),
+    _option("default-bucket-size", "BYTES"),
+    _option("enable-bagua-net"),
+    _option("bagua-net-switch-on"),
+    _option("use-env"),
+    _option("set-additional-flag"),
+    _option("logdir", "DIR"),
+    _option("host-list", "HOSTS"),
+    _option("ssh-port", "PORT"),
+)
+_BAGUARUN = (
+    _option("host-list", "HOSTS"),
+    _option("ssh-port", "PORT"),
+    _option("bagua-service-port", "PORT"),
+    _option("enable-bagua-net"),
+    _option("master-port", "PORT"),
+    _option("env-of-all-hosts", "NAME[=VALUE]", "-x"),
+)
+_OF_TORCHRUN = tuple(replace(row, own=False) for row in RUN_OPTIONS if not row.own)
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """arguments: what follows `bagua-launch run`. environment: to be added to this process's. notes: for people."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Read:
+    """The words before the script, by flag as --with-dashes, and the script with its arguments."""
+
+    flags: list[tuple[str, str | None]]
+    program: list[str]
+
+    def value(self, flag: str) -> str | None:
+        return next((value for name, value in reversed(self.flags) if name == flag), None)
+
+    def has(self, flag: str) -> bool:
+        return any(name == flag for name, _ in self.flags)
+
+
+def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) -> Translation:
+    """What bagua-launch is to be called with. Raises RequestError."""
+    rows = (*_OF_TORCHRUN, *(_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS))
+    read = _read(kind, words, rows)
+    own = {row.flag for row in (_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS)}
+    arguments = [word for flag, value in read.flags if flag not in own for word in _words(flag, value)]
+    environment: dict[str, str] = {}
+    notes = [
+        f"{flag.replace('-', '_').replace('__', '--', 1)}: {NO_EFFECT[flag]}"
+        for flag in dict.fromkeys(name for name, value in read.flags if _says(name, value))
+        if flag in NO_EFFECT and not (kind is Original.BAGUARUN and flag in ("--host-list", "--ssh-port"))
+    ]
+    if read.has("--set-additional-flag"):
+        raise RequestError(f"--set_additional_flag: {_ADDITIONAL}")
+    if (directory := read.value("--logdir")) is not None:
+        arguments += ["--log-dir", directory, "--redirects", "3"]
+    if (size := read.value("--default-bucket-size")) is not None:
+        environment[BUCKET_SIZE_VARIABLE] = size
+    if kind is Original.RUN and not read.has("--max-restarts"):
+        arguments += ["--max-restarts", RUNS_MAX_RESTARTS]
+    if kind is Original.BAGUARUN:
+        arguments += _on_hosts(read, environ, environment)
+    return Translation((*arguments, *read.program), environment, tuple(dict.fromkeys(notes)))
+
+
+def _says(flag: str, value: str | None) -> bool:
+    """Whether a flag without effect asks for something: level 0 of autotuning does not."""
+    return not (flag == "--autotune-level" and value == "0")
+
+
+def _read(kind: Original, words: Sequence[str], rows: Sequence[Option]) -> _Read:
+    known = {flag: row for row in rows for flag in (row.flag, row.short) if flag}
+    found = whole_flags(words, rows)
+    flags: list[tuple[str, str | None]] = []
+    at = 0
+    while at < len(found) and found[at].startswith("-") and found[at] not in ("-", "--"):
+        name, equals, value = found[at].partition("=")
+        flag = name.replace("_", "-")
+        row = known.get(flag)
+        at += 1
+        if row is None:  # bagua-launch has it, or refuses it in words
+            flags.append((flag, value if equals else None))
+        elif row.is_switch:
+            flags.append((row.flag, value if equals else None))
+        elif equals:
+            flags.append((row.flag, value))
+        elif at < len(found):
+            flags.append((row.flag, found[at]))
+            at += 1
+        else:
+            raise RequestError(f"{kind.value}: {name} needs a value; use {name} {row.metavar}")
+    return _Read(flags, found[at:])
+
+
+def _words(flag: str, value: str | None) -> list[str]:
+    return [flag] if value is None else [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
+
+
+def _on_hosts(read: _Read, environ: Mapping[str, str], environment: dict[str, str]) -> list[str]:
+    """--hosts, --ssh and --env of bagua-launch. Raises RequestError."""
+    listed = read.value("--host-list") or environ.get(HOSTS_VARIABLE, "")
+    if not listed:
+        raise RequestError(f"baguarun: no hosts are given; use --host_list HOST,HOST or set {HOSTS_VARIABLE}")
+    if not read.has("--nproc-per-node"):
+        raise RequestError("baguarun: --nproc_per_node is missing; use --nproc_per_node N")
+    common = read.value("--ssh-port") or environ.get(SSH_PORT_VARIABLE) or DEFAULT_SSH_PORT
+    hosts, ports = [], set()
+    for part in listed.split(","):
+        host, colon, port = part.partition(":")
+        hosts.append(host)
+        ports.add(port if colon else common)
+    if len(ports) > 1:
+        raise RequestError(
+            f"--host_list {listed}: SSH ports differ ({', '.join(sorted(ports))}); give each host its Port in "
+            "~/.ssh/config, and no port here"
+        )
+    (port,) = ports
+    if not port.isdecimal():
+        raise RequestError(f"--ssh_port {port!r} is no port; use a number such as {DEFAULT_SSH_PORT}")
+    words = ["--hosts", ",".join(hosts)]
+    if port != DEFAULT_SSH_PORT:
+        words += ["--ssh", f"ssh -o BatchMode=yes -p {port}"]
+    names = [name for name in ("PATH", "LD_LIBRARY_PATH") if name in environ]
+    for flag, value in read.flags:
+        if flag == "--env-of-all-hosts" and value is not None:
+            name, equals, text = value.partition("=")
+            names.append(name)
+            if equals:
+                environment[name] = text
+    if names:
+        words += ["--env", ",".join(dict.fromkeys(names))]
+    return words

@@ -1,0 +1,55 @@
+"""The original Bagua's launchers: `baguarun`, and what `python -m bagua_core.distributed.launch` and `.run` become.
+
+Each prints what it hands to bagua-launch, so that the line can be kept instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from bagua_agent.errors import UserError
+from bagua_agent.grpc_words import keep_quiet
+from bagua_launch.command_line import PROGRAM, complain, note
+from bagua_launch.errors import RequestError
+from bagua_launch.main import cli
+from bagua_launch.original_flags import Original, translate
+
+_HELP = {"-h", "--help"}
+
+
+def launch(kind: Original, words: Sequence[str]) -> int:
+    """Exit code of the job, or 2 for a mistake."""
+    if words and words[0] in _HELP:
+        print(f"{kind.value} takes the original Bagua's flags and runs bagua-launch, whose help is this:\n")
+        return int(cli.main(["run", "--help"], prog_name=PROGRAM, standalone_mode=False) or 0)
+    try:
+        made = translate(kind, words, os.environ)
+    except RequestError as error:
+        complain(str(error))
+        return UserError.exit_code
+    for line in made.notes:
+        note(line)
+    shown = [f"{name}={shlex.quote(value)}" for name, value in made.environment.items()]
+    note(f"{kind.value} is: {' '.join([*shown, PROGRAM, shlex.join(made.arguments)])}")
+    os.environ.update(made.environment)
+    cli.main(["run", *made.arguments], prog_name=PROGRAM)  # exits
+    return 0
+
+
+def baguarun() -> None:
+    keep_quiet()
+    sys.exit(launch(Original.BAGUARUN, sys.argv[1:]))
+
+
+def main() -> None:
+    """`python -m bagua_launch.original_main launch|run ...`: how bagua_core, which knows no launcher, starts one."""
+    keep_quiet()
+    names = {"launch": Original.LAUNCH, "run": Original.RUN}
+    sys.exit(launch(names[sys.argv[1]], sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""save_checkpoint and load_checkpoint, in the original's files. Two workers use them in test_original_examples.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from bagua_core.torch_api.checkpoint import STATES, TRACKER, load_checkpoint, save_checkpoint
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return model, optimizer, scheduler
+
+
+def test_all_states_come_back(tmp_path: Path) -> None:
+    model, optimizer, scheduler = parts()
+    save_checkpoint(7, str(tmp_path), model, optimizer, scheduler)
+    save_checkpoint(20, str(tmp_path), model, optimizer, scheduler)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        f"iter_0000007/{STATES}",
+        f"iter_0000020/{STATES}",
+        TRACKER,
+    ]
+    other, its_optimizer, its_scheduler = parts()
+    assert load_checkpoint(str(tmp_path), other, its_optimizer, its_scheduler) == 20
+    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
+    assert its_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert its_scheduler.last_epoch == scheduler.last_epoch == 2
+
+
+def test_without_any_the_script_begins_at_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_checkpoint(str(tmp_path), nn.Linear(1, 1)) == 0
+    assert "no checkpoint is loaded" in capsys.readouterr().err
+
+
+def test_what_can_not_be_loaded_says_why(tmp_path: Path) -> None:
+    save_checkpoint(1, str(tmp_path), nn.Linear(3, 2))
+    model, optimizer, _ = parts()
+    with pytest.raises(ValueError, match="has no optimizer; save it, or don't ask for it"):
+        load_checkpoint(str(tmp_path), model, optimizer)
+    (tmp_path / "iter_0000001" / "expert_0_mp_rank_00_model_states.pt").touch()
+    with pytest.raises(ValueError, match="experts in files of their own"):
+        load_checkpoint(str(tmp_path), model)
+    (tmp_path / TRACKER).write_text("release")
+    with pytest.raises(ValueError, match="holds 'release'; write the number"):
+        load_checkpoint(str(tmp_path), model)
