@@ -21,6 +21,7 @@ from pathlib import Path
 from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.errors import BaguaError
 from bagua_agent.plain_text import plain_lines
+from bagua_agent.workers.earlier_logs import EarlierLogs
 from bagua_agent.workers.log_file import LogFile
 from bagua_agent.workers.log_layout import LogLayout
 from bagua_agent.workers.output_options import OutputOptions, StreamPlan, Streams
@@ -40,7 +41,9 @@ class _Stream:
     worker_id: str
     fd: int
     plan: StreamPlan
-    prefix: bytes
+    tag: bytes  # of lines in filtered files
+    prefix: bytes  # of lines on the terminal
+    whole_lines: bool  # else bytes are passed on as they come
     terminal: Terminal
     file: LogFile | None
     filtered: LogFile | None
@@ -57,7 +60,7 @@ class _Stream:
 class OutputRouter:
     """`attach` a worker after spawning it; `finish` it after it was reaped. Any thread may call.
 
-    prefixed: each line on the terminal begins with `[<node>:<slot>]: `.
+    several: more than one worker writes to the terminal, so lines are kept whole.
     """
 
     def __init__(
@@ -65,16 +68,21 @@ class OutputRouter:
         options: OutputOptions,
         layout: LogLayout,
         *,
-        prefixed: bool,
+        several: bool = False,
         out_fd: int = 1,
         err_fd: int = 2,
+        max_log_bytes: int = 0,
         on_failed: Callable[[Failed], object] = lambda failed: None,
     ) -> None:
-        """on_failed: called once if the thread ends by an error; nothing is read or printed from then on."""
+        """max_log_bytes: of each file, as in LogFile. on_failed: called once if the thread ends by an error; nothing is
+        read or printed from then on.
+        """
         self._on_failed = on_failed
         self._options = options
         self._layout = layout
-        self._prefixed = prefixed
+        self._max_log_bytes = max_log_bytes
+        self._earlier = EarlierLogs(max_log_bytes)
+        self._several = several
         self._out, self._err = open_terminals(out_fd, err_fd)
         self._terminals = (self._out,) if self._out is self._err else (self._out, self._err)
         self._filtered: dict[Streams, LogFile] = {}
@@ -96,19 +104,31 @@ class OutputRouter:
         for stream, filters, path in wanted:
             if filters:
                 self._layout.make_node_directory()
-                self._filtered[stream] = LogFile(path, self._layout.account)
+                self._filtered[stream] = LogFile(path, self._layout.account, self._max_log_bytes)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._thread.start()
 
-    def attach(self, worker: WorkerProcess) -> None:
+    def inherited(self, slot: int, stream: Streams) -> int | None:
+        """The agent's own descriptor, if it is a terminal that the worker writes to itself; None: a pipe is read.
+
+        Where stdout or stderr is no terminal the difference can't be seen, and the pipe's content explains failures.
+        """
+        terminal = self._out if stream is Streams.OUT else self._err
+        if not terminal.is_tty or not self._options.inherits(slot, stream):
+            return None
+        terminal.is_shared = True
+        return terminal.fd
+
+    def attach(self, worker: WorkerProcess, global_rank: int = -1) -> None:
         """Take over the worker's pipes. Raises UserError or InfrastructureLost when its log files cannot be made."""
         files = self._layout.make_worker_directory(worker.slot, worker.worker_id)
+        self._earlier.begin(worker.slot, files.directory)
         streams: list[_Stream] = []
         try:
             if worker.stdout_fd is not None:
-                streams.append(self._stream(worker, worker.stdout_fd, Streams.OUT, files.stdout))
+                streams.append(self._stream(worker, worker.stdout_fd, Streams.OUT, files.stdout, global_rank))
             if worker.stderr_fd is not None:
-                streams.append(self._stream(worker, worker.stderr_fd, Streams.ERR, files.stderr))
+                streams.append(self._stream(worker, worker.stderr_fd, Streams.ERR, files.stderr, global_rank))
         except BaguaError:
             for stream in streams:
                 if stream.file is not None:
@@ -117,15 +137,22 @@ class OutputRouter:
         worker.stdout_fd = worker.stderr_fd = None
         self._do(lambda: self._add(streams))
 
-    def _stream(self, worker: WorkerProcess, fd: int, stream: Streams, path: Path) -> _Stream:
-        plan = self._options.plan(worker.slot, stream)
+    def _stream(
+        self, worker: WorkerProcess, fd: int, stream: Streams, path: Path, global_rank: int
+    ) -> _Stream:
+        options, slot = self._options, worker.slot
+        plan = options.plan(slot, stream)
+        tag = options.tag(slot, global_rank, self._layout.node_name).encode()
+        prefix = tag if options.is_tagged(slot, stream) else b""
         return _Stream(
             worker_id=worker.worker_id,
             fd=fd,
             plan=plan,
-            prefix=f"[{self._layout.node_name}:{worker.slot}]: ".encode(),
+            tag=tag,
+            prefix=prefix,
+            whole_lines=bool(prefix) or self._several,
             terminal=self._out if stream is Streams.OUT else self._err,
-            file=LogFile(path, self._layout.account) if plan.file else None,
+            file=LogFile(path, self._layout.account, self._max_log_bytes) if plan.file else None,
             filtered=self._filtered.get(stream),
             tail=Tail() if stream is Streams.ERR else None,
             cutter=LineCutter(),
@@ -134,6 +161,10 @@ class OutputRouter:
     def say(self, line: str) -> None:
         """Lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others wrote."""
         self._do(lambda: self._err.add_line(plain_lines(line).encode()))
+
+    def show_status(self, text: str) -> None:
+        """One line on stderr, rewritten in place; nothing if stderr is no terminal."""
+        self._do(lambda: self._err.show_status(text.encode()))
 
     def finish(self, worker_id: str, timeout_s: float = 2.0) -> str:
         """Read what the ended worker left in its pipes, close them; returns the tail of its stderr.
@@ -163,6 +194,7 @@ class OutputRouter:
         def stop() -> None:
             for stream in list(self._streams.values()):
                 self._drain(stream)
+            self._err.end_status()
             self._stop_deadline = deadline
 
         if self._thread.ident is None:
@@ -264,7 +296,7 @@ class OutputRouter:
     def _carry(self, stream: _Stream, data: bytes) -> None:
         if stream.file is not None:
             stream.file.write(data)
-        raw = stream.plan.terminal and not self._prefixed
+        raw = stream.plan.terminal and not stream.whole_lines
         if raw:
             stream.terminal.add_raw(stream.owner, data)
         if (stream.plan.terminal and not raw) or stream.tail is not None or stream.filtered is not None:
@@ -273,12 +305,12 @@ class OutputRouter:
 
     def _carry_segments(self, stream: _Stream, segments: list[Segment]) -> None:
         for segment in segments:
-            if stream.plan.terminal and self._prefixed:
+            if stream.plan.terminal and stream.whole_lines:
                 stream.terminal.add_segment(stream.owner, stream.prefix, segment)
             if stream.tail is not None:
                 stream.tail.add(segment)
             if stream.filtered is not None and any(f in segment.text for f in stream.plan.filters):
-                stream.filtered.write(stream.prefix + segment.text + b"\n")
+                stream.filtered.write(stream.tag + segment.text + b"\n")
 
     def _flush_partial_lines(self) -> None:
         now = time.monotonic()
@@ -289,7 +321,7 @@ class OutputRouter:
 
     def _end(self, stream: _Stream) -> None:
         self._carry_segments(stream, stream.cutter.flush(at_end=True))
-        if stream.plan.terminal and self._prefixed:
+        if stream.plan.terminal and stream.whole_lines:
             stream.terminal.end_line(stream.owner)
         elif stream.plan.terminal:
             stream.terminal.end_raw(stream.owner)

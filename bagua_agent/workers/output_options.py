@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
+from string import Template
 
 from bagua_agent.errors import UserError
 
@@ -42,13 +43,19 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """local_ranks_filter: slots that may write to the terminal; None for all."""
+    """local_ranks_filter: slots that may write to the terminal; None for all.
+
+    role, prefix_template: make the prefix of teed lines, as torchrun's. labels: every line begins with node and slot.
+    """
 
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
     local_ranks_filter: frozenset[int] | None = None
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
+    role: str = "default"
+    prefix_template: str | None = None
+    labels: bool = False
 
     @staticmethod
     def parse(
@@ -58,6 +65,9 @@ class OutputOptions:
         local_ranks_filter: str = "",
         duplicate_stdout_filters: str = "",
         duplicate_stderr_filters: str = "",
+        role: str = "default",
+        prefix_template: str | None = None,
+        labels: bool = False,
     ) -> OutputOptions:
         """From the flags' texts. Raises UserError."""
         return OutputOptions(
@@ -66,6 +76,9 @@ class OutputOptions:
             local_ranks_filter=parse_slots("--local-ranks-filter", local_ranks_filter),
             stdout_filters=parse_filters(duplicate_stdout_filters),
             stderr_filters=parse_filters(duplicate_stderr_filters),
+            role=role,
+            prefix_template=prefix_template or None,
+            labels=labels,
         )
 
     def plan(self, slot: int, stream: Streams) -> StreamPlan:
@@ -82,14 +95,28 @@ class OutputOptions:
             filters=tuple(text.encode() for text in texts),
         )
 
-    def needs_prefix(self, slots: int, nodes: int) -> bool:
-        """Whether the reader of the terminal must be told whose line it is."""
-        showing = [
-            slot
-            for slot in range(slots)
-            if self.plan(slot, Streams.OUT).terminal or self.plan(slot, Streams.ERR).terminal
-        ]
-        return len(showing) > 1 or (nodes > 1 and bool(showing))
+    def inherits(self, slot: int, stream: Streams) -> bool:
+        """Whether nothing reads the stream: as under torchrun, the worker may have the agent's own terminal."""
+        plan = self.plan(slot, stream)
+        return plan.terminal and not plan.file and not plan.filters and not self.labels
+
+    def shows_several(self, slots: int) -> bool:
+        """Whether several workers of this node write to the terminal, so that lines are kept whole."""
+        streams = (Streams.OUT, Streams.ERR)
+        return sum(any(self.plan(slot, s).terminal for s in streams) for slot in range(slots)) > 1
+
+    def tag(self, slot: int, global_rank: int, node_name: str) -> str:
+        """Whose line it is: in front of teed lines and of lines in the filtered files."""
+        if self.labels:
+            return f"[{node_name}:{slot}]: "
+        if self.prefix_template is None:
+            return f"[{self.role}{slot}]:"
+        values = {"role_name": self.role, "rank": str(global_rank), "local_rank": str(slot)}
+        return Template(self.prefix_template).safe_substitute(values)
+
+    def is_tagged(self, slot: int, stream: Streams) -> bool:
+        """Whether lines on the terminal begin with the tag."""
+        return self.labels or bool(self.tee.of(slot) & stream)
 
 
 def parse_streams(flag: str, text: str) -> StreamChoice:

@@ -16,23 +16,28 @@ from bagua_agent.workers.stream_lines import Segment
 
 BACKLOG_BYTES = 256 * 1024
 FILE_WRITE_BYTES = 64 * 1024
+DEFAULT_COLUMNS = 80  # of a terminal that does not know its size
+_TO_EMPTY_LINE = b"\r\x1b[K"
 
 
 class Terminal:
     """Writes to a descriptor that it does not own and whose flags it leaves alone.
 
-    What workers print is made safe to show (plain_text.py), but for an only writer whose bytes go into a file.
+    What workers print is made safe to show (plain_text.py), but for an only writer whose bytes go into a file or pipe:
+    they are passed on as they are, as under torchrun, since another program may read them.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._is_tty = os.isatty(fd)
+        self.is_tty = os.isatty(fd)
+        self.is_shared = False  # workers write to it themselves, so where its cursor stands is not known
         # A pipe or terminal that polls writable takes this many bytes without blocking.
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         self._write_bytes = FILE_WRITE_BYTES if self._is_file else select.PIPE_BUF
         self._backlog = bytearray()
         self._open_owner: Hashable = None
         self._overwrite = False  # the open line is a progress bar's
+        self._shows_status = False
         self._begun: dict[Hashable, bytes] = {}  # of an only writer: the beginning of a character or colour
         self._coloured = False  # a worker may have left its colours behind
         self._broken = False
@@ -52,7 +57,7 @@ class Terminal:
     def add_raw(self, owner: Hashable, data: bytes) -> None:
         """Bytes of an only writer, without a prefix."""
         self._close_line_of_another(owner)
-        if not self._is_file:
+        if self.is_tty:
             data = self._begun.pop(owner, b"") + data
             length = unfinished(data)
             if length:
@@ -68,10 +73,25 @@ class Terminal:
         """The only writer writes no more: what it has begun stays so."""
         self._append_plain(self._begun.pop(owner, b""))
 
+    def show_status(self, text: bytes) -> None:
+        """A line that the next one of these replaces, and that goes when anything else is written. On a tty only."""
+        if not self.is_tty:
+            return
+        self._close_line_of_another(None)
+        width = os.get_terminal_size(self.fd).columns or DEFAULT_COLUMNS
+        self._append(_TO_EMPTY_LINE + plain_bytes(text)[: width - 1])
+        self._shows_status = True
+
+    def end_status(self) -> None:
+        if self._shows_status:
+            self._append(_TO_EMPTY_LINE)
+            self._shows_status = False
+
     def add_line(self, line: bytes) -> None:
         self._close_line_of_another(None)
         self._end_colours()
-        self._append(line + b"\n")
+        # a progress bar that a worker has drawn gives way, and is drawn again below
+        self._append((_TO_EMPTY_LINE if self.is_shared else b"") + line + b"\n")
 
     def add_segment(self, owner: Hashable, prefix: bytes, segment: Segment) -> None:
         self._close_line_of_another(owner)
@@ -85,7 +105,7 @@ class Terminal:
         self._append_plain(segment.text)
         if segment.end == b"\n":
             self._end_colours()
-        if segment.end == b"\n" or (segment.end == b"\r" and not self._is_tty):
+        if segment.end == b"\n" or (segment.end == b"\r" and not self.is_tty):
             self._append(b"\n")
             self._open_owner, self._overwrite = None, False
         else:
@@ -98,6 +118,7 @@ class Terminal:
             self._close_line_of_another(None)
 
     def _close_line_of_another(self, owner: Hashable) -> None:
+        self.end_status()
         if self._open_owner is not None and self._open_owner != owner:
             self._end_colours()
             self._append(b"\n")

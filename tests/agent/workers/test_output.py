@@ -35,14 +35,20 @@ class Setting:
         self.routers: list[OutputRouter] = []
 
     def router(
-        self, *, prefixed: bool, out_fd: int | None = None, err_fd: int | None = None, **flags: str
+        self,
+        *,
+        prefixed: bool,
+        out_fd: int | None = None,
+        err_fd: int | None = None,
+        max_log_bytes: int = 0,
+        **flags: str,
     ) -> OutputRouter:
         router = OutputRouter(
-            OutputOptions.parse(**flags),
+            OutputOptions.parse(labels=prefixed, **flags),  # type: ignore[arg-type]
             self.layout,
-            prefixed=prefixed,
             out_fd=self.fds[0] if out_fd is None else out_fd,
             err_fd=self.fds[1] if err_fd is None else err_fd,
+            max_log_bytes=max_log_bytes,
         )
         router.start()
         self.routers.append(router)
@@ -151,27 +157,32 @@ sys.stdout.buffer.write(b"[31mred\n")
 SHOWN = rb"\x1b[2J\x1b]0;t\x07\x9b2J \u202e ok "
 
 
-@pytest.mark.parametrize("prefixed", [True, False])
-def test_what_a_terminal_would_act_on_is_escaped_and_colours_end_with_the_line(
-    setting: Setting, prefixed: bool
-) -> None:
+def through_a_pipe(setting: Setting, *, prefixed: bool) -> list[bytes]:
     read_fd, write_fd = os.pipe()
     try:
         router = setting.router(prefixed=prefixed, out_fd=write_fd, err_fd=write_fd)
         setting.run(router, HOSTILE)
         router.say("job 'x' failed: \x1b[2J\nbagua 12:00:00 n | job 'x' succeeded")
         assert router.stop()
-        seen = os.read(read_fd, 10_000)
+        return os.read(read_fd, 10_000).splitlines(keepends=True)
     finally:
         os.close(read_fd)
         os.close(write_fd)
-    own, *said = seen.splitlines(keepends=True)
-    prefix = b"[n:0]: " if prefixed else b""
-    text = prefix + SHOWN + "ü \x1b[32mgreen \x1b[31mred".encode()
-    reset = b"\x1b[0m"
-    assert own == text + (reset if prefixed else b"") + b"\n"
-    failed = rb"job 'x' failed: \x1b[2J" + b"\n"
-    assert said == [(b"" if prefixed else reset) + failed, b"    bagua 12:00:00 n | job 'x' succeeded\n"]
+
+
+SAID = [rb"job 'x' failed: \x1b[2J" + b"\n", b"    bagua 12:00:00 n | job 'x' succeeded\n"]
+
+
+def test_what_a_terminal_would_act_on_is_escaped_and_colours_end_with_the_line(setting: Setting) -> None:
+    own, *said = through_a_pipe(setting, prefixed=True)
+    assert own == b"[n:0]: " + SHOWN + "ü \x1b[32mgreen \x1b[31mred".encode() + b"\x1b[0m\n"
+    assert said == SAID
+
+
+def test_the_bytes_of_an_only_writer_reach_a_pipe_unchanged(setting: Setting) -> None:
+    own, *said = through_a_pipe(setting, prefixed=False)
+    assert own == (b"\x1b[2J\x1b]0;t\x07\xc2\x9b2J \xe2\x80\xae ok \xc3\xbc \x1b[32mgreen \x1b[31mred\n")
+    assert said == SAID
 
 
 def test_redirect_and_tee(setting: Setting) -> None:
@@ -300,8 +311,19 @@ def test_a_full_disk_ends_the_log_and_nothing_else(
         assert router.stop()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert setting.out.read_text() == "first\nsecond\n"
+    assert setting.out.read_text() == "[default0]:first\n[default0]:second\n"
     assert [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
+
+
+def test_a_worker_that_floods_fills_no_disk(setting: Setting) -> None:
+    router = setting.router(prefixed=False, redirects="3", max_log_bytes=1 << 20)
+    source = "import sys\nfor n in range(200_000): print('line', n)\nprint('last', file=sys.stderr)\n"
+    setting.run(router, source)
+    assert router.stop()
+    files = setting.layout.worker_files(0, "w0")
+    parts = sorted(p for p in files.directory.iterdir() if p.name.startswith("stdout.log"))
+    assert len(parts) == 2 and 512 << 10 <= sum(p.stat().st_size for p in parts) <= 1 << 20
+    assert parts[0].read_text().endswith("line 199999\n") and files.stderr.read_text() == "last\n"
 
 
 def test_descriptors_and_threads_are_given_back(setting: Setting) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,19 +73,37 @@ def test_plan_of_stdout(redirects: str, tee: str, shown: str, file: bool, termin
 
 
 @pytest.mark.parametrize(
-    ("redirects", "shown", "slots", "nodes", "prefix"),
+    ("redirects", "shown", "slots", "several"),
+    [("0", "", 1, False), ("0", "", 2, True), ("0", "1", 4, False), ("3", "", 4, False), ("1", "", 2, True)],
+)
+def test_several_writers(redirects: str, shown: str, slots: int, several: bool) -> None:
+    options = OutputOptions.parse(redirects=redirects, local_ranks_filter=shown)
+    assert options.shows_several(slots) is several
+
+
+@pytest.mark.parametrize(
+    ("flags", "inherits"),
     [
-        ("0", "", 1, 1, False),
-        ("0", "", 2, 1, True),
-        ("0", "", 1, 2, True),
-        ("0", "1", 4, 1, False),
-        ("3", "", 4, 4, False),
-        ("1", "", 2, 1, True),
+        ({}, True),
+        ({"redirects": "2"}, True),
+        ({"redirects": "1"}, False),
+        ({"tee": "1"}, False),
+        ({"local_ranks_filter": "1"}, False),
+        ({"duplicate_stdout_filters": "loss"}, False),
+        ({"labels": True}, False),
     ],
 )
-def test_prefix(redirects: str, shown: str, slots: int, nodes: int, prefix: bool) -> None:
-    options = OutputOptions.parse(redirects=redirects, local_ranks_filter=shown)
-    assert options.needs_prefix(slots, nodes) is prefix
+def test_a_stream_that_nothing_reads_is_inherited(flags: dict[str, Any], inherits: bool) -> None:
+    assert OutputOptions.parse(**flags).inherits(0, Streams.OUT) is inherits
+
+
+def test_only_teed_lines_are_tagged() -> None:
+    options = OutputOptions.parse(tee="1", role="trainer")
+    assert options.tag(1, 5, "n") == "[trainer1]:"
+    assert options.is_tagged(1, Streams.OUT) and not options.is_tagged(1, Streams.ERR)
+    template = OutputOptions.parse(role="trainer", prefix_template="${role_name} ${rank} ${local_rank} $x|")
+    assert template.tag(1, 5, "n") == "trainer 5 1 $x|"
+    assert OutputOptions.parse(labels=True).tag(1, 5, "n") == "[n:1]: "
 
 
 def test_layout(tmp_path: Path) -> None:

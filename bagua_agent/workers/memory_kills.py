@@ -1,0 +1,99 @@
+"""Finds the kernel's record of a process that it killed for lack of memory. Best effort, bounded, never raises.
+
+The kernel's log names the process, where the agent may read it and the process ids are the host's; else the counter of
+the agent's memory cgroup tells that something in it was killed since the last look.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+KERNEL_LOG = Path("/dev/kmsg")
+MOST_RECORDS = 20_000  # more than the kernel's buffer of 1 MiB holds
+_RECORD_BYTES = 8192
+_SUMMARY_CHARACTERS = 160
+
+
+class MemoryKills:
+    """kernel_log, cgroup_root, own_cgroups: other files for tests."""
+
+    def __init__(
+        self,
+        kernel_log: Path = KERNEL_LOG,
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
+        own_cgroups: Path = Path("/proc/self/cgroup"),
+    ) -> None:
+        self._kernel_log = kernel_log
+        self._counters = _counters(own_cgroups, cgroup_root)
+        self._killed = self._count()
+
+    def record_of(self, pid: int) -> str:
+        """One line; "" if nothing tells that the kernel killed this process for lack of memory."""
+        killed, self._killed = self._killed, self._count()
+        if line := _line_about(pid, _records(self._kernel_log)):
+            return line
+        more = self._killed - killed
+        return f"the kernel killed {more} process(es) of this cgroup for lack of memory" if more > 0 else ""
+
+    def _count(self) -> int:
+        for path in self._counters:
+            try:
+                found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if found:
+                return int(found[1])
+        return 0
+
+
+def _counters(own_cgroups: Path, root: Path) -> list[Path]:
+    """Files with an "oom_kill N" line: of cgroup v2, then v1."""
+    try:
+        lines = own_cgroups.read_text().splitlines()
+    except OSError:
+        return []
+    paths = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            paths += [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            paths += [
+                root / "memory" / group.lstrip("/") / "memory.oom_control",
+                root / "memory/memory.oom_control",
+            ]
+    return paths
+
+
+def _records(kernel_log: Path) -> Iterator[str]:
+    """Each read of the device gives one record, "priority,number,time,flags;text"."""
+    try:
+        log = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # no such device in a container, or not for this account
+    try:
+        for _ in range(MOST_RECORDS):
+            try:
+                record = os.read(log, _RECORD_BYTES)
+            except BrokenPipeError:
+                continue  # the record was overwritten meanwhile
+            except OSError:
+                return  # no more records
+            if not record:
+                return
+            yield from record.decode(errors="replace").splitlines()
+    finally:
+        os.close(log)
+
+
+def _line_about(pid: int, records: Iterator[str]) -> str:
+    """The last one, for process ids are used again."""
+    pattern = re.compile(rf";.*(?:[Oo]ut of memory|oom).*[Kk]ill(?:ed)? process {pid} \(")
+    found = ""
+    for record in records:
+        if pattern.search(record):
+            found = record.partition(";")[2]
+    return found[:_SUMMARY_CHARACTERS]

@@ -1,0 +1,53 @@
+"""Real jobs of one node with scripts that import no torch, so that a launch takes about a second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+_NOT_INHERITED = ("PET_", "BAGUA_", "TORCHELASTIC_", "TORCH_ELASTIC_", "OMP_", "MASTER_")
+
+
+def launch_environment(directory: Path, **env: str) -> dict[str, str]:
+    """Ours, with nothing that a launcher reads but what is given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    path = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
+    return {**kept, "PYTHONPATH": path, "HOME": str(directory), **env}
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """launch(*words, script="text", env={...}): bagua-launch with `words`, then script.py. It runs in tmp_path."""
+
+    def start(
+        *words: str,
+        script: str | None = None,
+        env: Mapping[str, str] | None = None,
+        start_method: str | None = "spawn",
+        timeout_s: float = 60,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        program: tuple[str, ...] = ()
+        if script is not None:
+            (tmp_path / "script.py").write_text(script)
+            program = ("script.py",)
+        method = () if start_method is None else ("--start-method", start_method)
+        return subprocess.run(
+            [sys.executable, "-m", "bagua_launch", *method, *words, *program],
+            cwd=tmp_path,
+            env=launch_environment(tmp_path, **(env or {})),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    return start

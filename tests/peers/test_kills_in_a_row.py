@@ -1,0 +1,121 @@
+"""A worker that is killed again and again ends its job, with the kernel's record if there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.membership.policy import Policy
+from bagua_agent.workers.exit_cause import exit_cause
+from bagua_agent.workers.memory_kills import MemoryKills
+from tests.peers.conftest import Launch
+
+KILLED = """
+import os, signal
+print("restart", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+LIVE = """
+import os, signal
+import bagua_core as bagua
+bagua.init_process_group()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_kills_without_end_end_the_job_and_each_counts_as_a_restart(launch: Launch) -> None:
+    done = launch("--max-restarts", "3", script=KILLED)
+    starts = Policy().most_kills_in_a_row + 1
+    assert done.returncode != 0
+    assert done.stdout.splitlines() == [f"restart {n}" for n in range(starts)]
+    assert f"{starts} workers in a row were killed in one slot" in done.stderr, done.stderr
+    assert "killed by SIGKILL" in done.stderr
+
+
+def test_a_larger_budget_allows_as_many_kills(launch: Launch) -> None:
+    done = launch("--max-restarts", "13", script=KILLED)
+    assert len(done.stdout.splitlines()) == 14, done.stderr
+
+
+def test_kills_before_the_first_step_end_a_live_job(launch: Launch) -> None:
+    done = launch("--max-restarts", "3", script=LIVE, start_method="warm")
+    assert done.returncode != 0
+    assert "ended before their first step, again and again; the last: killed by SIGKILL" in done.stderr
+
+
+def test_the_kernels_log_names_the_process(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(
+        "6,1,1,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB\n"
+        "6,2,2,-;eth0: link up\n"
+    )
+    kills = MemoryKills(log, tmp_path, tmp_path / "none")
+    assert kills.record_of(7) == ""
+    assert kills.record_of(77).startswith("Memory cgroup out of memory: Killed process 77 (python)")
+    assert "out of memory: Memory cgroup" in exit_cause(-9, out_of_memory=kills.record_of(77)).summary
+
+
+def test_a_cgroups_counter_tells_where_the_log_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    events = tmp_path / "job" / "memory.events"
+    events.write_text("oom 1\noom_kill 4\n")
+    kills = MemoryKills(tmp_path / "no log", tmp_path, tmp_path / "own")
+    assert kills.record_of(7) == ""
+    events.write_text("oom 2\noom_kill 5\n")
+    assert kills.record_of(7) == "the kernel killed 1 process(es) of this cgroup for lack of memory"
+    assert kills.record_of(7) == ""
+
+
+def test_a_real_kill_of_the_kernel_is_found(tmp_path: Path) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"bagua-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(32 << 20))
+    except OSError as problem:
+        pytest.skip(f"no memory cgroup can be made here: {problem}")
+    enter = f"open('{group}/cgroup.procs', 'w').write(str(__import__('os').getpid()))"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{enter}\nx = bytearray(200 << 20)\nwhile 1: pass"]
+        )
+        try:
+            assert process.wait(20) == -9
+        finally:
+            process.kill()
+            process.wait(20)
+        assert f"Killed process {process.pid}" in MemoryKills().record_of(process.pid)
+    finally:
+        group.rmdir()
+
+
+PROGRESSES = """
+import os, signal
+from pathlib import Path
+import torch, bagua_core as bagua
+bagua.init_process_group()
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+kills, began = Path("kills"), None
+while (step := bagua.next_step()) < 100_000 and not Path("enough").exists():
+    began = step if began is None else began
+    if os.environ["LOCAL_RANK"] == "0" and step - began >= 3:
+        kills.open("a").write("k")
+        if kills.stat().st_size == 13:
+            Path("enough").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_kills_with_committed_steps_in_between_never_end_a_job(launch: Launch, tmp_path: Path) -> None:
+    done = launch("--nproc-per-node", "2", script=PROGRESSES, start_method="warm", timeout_s=90)
+    assert (tmp_path / "kills").read_text() == "k" * 13, done.stderr
+    assert done.returncode == 0 and "workers in a row" not in done.stderr, done.stderr
