@@ -17,6 +17,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import parse_node, parse_submission
 from bagua_agent.cluster.cluster_view import ClusterView
 from bagua_agent.cluster.scheduling import plan
+from bagua_agent.plain_text import shortened
 from bagua_agent.service.cluster_picture import ClusterPicture
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import KeyValue, Store
@@ -140,6 +141,8 @@ def _nodes(view: ClusterView, records: dict[str, pb.Node]) -> tuple[NodeStatus, 
             state, reason = "drained", node.drain.reason
         else:
             state, reason = "ready", ""
+        if record.note:
+            reason = "; ".join(filter(None, (reason, shortened(record.note))))
         jobs = tuple((u.job_id, u.slots, u.state.name.lower()) for u in node.units)
         found.append(
             NodeStatus(

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node
+from bagua_agent.cluster_client.arrivals import Arrivals
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
 from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.large_jobs.stored_record import whole_value
@@ -34,7 +35,6 @@ from bagua_contract.records import Generation
 CALL_TIMEOUT_S = 10.0
 SILENCE_S = 10.0  # of a stream that has more to send
 LOOK_S = 1.0  # for workers that have come since
-CHUNKS_AHEAD = 16
 MOST_FAILURES = 3  # in a row, of a stream whose job has ended
 
 STREAMS = {"out": node_pb2.ReadLogRequest.STDOUT, "err": node_pb2.ReadLogRequest.STDERR}
@@ -102,11 +102,23 @@ class Tail:
     call: Any = None
     shown: ShownLines = field(default_factory=ShownLines)
 
-    def take(self, chunk: bytes, now_s: float) -> list[str]:
+    def take(self, chunk: node_pb2.LogChunk, now_s: float) -> list[str]:
         """The lines that are whole with it."""
-        self.read_bytes += len(chunk)
+        begin = chunk.position if chunk.HasField("position") else self.read_bytes
+        # what began before a gap does not go on after it
+        lines = self.finish() if begin > self.read_bytes else []
+        self.read_bytes = begin + len(chunk.data)
         self.heard_s = now_s
-        return list(self.shown.feed(chunk))
+        return [*lines, *self.shown.feed(chunk.data)]
+
+    def missed(self, chunk: node_pb2.LogChunk) -> str:
+        """What the next chunk leaves out since it is not kept any more, in a line; empty for nothing."""
+        if not chunk.HasField("position") or chunk.position <= self.read_bytes:
+            return ""
+        gap = f"{chunk.position - self.read_bytes} bytes of its output"
+        return (
+            f"{self.output.label}: {gap} are not kept any more and not shown (jobs.max_log_mib of the node)"
+        )
 
     def finish(self) -> list[str]:
         """The last line, if nothing ends it."""
@@ -116,6 +128,9 @@ class Tail:
     def is_due(self) -> bool:
         """Whether there is more to read, and reading it has not failed again and again."""
         return self.size_bytes > self.read_bytes and self.failed < MOST_FAILURES
+
+
+News = Arrivals[Tail, node_pb2.LogChunk | OperationEnd[None]]
 
 
 class Next(Enum):
@@ -168,36 +183,36 @@ class LogReader:
             ]
         return sorted(found, key=lambda o: (o.global_rank is None, o.global_rank or 0, o.node_name))
 
-    def lines(self, output: WorkerOutput, stream: str, last_bytes: int) -> Iterator[str]:
+    def lines(
+        self, output: WorkerOutput, stream: str, last_bytes: int, complain: Callable[[str], object]
+    ) -> Iterator[str]:
         """Of one worker, to the end of what is there; of a progress bar its last state.
 
-        Raises UserError, InfrastructureLost. However long it is: only a silence of SILENCE_S ends it.
+        last_bytes: 0 for all that is kept. complain: told of what is asked for and not kept any more. Raises UserError,
+        InfrastructureLost. However long it is: only a silence of SILENCE_S ends it.
         """
-        news: queue.Queue[bytes | OperationEnd[None]] = queue.Queue(CHUNKS_AHEAD)
-        call = self._open(output, stream, news.put, last_bytes=last_bytes)
+        news: News = Arrivals()
         tail = Tail(output)
-        ended = False
+        call = self._open(tail, stream, news, last_bytes=last_bytes)
         try:
             while True:
                 item = self._next(news, output)
-                if not isinstance(item, bytes):
-                    ended = True
+                if not isinstance(item, node_pb2.LogChunk):
                     if isinstance(item, Failed):
                         raise item.error
                     break
+                if (missed := tail.missed(item)) and (tail.read_bytes or not last_bytes):
+                    complain(missed)
                 yield from tail.take(item, 0.0)
             yield from tail.finish()
         finally:
+            news.close()
             call.cancel()
-            while not ended:  # by the cancelling; what waits for room in the queue gets it
-                ended = not isinstance(self._next(news, output), bytes)
 
     @staticmethod
-    def _next(
-        news: queue.Queue[bytes | OperationEnd[None]], output: WorkerOutput
-    ) -> bytes | OperationEnd[None]:
+    def _next(news: News, output: WorkerOutput) -> node_pb2.LogChunk | OperationEnd[None]:
         try:
-            return news.get(timeout=SILENCE_S)
+            return news.get(SILENCE_S)[1]
         except queue.Empty:
             raise InfrastructureLost(
                 f"the daemon of {output.node_name} has sent nothing for {SILENCE_S:g} s; is the node up?"
@@ -216,7 +231,7 @@ class LogReader:
         wanted: asked until it says yes; from then on the worker is followed to its end. complain: told of what does not
         work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the beginning.
         """
-        news: queue.SimpleQueue[tuple[Tail, bytes | OperationEnd[None]]] = queue.SimpleQueue()
+        news: News = Arrivals()
         tails: dict[tuple[str, str, str], Tail] = {}
         over, outputs = self._look(complain)
         looked_s = time.monotonic()
@@ -234,7 +249,7 @@ class LogReader:
                             )
                 while (wait_s := looked_s + LOOK_S - time.monotonic()) > 0:
                     with contextlib.suppress(queue.Empty):
-                        self._hear(*news.get(timeout=wait_s), tell, complain)
+                        self._hear(*news.get(wait_s), tell, complain)
                 if over and not any(tail.call is not None or tail.is_due for tail in tails.values()):
                     for tail in tails.values():
                         for line in tail.finish():
@@ -246,6 +261,7 @@ class LogReader:
                     complain(str(error))
                 looked_s = time.monotonic()
         finally:
+            news.close()
             for tail in tails.values():
                 if tail.call is not None:
                     tail.call.cancel()
@@ -261,21 +277,17 @@ class LogReader:
         size_bytes: int,
         stream: str,
         now_s: float,
-        news: queue.SimpleQueue[tuple[Tail, bytes | OperationEnd[None]]],
+        news: News,
         complain: Callable[[str], object],
     ) -> None:
         tail.size_bytes = size_bytes
+        if news.holds(tail):  # the terminal is slow; the node is not silent
+            tail.heard_s = now_s
         match next_of(tail, now_s):
             case Next.OPEN:
                 tail.heard_s = now_s
                 try:
-                    tail.call = self._open(
-                        tail.output,
-                        stream,
-                        lambda item: news.put((tail, item)),
-                        from_bytes=tail.read_bytes,
-                        follow=True,
-                    )
+                    tail.call = self._open(tail, stream, news, from_bytes=tail.read_bytes, follow=True)
                 except BaguaError as error:
                     tail.failed += 1
                     complain(str(error))
@@ -288,12 +300,14 @@ class LogReader:
     @staticmethod
     def _hear(
         tail: Tail,
-        item: bytes | OperationEnd[None],
+        item: node_pb2.LogChunk | OperationEnd[None],
         tell: Callable[[WorkerOutput, str], object],
         complain: Callable[[str], object],
     ) -> None:
-        if isinstance(item, bytes):
+        if isinstance(item, node_pb2.LogChunk):
             tail.failed = 0
+            if missed := tail.missed(item):
+                complain(missed)
             lines = tail.take(item, time.monotonic())
         else:
             tail.call = None
@@ -306,34 +320,34 @@ class LogReader:
 
     def _open(
         self,
-        output: WorkerOutput,
+        tail: Tail,
         stream: str,
-        put: Callable[[bytes | OperationEnd[None]], object],
+        news: News,
         *,
         last_bytes: int = 0,
         from_bytes: int = 0,
         follow: bool = False,
     ) -> Any:
-        """The call. put: is given its chunks and then its end, from a thread of its own. Raises UserError."""
+        """The call. Its chunks and then its end come to `news`, from a thread of its own. Raises UserError."""
         request = node_pb2.ReadLogRequest(
             job_id=self._job_id,
-            directory=output.directory,
+            directory=tail.output.directory,
             stream=STREAMS[stream],
             last_bytes=last_bytes,
             from_bytes=from_bytes,
             follow=follow,
         )
-        address, stub = self._stub(output.node_name)
+        address, stub = self._stub(tail.output.node_name)
         call = stub.ReadLog(request)
 
         def read() -> None:
             try:
                 for chunk in call:
-                    put(chunk.data)
+                    news.put(tail, chunk)
             except grpc.RpcError as error:
                 raise why_not_served(error.code(), error.details(), address) from error
 
-        background_thread("bagua-log", read, put).start()
+        background_thread("bagua-log", read, lambda end: news.put(tail, end)).start()
         return call
 
     def _ranks(self) -> dict[str, int]:

@@ -60,6 +60,7 @@ class AgentConfig:
     jobs_environment: tuple[str, ...]
     jobs_keep_ended: int
     jobs_keep_ended_days: float
+    jobs_max_log_mib: int
     directories_state: str
     directories_log: str
     times_node_lease_s: float

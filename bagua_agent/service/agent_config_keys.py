@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
+from bagua_agent.job_config import MAX_LOG_MIB
 
 LONGEST_PATTERN = 100
 
@@ -296,6 +297,13 @@ KEYS: tuple[Key, ...] = (
         days(0.01, 36_500),
         ClusterPolicy().ended_kept_s / DAY_S,
         "After how many days a job that ended is removed. As above.",
+    ),
+    Key(
+        "jobs.max_log_mib",
+        count(0, 1_000_000),
+        MAX_LOG_MIB,
+        "How much of each stream (stdout, stderr) of a worker is kept, in MiB: between half of it and all of it, the "
+        "newest. 0: everything.",
     ),
     Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
     Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),

@@ -46,6 +46,7 @@ class _Job:
     result: bytes | None = None
     result_since_s: float = 0.0
     agents: dict[str, bytes] = field(default_factory=dict)
+    agents_gone: int = 0
     members: set[str] = field(default_factory=set)
 
 
@@ -77,10 +78,13 @@ class ClusterPicture:
     def took_outcome(self, job_id: str, outcome: OutcomeView) -> None:
         self._outcomes[job_id] = outcome
 
-    def left_jobs(self) -> frozenset[str]:
-        """Jobs that have ended and have no agent."""
+    def left_jobs(self) -> frozenset[tuple[str, int]]:
+        """Jobs that have ended and have no agent, with the number of agents that were seen to go. An agent that came
+        and went between two looks changes that number."""
+        gone = {job_id: 0 for job_id in self._outcomes}
+        gone |= {j: job.agents_gone for j, job in self._jobs.items() if j in gone}
         return frozenset(
-            job_id for job_id in self._outcomes if job_id not in self._jobs or not self._jobs[job_id].agents
+            (j, number) for j, number in gone.items() if j not in self._jobs or not self._jobs[j].agents
         )
 
     @property
@@ -215,6 +219,7 @@ class ClusterPicture:
         elif (agent_id := id_in(keys.agents, change.key)) is not None:
             if change.value is None:
                 job.agents.pop(agent_id, None)
+                job.agents_gone += 1
             else:
                 job.agents[agent_id] = change.value
         elif (worker_id := id_in(keys.members, change.key)) is not None:

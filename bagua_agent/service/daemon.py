@@ -103,6 +103,13 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """What of this node does not work now and keeps no job away; empty for nothing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class StandsAgain:
     """A key that the store had lost. was_put: by this node; else it stood again, or its job was removed."""
 
@@ -151,6 +158,7 @@ Event = (
     | Started
     | StartRefused
     | NodeSeen
+    | Noted
     | StandsAgain
     | FailureTold
     | StoreInTouch
@@ -239,6 +247,7 @@ class NodeDaemon:
         self._look_for_trouble = look_for_trouble
         self._troubles: tuple[str, ...] = ()
         self._troubles_seen: tuple[str, ...] = ()
+        self._note = ""
         self._looks_at_s = 0.0
         self._again_s: float | None = 0.0
 
@@ -246,6 +255,10 @@ class NodeDaemon:
         """Whether a unit of it lives here; from any thread."""
         unit = self._units.get(job_id)
         return unit is not None and unit.alive
+
+    def note(self, text: str) -> None:
+        """What of this node does not work now and keeps no job away; empty for nothing. From any thread."""
+        self._inbox.put(Noted(text))
 
     def stop(self) -> None:
         """From any thread, or a signal handler's."""
@@ -323,6 +336,8 @@ class NodeDaemon:
                 self._tell_failure(job_id, 0, reason)
             case NodeSeen(troubles):
                 self._seen_troubles(troubles, now_s)
+            case Noted(text):
+                self._note = text
             case ProcessEnded(job_id):
                 if job_id in self._watched:
                     self._gone[job_id] = self._watched[job_id]
@@ -600,6 +615,7 @@ class NodeDaemon:
         node.units.extend(map(write_unit, made.report))
         del node.troubles[:]
         node.troubles.extend((*self._troubles, *made.troubles))
+        node.note = self._note
         value = node.SerializeToString(deterministic=True)
         if value != self._told:
             self._told = value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,15 +20,19 @@ from bagua_agent.errors import BaguaError, UserError
 from bagua_agent.service.agent_config import AgentConfig
 from bagua_agent.service.node_facts import gpus_of_the_driver
 from bagua_agent.service.systemd_units import is_there
-from bagua_agent.store.client import Store
+from bagua_agent.store.client import FULL, Store
 from bagua_agent.store_access import store_config
 from bagua_agent.workers.account import find_account
 from bagua_contract.distribution import CUPY_HINT, original_beside
 
 ETCD_TIMEOUT_S = 5.0
 PROGRAM_TIMEOUT_S = 30.0
-# A job's logs and an etcd's last words fit into it; below, writing fails at the worst moment.
+# A disk is nearly full below 5 % of it; but 4 GiB are enough on any, and less than 256 MiB on none: a job's logs and an
+# etcd's last words fit into that. Below, writing fails at the worst moment.
+LEAST_FREE_SHARE = 0.05
+ENOUGH_FREE_BYTES = 4 << 30
 LEAST_FREE_BYTES = 256 << 20
+LEAST_FREE_FILES = 1000
 
 
 class Weight(Enum):
@@ -61,11 +64,25 @@ def judge_packages(original_beside: str | None) -> list[Finding]:
     return [Finding("packages", Weight.TROUBLE, original_beside)] if original_beside else []
 
 
-def judge_disk(path: str, free_bytes: int) -> Finding:
-    free = f"{free_bytes / 1e9:.1f} GB free in {path}"
-    if free_bytes < LEAST_FREE_BYTES:
-        return Finding("disk", Weight.TROUBLE, f"only {free}; make room")
-    return Finding("disk", Weight.FINE, free)
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """free_files: how many more files may be made; None: the file system has no such limit."""
+
+    size_bytes: int
+    free_bytes: int
+    free_files: int | None = None
+
+
+def judge_disk(path: str, space: DiskSpace) -> Finding:
+    """The text of a trouble has no figure that changes from look to look: each new text is written to etcd."""
+    least = max(LEAST_FREE_BYTES, min(int(LEAST_FREE_SHARE * space.size_bytes), ENOUGH_FREE_BYTES))
+    if space.free_bytes < least:
+        text = f"nearly full: less than {least / 1e9:.1f} GB are free in {path}; make room"
+        return Finding("disk", Weight.TROUBLE, text)
+    if space.free_files is not None and space.free_files < LEAST_FREE_FILES:
+        text = f"nearly full: fewer than {LEAST_FREE_FILES} files can be made in {path}; remove some"
+        return Finding("disk", Weight.TROUBLE, text)
+    return Finding("disk", Weight.FINE, f"{space.free_bytes / 1e9:.1f} GB free in {path}")
 
 
 def judge_gpus(slots: int | str, driver: int, answer: str | None) -> list[Finding]:
@@ -107,7 +124,7 @@ def judge_account(name: str, exists: bool, why_not: str | None) -> Finding:
 
 def look_for_trouble(config: AgentConfig) -> list[Finding]:
     """What may change while a daemon runs, and is quick to see. For its every look."""
-    found = [judge_disk(path, _free_bytes(path)) for path in _directories(config)]
+    found = [judge_disk(path, disk_space(path)) for path in _directories(config)]
     found += judge_gpus(config.node_slots, gpus_of_the_driver(), _nvidia_smi())
     return found
 
@@ -135,12 +152,17 @@ def _directories(config: AgentConfig) -> list[str]:
     return [config.directories_state, config.directories_log]
 
 
-def _free_bytes(path: str) -> int:
-    """Of the disk that holds it, or will once it is made."""
+def disk_space(path: str) -> DiskSpace:
+    """Of the disk that holds it, or will once it is made; what is free to accounts other than root."""
     place = Path(path)
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    found = os.statvfs(place)
+    return DiskSpace(
+        found.f_blocks * found.f_frsize,
+        found.f_bavail * found.f_frsize,
+        found.f_favail if found.f_files else None,  # 0: files are made as they are needed, as on btrfs
+    )
 
 
 def _etcd(config: AgentConfig) -> Finding:
@@ -157,6 +179,9 @@ def _etcd(config: AgentConfig) -> Finding:
         store.close()
     if not status.has_leader:
         return Finding("etcd", Weight.TROUBLE, f"{status.endpoint} has no leader; look at the other members")
+    if status.is_full:
+        text = f"{status.endpoint} {FULL}"
+        return Finding("etcd", Weight.TROUBLE, text)
     return Finding(
         "etcd", Weight.FINE, f"{status.version} at {status.endpoint}, {status.db_size_bytes / 1e6:.1f} MB"
     )

@@ -55,7 +55,8 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
             bound = 0
         if not bound:
             raise UserError(
-                f"{address} can't be listened at; is listen.port taken, or listen.address not this node's?"
+                f"{address} can't be listened at; is listen.port taken (ss -ltnp), or listen.address not this "
+                "node's?"
             )
         self._server.start()
 
@@ -84,7 +85,7 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
 
         try:
             with self._limits.reading(caller_name(context.auth_context(), context.peer())):
-                chunks = self._logs.read(
+                pieces = self._logs.read(
                     request.job_id,
                     request.directory,
                     stderr=request.stream == node_pb2.ReadLogRequest.STDERR,
@@ -92,8 +93,8 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
                     from_bytes=min(request.from_bytes, LARGEST_OFFSET),
                     goes_on=goes_on,
                 )
-                for data in chunks:
-                    yield node_pb2.LogChunk(data=data)
+                for piece in pieces:
+                    yield node_pb2.LogChunk(data=piece.data, position=piece.position)
         except TooManyReaders as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except UserError as error:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from bagua_agent.errors import UserError
 from bagua_agent.service.unit_process import record_process
-from bagua_agent.service.units import REASON, read_request
+from bagua_agent.service.units import PATH, REASON, read_request
 from bagua_agent.workers.account import find_account
 from bagua_agent.workers.enter_directory import enter_as
 
 log = logging.getLogger(__name__)
 
+# PYTHONPATH: of a daemon that runs from a directory of its sources.
+KEPT = frozenset({"PATH", "LANG", "TZ", "PYTHONPATH"})
 EXIT_CODE = "exit-code"
 RECORD_PROCESS = "--record-process"
 
@@ -30,6 +33,13 @@ def main(folder: Path, *, record: bool = False) -> int:
     code = _run(folder)
     _leave(folder, EXIT_CODE, str(code))
     return code
+
+
+def agent_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The agent's own environment, of what it inherited from systemd or the daemon; pure. Nothing of a job is in it:
+    variables steer libraries, and the agent may be root."""
+    kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
+    return {"PATH": PATH, "LANG": "C.UTF-8", **kept}
 
 
 def _leave(folder: Path, name: str, text: str) -> None:
@@ -58,13 +68,14 @@ def _run(folder: Path) -> int:
         print(f"bagua-agent: {said}", file=sys.stderr, flush=True)
         _leave(folder, REASON, said)
         return UserError.exit_code
+    own = agent_environment(os.environ)
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update(own)
 
     try:
         from bagua_agent.job_agent import run_job
 
-        return run_job(request.config, lambda reason: _leave(folder, REASON, reason))
+        return run_job(request.config, lambda reason: _leave(folder, REASON, reason), request.environment)
     except Exception as error:  # our bug, or an installation that lacks something
         log.exception("bug: the agent of job %s raised", request.config.job_id)
         _leave(folder, REASON, f"{type(error).__name__}: {error}; the unit's log has the traceback")

@@ -69,6 +69,7 @@ class Scheduler:
         self._holder: int | None = None  # create revision of the key, as the mirror last told
         self._won: int | None = None  # as we last won it
         self._bug = ""  # that was told last
+        self._outage = ""
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-scheduler", daemon=True)
@@ -99,7 +100,9 @@ class Scheduler:
                 if won is not None:
                     self._lead(won)
             except InfrastructureLost as error:
-                log.info("scheduler: %s", error)
+                if str(error) != self._outage:  # each attempt of a long outage says the same
+                    self._outage = str(error)
+                    log.info("scheduler: %s; trying again", error)
                 self._stopping.wait(TRY_AGAIN_S)
             except BaguaError as error:  # a right that was withdrawn, a request that etcd does not take
                 self._say(f"this node can't schedule, so another may: {error}")
@@ -140,9 +143,10 @@ class Scheduler:
 
     def _lead(self, won: int) -> None:
         self._say("this node schedules the cluster's jobs")
+        self._outage = ""
         self.leads = True
         picture = ClusterPicture(time.monotonic(), self._say)
-        tidied: frozenset[str] = frozenset()
+        tidied: frozenset[tuple[str, int]] = frozenset()
         news: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         inbox, self._inbox = self._inbox, news  # the key's mirror and the cluster's wake the same loop
         mirror = PrefixMirror(self._store, cluster_keys.EVERYTHING, news.put)
@@ -173,7 +177,9 @@ class Scheduler:
             self._inbox = inbox
             mirror.stop()
 
-    def _remove_key_pairs(self, picture: ClusterPicture, won: int, tidied: frozenset[str]) -> frozenset[str]:
+    def _remove_key_pairs(
+        self, picture: ClusterPicture, won: int, tidied: frozenset[tuple[str, int]]
+    ) -> frozenset[tuple[str, int]]:
         """Of jobs that have ended and were left since `tidied`; those that are tidy now.
 
         An agent that is killed, or lost with its node, removes nothing; and one that was starting when its job was
@@ -182,7 +188,7 @@ class Scheduler:
         left = picture.left_jobs()
         if left - tidied:
             there = {kv.key for kv in self._store.get_prefix(SECRETS_PREFIX)[0]}
-            for job_id in sorted(left - tidied):
+            for job_id, _ in sorted(left - tidied):
                 keys = JobKeys(job_id)
                 if keys.identity in there:
                     fence = create_revision_is(cluster_keys.SCHEDULER, won)

@@ -19,10 +19,12 @@ from bagua_agent.service.certificate_files import utc_now
 from bagua_agent.service.child_units import ChildUnits
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.job_logs import JobLogs
+from bagua_agent.service.log_service import LogService
 from bagua_agent.service.node_checks import look_for_trouble, troubles
 from bagua_agent.service.node_facts import NodeFacts, look_at_node
 from bagua_agent.service.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
+from bagua_agent.service.one_daemon import only_daemon
 from bagua_agent.service.scheduler import Scheduler
 from bagua_agent.service.systemd_units import SystemdUnits, is_there
 from bagua_agent.service.tls_renewal import RenewedTls
@@ -72,7 +74,7 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
     os.environ.pop("NOTIFY_SOCKET", None)  # what we start must not speak for us
 
     stop = _Stop()
-    with SignalsToInbox(_SIGNALS, stop.ask):
+    with only_daemon(config.directories_state), SignalsToInbox(_SIGNALS, stop.ask):
         store = _connected(config, notifier, stop)
         if store is None:
             return 0
@@ -106,17 +108,20 @@ def _serve(
         look_for_trouble=lambda: troubles(look_for_trouble(config)),
     )
     stop.tell(daemon.stop)
-    server: NodeServer | None = None
+    log_service: LogService | None = None
     try:
         tls = None if config.tls_files is None else RenewedTls(config.tls_files)
         logs = JobLogs(Path(config.directories_log), config.node_name)
-        server = NodeServer(f"{host}:{config.listen_port}", logs, daemon.runs, tls)
+        log_service = LogService(
+            lambda: NodeServer(f"{host}:{config.listen_port}", logs, daemon.runs, tls), daemon.note, _say
+        )
+        log_service.start()
         _say(f"node {config.node_name} has {facts.slots} slots")
         scheduler.start()
         daemon.run()
     finally:
-        if server is not None:
-            server.stop()
+        if log_service is not None:
+            log_service.stop()
         scheduler.stop()
         leased.close()
         store.close()

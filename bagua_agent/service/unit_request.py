@@ -13,10 +13,9 @@ from bagua_agent.errors import UserError
 from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_file import SUBMITTED, decode
 from bagua_agent.service.agent_config import AgentConfig
-from bagua_agent.service.units import UnitRequest
+from bagua_agent.service.units import PATH, UnitRequest
 from bagua_contract import cluster_pb2 as pb
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REDIRECTS = "3"  # a service's workers have no terminal: both streams go to files, which `logs` reads
 _TIME_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}")
 
@@ -47,6 +46,7 @@ def unit_request(
         endpoints=config.etcd_endpoints,
         store_credentials=config.store_credentials,
         log_dir=config.directories_log,
+        max_log_mib=config.jobs_max_log_mib,
         redirects=REDIRECTS,
         run_as=account,
         node_name=config.node_name,

@@ -25,6 +25,7 @@ REQUEST = "request.json"
 NOTE = "note.json"
 ASKED = "asked-to-leave"
 REASON = "reason"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of agents and workers
 REASON_CHARACTERS = 1000  # it travels in the node's record
 NOT_KNOWN = 128 + 9
 """Exit code of one that ended without a word: killed."""
@@ -32,7 +33,8 @@ NOT_KNOWN = 128 + 9
 
 @dataclass(frozen=True, slots=True)
 class UnitRequest:
-    """What a unit runs. environment: the whole of it, for its agent and, but for their own variables, its workers."""
+    """What a unit runs. environment: the whole of its workers', but for their own variables; nothing of it is the
+    agent's."""
 
     config: JobConfig
     environment: Mapping[str, str]

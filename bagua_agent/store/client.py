@@ -6,17 +6,26 @@ transaction is not (OutcomeUnknown: read, then decide). Knows nothing of jobs, w
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bagua_agent.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
+from bagua_agent.errors import (
+    InternalError,
+    LeaseLost,
+    OutcomeUnknown,
+    StoreFull,
+    StoreUnavailable,
+    UserError,
+)
 from bagua_agent.store.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.store.etcd_stubs import etcd3
 from bagua_agent.store.failures import CallFailed, Failure, Trouble
 from bagua_agent.store.key_range import KeyRange, decode_key, encode_key, end_of_prefix
+from bagua_agent.store.read_at_once import read_at_once
 from bagua_contract import etcd_pb2 as pb
 
 __all__ = [
@@ -36,9 +45,16 @@ __all__ = [
     "value_is",
 ]
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 MOST_OPERATIONS_IN_A_TRANSACTION = 128  # etcd's --max-txn-ops
+
+FULL = (
+    "refuses writes: its database is full (NOSPACE); compact and defragment it or raise --quota-backend-bytes, "
+    "then `etcdctl alarm disarm`"
+)
 
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 0.5
@@ -104,6 +120,7 @@ class StoreStatus:
     db_size_bytes: int
     has_leader: bool
     revision: int
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +171,9 @@ def read_ranges(
 
 
 def _read_ranges(client: EtcdClient, ranges: Sequence[KeyRange]) -> tuple[list[KeyValue], int]:
-    """In one transaction: one request, and one revision."""
-    request = etcd3.etcdrpc.TxnRequest()
-    for keys in ranges:
-        read = request.success.add().request_range
-        read.key, read.range_end = keys.start, keys.end
-    answer = client.raw(client.kvstub.Txn, request)
-    found = [KeyValue.of(kv) for one in answer.responses for kv in one.response_range.kvs]
-    return found, int(answer.header.revision)
+    reads = [etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end) for keys in ranges]
+    answers, revision = read_at_once(client, reads)
+    return [KeyValue.of(kv) for one in answers for kv in one.kvs], revision
 
 
 class Store:
@@ -173,6 +185,7 @@ class Store:
         self.config = config
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._is_full = False  # as the last write found it
         self._current = 0  # index of the endpoint in use
         self._connections: dict[int, _Shared] = {}
 
@@ -218,21 +231,25 @@ class Store:
         self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
     ) -> tuple[dict[str, KeyValue], int]:
         """Those of `keys` that are there, and how many keys start with `prefix`; one request, one revision."""
-        request = etcd3.etcdrpc.TxnRequest()
-        for key in keys:
-            request.success.add().request_range.key = encode_key(key)
-        counted = request.success.add().request_range
-        counted.key, counted.range_end, counted.count_only = encode_key(prefix), end_of_prefix(prefix), True
+        rpc = etcd3.etcdrpc
+        below, end = encode_key(prefix), end_of_prefix(prefix)
         what = f"get {', '.join(keys)}, count {prefix}*"
-        *read, count = self._repeat(what, lambda c: c.raw(c.kvstub.Txn, request), timeout_s).responses
-        found = [KeyValue.of(kv) for one in read for kv in one.response_range.kvs]
-        return {kv.key: kv for kv in found}, int(count.response_range.count)
+
+        def attempt(client: EtcdClient) -> tuple[dict[str, KeyValue], int]:
+            reads = [rpc.RangeRequest(key=encode_key(key)) for key in keys]
+            reads.append(rpc.RangeRequest(key=below, range_end=end, count_only=True))
+            (*read, count), _ = read_at_once(client, reads)
+            found = [KeyValue.of(kv) for one in read for kv in one.kvs]
+            return {kv.key: kv for kv in found}, int(count.count)
+
+        return self._repeat(what, attempt, timeout_s)
 
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
         """Revision of the write. May be done more than once. Raises LeaseLost."""
         answer = self._repeat(
             f"put {key}", lambda c: c.put(encode_key(key), value, lease=lease_id or None), timeout_s
         )
+        self._wrote()
         return int(answer.header.revision)
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
@@ -293,13 +310,16 @@ class Store:
             return Transaction(answer.succeeded, answer.header.revision)
 
         keys = ", ".join(sorted({*(p.key for p in puts), *deletes, *map(str, delete_ranges)}))
-        return self._call(f"transaction on {keys}", attempt, timeout_s, repeatable=False)
+        answer = self._call(f"transaction on {keys}", attempt, timeout_s, repeatable=False)
+        self._wrote()
+        return answer
 
     # ---- leases
 
     def lease_grant(self, ttl_s: int, timeout_s: float | None = None) -> LeaseGrant:
         """A new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
         lease = self._repeat("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
+        self._wrote()
         return LeaseGrant(lease.id, lease.ttl)
 
     def lease_revoke(self, lease_id: int, timeout_s: float | None = None) -> None:
@@ -336,6 +356,7 @@ class Store:
                 db_size_bytes=answer.dbSize,
                 has_leader=answer.leader != 0,
                 revision=answer.header.revision,
+                is_full=any("NOSPACE" in error for error in answer.errors),
             )
 
         return self._repeat("status", attempt, timeout_s)
@@ -429,14 +450,28 @@ class Store:
                     f"`etcdctl role grant-permission --prefix=true`"
                 ) from cause
             case Trouble.FULL:
-                raise StoreUnavailable(
-                    f"{operation}: {where} is out of space ({failure.detail}); compact and defragment it, "
-                    f"then `etcdctl alarm disarm`"
-                ) from cause
+                full = f"{where} {FULL}"
+                self._found_full(full)
+                raise StoreFull(f"{operation}: {full}") from cause
             case Trouble.NOT_ETCD:
                 raise UserError(f"{where} does not speak etcd's v3 protocol ({failure.detail})") from cause
             case Trouble.REFUSED | Trouble.HISTORY_GONE:
                 raise InternalError(f"{operation}: {where} refuses it: {failure.detail}") from cause
+
+    def _found_full(self, full: str) -> None:
+        """Said once: all who wait for it try again and again."""
+        with self._lock:
+            first, self._is_full = not self._is_full, True
+        if first:
+            log.error("%s; it is tried again until then", full)
+
+    def _wrote(self) -> None:
+        """Something that a full etcd refuses was done."""
+        if self._is_full:
+            with self._lock:
+                was_full, self._is_full = self._is_full, False
+            if was_full:
+                log.warning("etcd takes writes again")
 
     def _unavailable(self, operation: str, limit_s: float, reasons: dict[int, str]) -> StoreUnavailable:
         each = "; ".join(f"{self.config.endpoints[i]}: {reason}" for i, reason in sorted(reasons.items()))

@@ -37,10 +37,14 @@ class ExitCause:
 
 
 def exit_cause(
-    returncode: int, error_file_text: str | None = None, stderr_tail: str = "", killed_for: str = ""
+    returncode: int,
+    error_file_text: str | None = None,
+    stderr_tail: str = "",
+    killed_for: str = "",
+    out_of_memory: str = "",
 ) -> ExitCause:
     """error_file_text: content of error.json, None if there is none. killed_for: why the agent itself killed it, so
-    that its signal is not taken for somebody else's. Never raises."""
+    that its signal is not taken for another's. out_of_memory: the kernel's record of it. Never raises."""
     message, callstack = _recorded(error_file_text)
     stderr_tail = _RANK_PREFIX.sub("", stderr_tail)
     name = signal_name(returncode)
@@ -51,6 +55,8 @@ def exit_cause(
     elif name is not None:
         message = message or _terminated_by(stderr_tail)
         summary = f"killed by {name}" + (f" after {message}" if message else "")
+        if out_of_memory:
+            summary = f"killed by {name}, out of memory: {out_of_memory}"
         failure = -returncode in FAULT_SIGNALS
     else:
         message = message or _exception_in(stderr_tail)

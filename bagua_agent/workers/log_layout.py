@@ -3,6 +3,7 @@
     <log_dir>/<job_id>/<node_name>/slot<k>-<worker_id>/{stdout.log, stderr.log, error.json}
     <log_dir>/<job_id>/<node_name>/{filtered_stdout.log, filtered_stderr.log}
 
+A log that has grown has an older part beside it (log_parts.py).
 A worker that takes a slot over has another id, so nothing is overwritten. Owns names only, no content.
 """
 

@@ -38,8 +38,8 @@ def spawn_worker(
     slot: int,
     directory: Path | None = None,
     gated: bool = True,
-    stdout: Path | None = None,
-    stderr: Path | None = None,
+    stdout: Path | int | None = None,
+    stderr: Path | int | None = None,
     inherit_stdin: bool = False,
     stdin: int | None = None,
     preimport: tuple[str, ...] = PREIMPORT,
@@ -50,9 +50,9 @@ def spawn_worker(
     """Start a worker; returns as soon as it is executed or forked.
 
     env: its whole environment; BAGUA_GATE_FD in it is replaced, PYTHON_EXEC names another interpreter.
-    gated: the script starts only after `open_gate()`. stdout, stderr: files to append to; None makes a
-    pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules
-    that the runner imports before the gate. cpus: the only processors it may use. warm: what to fork it from,
+    gated: the script starts only after `open_gate()`. stdout, stderr: files to append to, or descriptors to inherit;
+    None makes a pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport:
+    modules that a warm parent must have imported. cpus: the only processors it may use. warm: what to fork it from,
     if possible; waited for until it has imported everything. account: whose process it is; None: the agent's.
     Raises UserError when what the command names cannot be run, InfrastructureLost when the node is short of something.
     """
@@ -147,7 +147,7 @@ def _spawn(
     try:
         with _processors(cpus):
             popen = subprocess.Popen(
-                command_line(command, os.getpid(), python=place.python, preimport=place.preimport),
+                command_line(command, os.getpid(), python=place.python),
                 env={
                     **place.env,
                     GATE_VARIABLE: str(gate_child),
@@ -185,7 +185,11 @@ def _processors(cpus: frozenset[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _stream_ends(file: Path | None, child_ends: list[int], own_ends: list[int]) -> tuple[int, int | None]:
+def _stream_ends(
+    file: Path | int | None, child_ends: list[int], own_ends: list[int]
+) -> tuple[int, int | None]:
+    if isinstance(file, int):
+        return file, None
     if file is not None:
         target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         child_ends.append(target)

@@ -21,6 +21,7 @@ from typing import Any
 from bagua_agent.background import Failed, OperationEnd, background_thread
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.account import Account
+from bagua_agent.workers.library_variables import READ_AT_LOAD, READ_LATER
 from bagua_agent.workers.orphans import adopting, reap_orphans
 from bagua_agent.workers.process_status import user_ids
 from bagua_agent.workers.request_socket import HelperGone, RequestSocket
@@ -103,12 +104,14 @@ class WarmParent:
                 log.info("a worker is not forked from the warm parent: %s", reason)
                 self._last_reason = reason
             return None
-        line = command_line(command, os.getpid(), python=place.python, preimport=place.preimport)
+        line = command_line(command, os.getpid(), python=place.python)
         request: dict[str, Any] = {
             "env": dict(place.env),
             "cwd": str(place.directory),
             "cpus": None if cpus is None else sorted(cpus),
             "line": line,
+            "read_at_load": READ_AT_LOAD,
+            "read_later": READ_LATER,
         }
         if command != self._command:
             form = "script" if command.kind is CommandKind.SCRIPT else command.kind.value

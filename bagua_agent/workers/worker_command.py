@@ -16,7 +16,7 @@ from bagua_agent.errors import InternalError, UserError
 from bagua_agent.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.foreign_files import why_no_script
 
-# What the runner imports while the worker waits at the gate.
+# What a warm parent imports before there are workers.
 PREIMPORT = ("torch", "bagua_core", "grpc")
 
 
@@ -60,15 +60,16 @@ def command_line(
     parent_pid: int,
     *,
     python: str = sys.executable,
-    preimport: tuple[str, ...] = PREIMPORT,
+    preimport: tuple[str, ...] = (),
 ) -> list[str]:
-    """The argument vector that the agent of process id `parent_pid` starts."""
+    """The argument vector that the agent of process id `parent_pid` starts. preimport: of a warm parent."""
     if command.kind is CommandKind.EXECUTABLE:
         runner = Path(__file__).with_name("run_executable.py")
         isolated = [sys.executable, "-I", "-S", "-E", str(runner), str(parent_pid)]
         return [*isolated, command.target, *command.args]
     line = [python, "-u", str(_script_runner()), "--parent-pid", str(parent_pid)]
-    line += ["--preimport", ",".join(preimport)]
+    if preimport:
+        line += ["--preimport", ",".join(preimport)]
     if command.kind is CommandKind.MODULE:
         line.append("--module")
     elif command.kind is CommandKind.RUN_PATH:

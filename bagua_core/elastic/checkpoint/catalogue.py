@@ -22,6 +22,8 @@ from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 KEPT = 2
 _CHECKPOINT = re.compile(r"run-(\d{4,})-step-(\d{9,})-generation-(\d{6,})-(\d+)")
 _RUN = re.compile(r"run-(\d{4,})\.json")
+_PART = re.compile(r"part-\d{5,}-of-\d{5,}")
+_MOST_RUN_BYTES = 64 << 10
 _REMOVED = ".removed-"
 
 
@@ -55,6 +57,10 @@ class Run:
     resumed_at_step: int
 
 
+class UnreadableRun(ValueError):
+    """A run's file is not as it was written. Names it. It may say that steps were undone, so it is not ignored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A checkpoint's directory. headers: by part; empty, with the reason, if it does not count."""
@@ -74,7 +80,10 @@ def is_void(place: Place, runs: Sequence[Run]) -> bool:
 
 
 def find(root: Path) -> list[Found]:
-    """All checkpoints, newest first. Headers and lengths are looked at, bytes are not. Raises OSError."""
+    """All checkpoints, newest first. Headers and lengths are looked at, bytes are not.
+
+    Raises OSError, UnreadableRun.
+    """
     past = runs(root)
     found = []
     for name in os.listdir(root):
@@ -90,12 +99,12 @@ def find(root: Path) -> list[Found]:
 
 def _look_into(directory: Path, place: Place) -> Found:
     try:
-        names = sorted(n for n in os.listdir(directory) if not n.startswith("."))
+        names = sorted(n for n in os.listdir(directory) if _PART.fullmatch(n))
         if not names:
             return Found(place, (), "no part was finished")
         reason = ""
         # The same state may have been written by more workers later, after too few were left for a while.
-        for count in sorted({part_file.read_header(directory / name).parts for name in names}):
+        for count in sorted({_read_header(directory / name).parts for name in names}):
             missing = next((p for p in range(count) if part_file.file_name(p, count) not in names), None)
             if missing is None:
                 return Found(place, _headers(directory, place, count))
@@ -108,21 +117,26 @@ def _look_into(directory: Path, place: Place) -> Found:
 def _headers(directory: Path, place: Place, count: int) -> tuple[Header, ...]:
     """Of all `count` parts. Raises CorruptPart."""
     paths = [directory / part_file.file_name(part, count) for part in range(count)]
-    first = part_file.read_header(paths[0])
+    first = _read_header(paths[0])
     return tuple(_checked(path, part, first, place) for part, path in enumerate(paths))
 
 
 def _checked(path: Path, part: int, first: Header, place: Place) -> Header:
-    try:
-        header = part_file.read_header(path)
-    except CorruptPart as error:
-        raise CorruptPart(f"{path.name}: {error}") from error
+    header = _read_header(path)
     if (header.part, header.whole) != (part, first.whole) or (header.run, header.name) != (
         place.run,
         place.name,
     ):
         raise CorruptPart(f"{path.name}: it belongs to another checkpoint")
     return header
+
+
+def _read_header(path: Path) -> Header:
+    """Raises CorruptPart with the file's name, OSError."""
+    try:
+        return part_file.read_header(path)
+    except CorruptPart as error:
+        raise CorruptPart(f"{path.name}: {error}") from error
 
 
 def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
@@ -156,18 +170,33 @@ def sweep(root: Path) -> None:
 
 
 def runs(root: Path) -> list[Run]:
-    """Raises OSError. A file that was never finished says nothing: it is renamed only when whole."""
+    """Raises OSError, UnreadableRun. A file that was never finished says nothing: it is renamed only when whole."""
     found = []
     for name in os.listdir(root):
         match = _RUN.fullmatch(name)
         if match is not None:
-            values = json.loads((root / name).read_text())
-            found.append(Run(int(match[1]), int(values["resumed_at_step"])))
+            found.append(Run(int(match[1]), _resumed_at_step(root / name)))
     return sorted(found, key=lambda run: run.number)
 
 
+def _resumed_at_step(path: Path) -> int:
+    """Raises OSError, UnreadableRun."""
+    try:
+        with part_file.open_ordinary(path) as file:
+            text = file.read(_MOST_RUN_BYTES + 1)
+        if len(text) > _MOST_RUN_BYTES:
+            raise UnreadableRun(f"{path.name}: it has more than {_MOST_RUN_BYTES} bytes")
+        return int(json.loads(text)["resumed_at_step"])
+    except (CorruptPart, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise UnreadableRun(f"{path.name}: {error or repr(error)}") from error
+    except UnreadableRun:
+        raise
+    except ValueError as error:  # no JSON, no text
+        raise UnreadableRun(f"{path.name}: {error}") from error
+
+
 def next_run(root: Path) -> int:
-    """One more than any that left a trace. Raises OSError."""
+    """One more than any that left a trace. Raises OSError, UnreadableRun."""
     places = [place for place in map(Place.of, os.listdir(root)) if place is not None]
     return 1 + max((*(run.number for run in runs(root)), *(place.run for place in places)), default=0)
 

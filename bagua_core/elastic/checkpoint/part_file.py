@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import secrets
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -27,6 +29,7 @@ MAGIC = b"bagua checkpoint part\n"
 _PREFIX = struct.Struct("<QI")
 _CHUNK_BYTES = 16 << 20
 _MOST_HEADER_BYTES = 64 << 20
+_MOST = 1 << 63
 
 EDGES = ("opened", "header", "half", "written", "synced", "renamed", "directory synced")
 """Where a process may die while it writes; `write` calls `at_edge` with each."""
@@ -89,7 +92,7 @@ class Header:
 
     @staticmethod
     def decode(text: bytes) -> Header:
-        """Raises CorruptPart."""
+        """Raises CorruptPart, also for values that no part can have."""
         try:
             values = json.loads(text)
             if values["format"] != FORMAT:
@@ -97,9 +100,45 @@ class Header:
             values = {f.name: values[f.name] for f in fields(Header)}
             values["name"] = StateName(*values["name"])
             values["body_range"] = tuple(values["body_range"])
-            return Header(**values)
-        except (ValueError, KeyError, TypeError) as error:
+            header = Header(**values)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptPart(f"its header is unreadable: {error!r}") from error
+        if odd := header.odd_values():
+            raise CorruptPart(f"its header is unreadable: {odd}")
+        return header
+
+    def odd_values(self) -> str:
+        """What of it no part can have; empty for nothing."""
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.type == "int"}
+        numbers |= {f"name.{f.name}": getattr(self.name, f.name) for f in fields(self.name)}
+        for name, value in numbers.items():
+            if type(value) is not int or (name != "digest" and not 0 <= value < _MOST):
+                return f"{name} is {reprlib.repr(value)}"
+        texts = (self.job, self.layout_digest)
+        maps = (self.position, self.fingerprint)
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(m, dict) for m in maps):
+            return "a text or a table is none"
+        if len(self.body_range) != 2 or any(type(edge) is not int for edge in self.body_range):
+            return f"body_range is {reprlib.repr(self.body_range)}"
+        if not 0 <= self.body_range[0] <= self.body_range[1] <= self.body_bytes:
+            return f"body_range is {self.body_range} of {self.body_bytes}"
+        if not self.part < self.parts:
+            return f"it is part {self.part} of {self.parts}"
+        return ""
+
+
+def open_ordinary(path: Path, buffering: int = -1) -> Any:
+    """For reading; at once, whatever lies there. Raises OSError, CorruptPart for what is no ordinary file."""
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a FIFO without a writer blocks else
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CorruptPart("it is no ordinary file")
+        return os.fdopen(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def file_name(part: int, parts: int) -> str:
@@ -161,7 +200,7 @@ def sync_directory(directory: Path) -> None:
 
 def read_header(path: Path) -> Header:
     """Also checks that the file is as long as it says. Raises CorruptPart, OSError."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         header, _ = _read_header(file)
         expected = file.tell() + header.manifest_bytes + header.data_bytes
         size_bytes = os.fstat(file.fileno()).st_size
@@ -172,7 +211,7 @@ def read_header(path: Path) -> Header:
 
 def read_manifests(path: Path) -> tuple[Header, bytes, bytes]:
     """Header, the lead's manifest, the body's. Raises CorruptPart, OSError."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         header, _ = _read_header(file)
         manifests = file.read(header.manifest_bytes)
     if len(manifests) != header.manifest_bytes or zlib.crc32(manifests) != header.manifests_crc:
@@ -185,7 +224,7 @@ def read_data(path: Path, lead: torch.Tensor, body: torch.Tensor) -> None:
 
     Raises CorruptPart when the bytes are not those that were written, OSError.
     """
-    with path.open("rb", buffering=0) as file:
+    with open_ordinary(path, buffering=0) as file:
         header, _ = _read_header(file)
         file.seek(header.manifest_bytes, os.SEEK_CUR)
         begin, end = header.body_range

@@ -17,7 +17,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
-from bagua_core.elastic.checkpoint.catalogue import Place, Run
+from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.state_codec import StateCodecError
 
@@ -66,9 +66,9 @@ def choose(root: Path, job: str, refused: frozenset[Place], say: Callable[[str],
         run = catalogue.next_run(root)
     except FileNotFoundError:
         return Choice(1, None)  # it could not be made, which was said
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, UnreadableRun) as error:
         raise CheckpointsUnreadable(
-            f"{root} can't be read: {error!r}. Mend it, or start with another --checkpoint-dir"
+            f"{root} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
         ) from error
     chosen = None
     for one in found:
@@ -111,9 +111,9 @@ def read(root: Path, place: Place, fingerprint: Mapping[str, str]) -> Restored:
     _, lead_manifest, body_manifest = part_file.read_manifests(paths[0])
     if layout.layout_digest(body_manifest) != first.layout_digest:
         raise CorruptPart("its manifest is of another state")
+    _require_whole(found.headers)
     lead = torch.empty(first.lead_bytes, dtype=torch.uint8)
     body = torch.empty(first.body_bytes, dtype=torch.uint8)
-    _require_whole(found.headers)
     for path in paths:
         try:
             part_file.read_data(path, lead, body)

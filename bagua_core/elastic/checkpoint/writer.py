@@ -152,6 +152,6 @@ class Writer:
             catalogue.sweep(self._root)
             for place in catalogue.removable(catalogue.find(self._root)):
                 catalogue.remove(self._root, place)
-        except (OSError, ValueError) as error:
+        except (OSError, catalogue.UnreadableRun) as error:
             if not self._failing:
                 self._say(f"older checkpoints could not be removed: {error}")

@@ -32,6 +32,7 @@ from bagua_agent.service.job_logs import JobLogs
 from bagua_agent.service.node_server import NodeServer
 from bagua_agent.store import cluster_keys
 from bagua_agent.store.client import Store
+from bagua_agent.workers.log_file import LogFile
 from bagua_contract import cluster_pb2, node_pb2, node_pb2_grpc
 from tests.lab.wait import eventually
 
@@ -113,7 +114,7 @@ def test_a_long_stream_is_read_to_its_end(
     monkeypatch.setattr(log_reader, "SILENCE_S", 1.0)
     monkeypatch.setattr(log_reader, "CALL_TIMEOUT_S", 1.0)
     servicer.lines, servicer.pause_s = 10, 0.15
-    assert list(reader.lines(OUTPUT, "out", 0)) == [f"line {n}" for n in range(10)]
+    assert list(reader.lines(OUTPUT, "out", 0, print)) == [f"line {n}" for n in range(10)]
 
 
 def test_a_silent_stream_is_given_up(slow: tuple[Slow, LogReader], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_a_silent_stream_is_given_up(slow: tuple[Slow, LogReader], monkeypatch: 
     servicer.lines = 2
     read = []
     with pytest.raises(InfrastructureLost, match=r"h1 has sent nothing for 0\.5 s"):
-        for line in reader.lines(OUTPUT, "out", 0):
+        for line in reader.lines(OUTPUT, "out", 0, print):
             read.append(line)
     assert read == ["line 0", "line 1"]
 
@@ -130,9 +131,67 @@ def test_a_silent_stream_is_given_up(slow: tuple[Slow, LogReader], monkeypatch: 
 def test_a_reader_that_stops_early_leaves_nothing(slow: tuple[Slow, LogReader]) -> None:
     servicer, reader = slow
     servicer.lines = 1000
-    lines = reader.lines(OUTPUT, "out", 0)
+    lines = reader.lines(OUTPUT, "out", 0, print)
     assert next(lines) == "line 0"
     cast("Iterator[str]", lines).close()  # type: ignore[attr-defined]
+
+
+class Fast(node_pb2_grpc.NodeServiceServicer):
+    """One worker that has written more than a terminal shows."""
+
+    CHUNK = b"x" * 1023 + b"\n"
+    CHUNKS = 1024
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.all_sent = threading.Event()
+
+    def ListLogs(
+        self, request: node_pb2.ListLogsRequest, context: grpc.ServicerContext
+    ) -> node_pb2.ListLogsReply:
+        written = node_pb2.WorkerLogs(directory=WORKER, stdout_bytes=self.CHUNKS * 64 * 1024)
+        return node_pb2.ListLogsReply(workers=[written])
+
+    def ReadLog(
+        self, request: node_pb2.ReadLogRequest, context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.LogChunk]:
+        for _ in range(self.CHUNKS):
+            yield node_pb2.LogChunk(data=self.CHUNK * 64)
+            self.sent += 1
+        self.all_sent.set()
+
+
+def test_a_node_that_is_faster_than_the_terminal_waits_and_nothing_is_lost(
+    no_thread_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "LOOK_S", 0.1)
+    monkeypatch.setattr(
+        log_reader, "SILENCE_S", 0.3
+    )  # the terminal is slow, not the node: it is not broken off
+    servicer = Fast()
+    server = grpc.server(ThreadPoolExecutor(4))
+    node_pb2_grpc.add_NodeServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    etcd = Etcd(f"127.0.0.1:{port}")
+    etcd.stands[cluster_keys.outcome("demo")] = cluster_pb2.JobOutcome().SerializeToString()
+    reader = LogReader(cast(Store, etcd), "demo", None)
+    lines, complaints = [], []
+    held_back = []
+
+    def show(output: WorkerOutput, line: str) -> None:
+        if not lines:  # a terminal that shows nothing for a while
+            held_back.append(not servicer.all_sent.wait(3.0))
+        lines.append(line)
+
+    try:
+        reader.follow(lambda output: True, ("out",), show, complaints.append)
+    finally:
+        reader.close()
+        server.stop(0).wait(DEADLINE_S)
+    assert held_back == [True], "the node sent 64 MiB to a terminal that shows nothing"
+    assert len(lines) == Fast.CHUNKS * 64
+    assert not complaints
 
 
 class Followed:
@@ -208,6 +267,29 @@ def test_a_stream_goes_on_where_it_broke(followed: Followed) -> None:
     assert followed.hear() == "last" and followed.told.empty()
 
 
+def test_a_stream_goes_on_across_rotations_and_says_what_is_not_kept(followed: Followed) -> None:
+    file = LogFile(followed.file, most_bytes=2000)
+    try:
+        for number in range(
+            0, 500, 20
+        ):  # the reader keeps up: nothing is missing, whatever is removed behind it
+            lines = [f"line {n}" for n in range(number, number + 20)]
+            file.write("".join(line + "\n" for line in lines).encode())
+            assert [followed.hear() for _ in lines] == lines
+        assert not followed.complaints
+        followed.stop()
+        for number in range(500, 1000):
+            file.write(f"line {number}\n".encode())
+        followed.start()
+        first = int(followed.hear().removeprefix("line "))
+        rest = [followed.hear() for _ in range(first + 1, 1000)]
+        assert 700 < first < 950 and rest == [f"line {n}" for n in range(first + 1, 1000)]
+        gap = sum(len(f"line {n}\n") for n in range(500, first))
+        assert [c for c in followed.complaints if f"h1:{WORKER}: {gap} bytes of its output are not kept" in c]
+    finally:
+        file.close()
+
+
 def test_what_is_silent_though_there_is_more_is_broken_off_and_opened_again() -> None:
     tail = Tail(OUTPUT)
     assert next_of(tail, 100.0) is Next.NOTHING
@@ -216,7 +298,7 @@ def test_what_is_silent_though_there_is_more_is_broken_off_and_opened_again() ->
     tail.call, tail.heard_s = object(), 100.0
     assert next_of(tail, 100.0 + SILENCE_S - 0.1) is Next.NOTHING
     assert next_of(tail, 100.0 + SILENCE_S) is Next.BREAK
-    assert tail.take(b"one\ntwo\n", 120.0) == ["one", "two"]
+    assert tail.take(node_pb2.LogChunk(data=b"one\ntwo\n"), 120.0) == ["one", "two"]
     assert next_of(tail, 1e9) is Next.NOTHING, "all is read: it may be silent for ever"
 
 

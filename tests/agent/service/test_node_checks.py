@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from bagua_agent.service.node_checks import (
     LEAST_FREE_BYTES,
+    DiskSpace,
     Finding,
     Weight,
+    disk_space,
     judge_account,
     judge_disk,
     judge_gpus,
@@ -45,9 +49,42 @@ def test_gpus(slots: int | str, driver: int, answer: str | None, said: list[str]
 
 
 def test_a_full_disk_keeps_jobs_away() -> None:
-    assert judge_disk("/var/log", LEAST_FREE_BYTES).weight is Weight.FINE
-    full = judge_disk("/var/log", LEAST_FREE_BYTES - 1)
-    assert troubles([full]) == ("disk: only 0.3 GB free in /var/log; make room",)
+    assert judge_disk("/var/log", DiskSpace(1 << 30, LEAST_FREE_BYTES)).weight is Weight.FINE
+    full = judge_disk("/var/log", DiskSpace(1 << 30, LEAST_FREE_BYTES - 1))
+    assert troubles([full]) == ("disk: nearly full: less than 0.3 GB are free in /var/log; make room",)
+
+
+@pytest.mark.parametrize(
+    ("size_gib", "free_gib", "weight"),
+    [
+        (20, 1.1, Weight.FINE),
+        (20, 0.9, Weight.TROUBLE),
+        (10_000, 4.1, Weight.FINE),
+        (10_000, 3.9, Weight.TROUBLE),
+    ],
+)
+def test_how_much_is_nearly_full(size_gib: int, free_gib: float, weight: Weight) -> None:
+    assert judge_disk("/", DiskSpace(size_gib << 30, int(free_gib * (1 << 30)))).weight is weight
+
+
+def test_a_disk_without_room_for_files_is_nearly_full() -> None:
+    assert "fewer than 1000 files" in judge_disk("/", DiskSpace(1 << 40, 1 << 39, 999)).text
+    assert judge_disk("/", DiskSpace(1 << 40, 1 << 39, 1000)).weight is Weight.FINE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_a_disk_that_fills_up_is_seen(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320m", "tmpfs", str(disk)], check=True)
+    try:
+        later_made = str(disk / "log" / "bagua")
+        assert judge_disk(later_made, disk_space(later_made)).weight is Weight.FINE
+        (disk / "output").write_bytes(bytes(80 << 20))
+        found = judge_disk(later_made, disk_space(later_made))
+        assert found.weight is Weight.TROUBLE and str(disk) in found.text, found
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_an_account_must_be_there_and_be_able_to_run_this_interpreter() -> None:

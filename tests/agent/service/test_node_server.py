@@ -43,7 +43,10 @@ def log_dir(tmp_path: Path) -> Path:
 
 def read(logs: JobLogs, directory: str, *, stderr: bool = False, last_bytes: int = 0) -> bytes:
     return b"".join(
-        logs.read("demo", directory, stderr=stderr, last_bytes=last_bytes, goes_on=lambda wait_s: False)
+        piece.data
+        for piece in logs.read(
+            "demo", directory, stderr=stderr, last_bytes=last_bytes, goes_on=lambda wait_s: False
+        )
     )
 
 
@@ -86,8 +89,8 @@ def test_what_is_written_meanwhile_is_read_to_the_end(log_dir: Path) -> None:
             file.write(f"look {len(looks)}\n")
         return len(looks) < 2
 
-    chunks = JobLogs(log_dir, "h1").read("demo", WORKER, stderr=False, last_bytes=0, goes_on=goes_on)
-    assert b"".join(chunks) == b"one\ntwo\nlook 1\nlook 2\n"
+    pieces = JobLogs(log_dir, "h1").read("demo", WORKER, stderr=False, last_bytes=0, goes_on=goes_on)
+    assert b"".join(piece.data for piece in pieces) == b"one\ntwo\nlook 1\nlook 2\n"
 
 
 class Daemon:

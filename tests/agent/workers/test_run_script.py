@@ -229,16 +229,6 @@ def test_gate_opened_after_the_worker_died(workers: Workers) -> None:
     assert worker.returncode == -signal.SIGKILL
 
 
-def test_preimport_of_what_is_missing_is_the_scripts_affair(workers: Workers) -> None:
-    ended = workers.run_source("print('ran')\n", preimport=("no_such_module", "json"))
-    assert ended == Ended(0, "ran\n", "")
-
-
-def test_preimport_of_torch(workers: Workers) -> None:
-    ended = workers.run_source("import sys\nprint('torch' in sys.modules)\n", preimport=("torch",))
-    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
-
-
 def test_worker_dies_with_the_thread_that_started_it(workers: Workers) -> None:
     # what "the agent died" is to the kernel; the whole agent is killed in test_guardian.py
     workers.script("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
@@ -260,7 +250,7 @@ def test_worker_dies_with_the_thread_that_started_it(workers: Workers) -> None:
 
 def test_missing_script_under_the_runner(tmp_path: Path) -> None:
     runner = worker_command._script_runner()
-    command = [sys.executable, str(runner), "--preimport", "", "missing.py"]
+    command = [sys.executable, str(runner), "missing.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2
     assert "can't open file" in done.stderr and "missing.py" in done.stderr
@@ -274,7 +264,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(
     """The agent refuses it first; it may have become one since."""
     os.mkfifo(tmp_path / "fifo")
     runner = worker_command._script_runner()
-    command = [sys.executable, str(runner), "--preimport", "", *options, target]
+    command = [sys.executable, str(runner), *options, target]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode != 0
     assert "it is no ordinary file" in done.stderr and target in done.stderr
