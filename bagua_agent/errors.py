@@ -34,6 +34,10 @@ class StoreUnavailable(InfrastructureLost):
     """No etcd endpoint did what was asked in the time given; trying again later is harmless."""
 
 
+class StoreFull(StoreUnavailable):
+    """etcd refuses writes since its database is full: reads work, and it takes writes again once there is room."""
+
+
 class OutcomeUnknown(InfrastructureLost):
     """A transaction was sent and no answer came: it may have been done or not. Read before trying again."""
 

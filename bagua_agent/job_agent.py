@@ -12,12 +12,15 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from bagua_agent.errors import BaguaError
-from bagua_agent.job_config import JobConfig
+from bagua_agent.job_config import JobConfig, launcher_variables
 from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.node.health_server import HealthServer, health_port
+from bagua_agent.node.launcher_error_file import write_own_error
 from bagua_agent.node.local_address import local_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
@@ -30,31 +33,40 @@ from bagua_agent.signals import SignalsToInbox
 MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
 
 
-def run_job(config: JobConfig, on_error: Callable[[str], None] = lambda reason: None) -> int:
+def run_job(
+    config: JobConfig,
+    on_error: Callable[[str], None] = lambda reason: None,
+    environment: Mapping[str, str] = os.environ,
+) -> int:
     """Run this node's part of the job; returns the exit code. Errors are printed, one line each.
 
-    on_error: told of the one that ended it.
+    on_error: told of the one that ended it. environment: of the workers, but for the variables of their own.
     """
     log_to_stderr(logging.WARNING, "bagua-launch: ")
     try:
         for _ in range(MOST_RETURNS):
             try:
-                return _run(config)
+                return _run(config, environment)
             except JobReplaced as replaced:
                 print(plain_lines(f"bagua-launch: {replaced}; joining again"), file=sys.stderr, flush=True)
-        return _run(config)
+        return _run(config, environment)
     except BaguaError as error:
         print(plain_lines(f"bagua-launch: {error}"), file=sys.stderr, flush=True)
         on_error(str(error))
+        write_own_error(launcher_variables(config, os.environ), error)
         return error.exit_code
+    except Exception as error:
+        write_own_error(launcher_variables(config, os.environ), error)
+        raise
 
 
-def _run(config: JobConfig) -> int:
+def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
     for name, value in NO_GRPC_FORK_HANDLERS.items():
         os.environ.setdefault(name, value)  # before gRPC is loaded
     node_name = config.node_name or socket.gethostname().split(".")[0] or "node"
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
+    port = health_port(launcher_variables(config, os.environ))
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     directory = make_runtime_directory(config.run_as)
     workers = NodeWorkers(
@@ -65,10 +77,15 @@ def _run(config: JobConfig) -> int:
         directory,
         lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
         lambda what, failed: inbox.put(HelperFailed(what, failed.reason)),
+        environment=environment,
     )
     try:
         tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
-        with tell as signals:
+        with tell as signals, ExitStack() as helpers:
+            if port is not None:
+                health = HealthServer(port, inbox.put)
+                helpers.callback(health.stop)
+                health.start()
             mode = guess_mode(config.command, Path.cwd()).mode
             workers.start(at_once=mode is Mode.LIVE)
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.

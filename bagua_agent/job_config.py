@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import reprlib
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
@@ -75,6 +76,7 @@ DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 SHUTDOWN_TIMEOUT_S = 30.0
 # No clock and no record of ours holds more.
 LONGEST_WAIT_S = 1e9
+MAX_LOG_MIB = 256
 LARGEST_COUNT = (1 << 31) - 1
 
 
@@ -114,11 +116,13 @@ class JobConfig:
     run_as: str | None = None  # account of the workers; None: the agent's own
 
     log_dir: str | None = None
+    max_log_mib: int = MAX_LOG_MIB  # of one stream of one worker, the newest; 0: without a bound
     redirects: str = "0"
     tee: str = "0"
     local_ranks_filter: str = ""
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""
+    labels_output: bool = False  # lines of workers on the terminal begin with node and local rank
 
     submission: str = ""  # nonce of the submission to a cluster that this is a part of; empty: none
 
@@ -163,3 +167,11 @@ class JobConfig:
             most = LONGEST_WAIT_S if isinstance(value, float) else LARGEST_COUNT
             if isinstance(value, (int, float)) and not 0 <= value <= most:  # not a number fails too
                 raise ValueError(f"{each.name} must be from 0 to {most:g}, not {reprlib.repr(value)}")
+
+
+def launcher_variables(config: JobConfig, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Variables that tell the agent itself to write a file or open a port; none where workers run as another account.
+
+    There `environ` is the job's: with it a job would have the agent, which may be root, write and remove files.
+    """
+    return environ if config.run_as is None else {}

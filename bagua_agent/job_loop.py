@@ -7,6 +7,7 @@ what this node does with its workers lies behind worker_way.py; node_ending.py s
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bagua_agent import narrator
 from bagua_agent.desired_writes import DesiredWrites
-from bagua_agent.errors import InfrastructureLost, InternalError
+from bagua_agent.errors import InfrastructureLost, InternalError, StoreFull
 from bagua_agent.history import job_history
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.history_writer import HistoryWriter
@@ -31,10 +32,10 @@ from bagua_agent.inbox import (
     WorkerSaid,
 )
 from bagua_agent.inbox_reader import InboxReader
-from bagua_agent.job_config import JobConfig
+from bagua_agent.job_config import JobConfig, launcher_variables
 from bagua_agent.job_membership import JobMembership
 from bagua_agent.job_outlook import JobOutlook
-from bagua_agent.job_room import ensure_job, key_pair_stands, make_live
+from bagua_agent.job_room import JobFound, ensure_job, key_pair_stands, make_live
 from bagua_agent.job_seen import JobSeen
 from bagua_agent.job_sight import JobSight
 from bagua_agent.job_store import JobStore, is_exposed, open_store
@@ -50,6 +51,7 @@ from bagua_agent.membership.departure import Prospect, prospect
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.launcher_error_file import write_result
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_ending import Ending, NodeSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
@@ -59,7 +61,7 @@ from bagua_agent.node.runtime_directory import session_socket, store_directory
 from bagua_agent.node.script_mode import Mode
 from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.worker_way import WorkerWay
-from bagua_agent.process_messages import HelperFailed, SignalCame, WorkerExited
+from bagua_agent.process_messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.signals import SignalsToInbox
@@ -70,6 +72,7 @@ from bagua_agent.store_news import StoreNews
 from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
 
+FULL_STORE_RETRY_S = 1.0
 KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
 
 
@@ -96,7 +99,7 @@ class JobLoop:
         self._workers = workers
         self._inbox = inbox
         self._keys = JobKeys(config.job_id)
-        self._narrator = narrator.Narrator(workers.output.say, node_name)
+        self._narrator = narrator.Narrator(workers.output.say, node_name, workers.output.show_status)
         self._timers = Timers(lambda: inbox.put(None))
         self._closers: list[Callable[[], object]] = []
         self._writes = DesiredWrites(self._timers)
@@ -123,11 +126,10 @@ class JobLoop:
 
     def run(self) -> int:
         """The exit code of this node's part. Raises BaguaError when the job can't be joined."""
-        if not self._open_store():
+        if not self._open_store() or not self._join():
             assert self._signals.first is not None
             self._narrator.tell("interrupted before the job was joined")
             return 128 + self._signals.first
-        self._join()
         self._way.begin()
         self._membership.follow_leader(time.monotonic())
         while (ending := self._ending()) is None:
@@ -143,6 +145,7 @@ class JobLoop:
             store_directory(self._directory),
             lambda: self._signals.first is not None,
             self._narrator.tell,
+            self._narrator.show,
         )
         if opened is None:
             return False
@@ -160,12 +163,30 @@ class JobLoop:
     def _hosts_for_others(self) -> bool:
         return self._job_store.server is not None and self._config.max_nodes > 1
 
-    def _join(self) -> None:
-        """Find or write the job, and put this agent's key."""
+    def _find_job(self) -> JobFound | None:
+        """The job, found or written; None: a signal came first. An etcd that is full is waited for, as one that is
+        away: up to join_timeout_s. The store says so."""
+        config = self._config
+        deadline_s = None if config.join_timeout_s is None else time.monotonic() + config.join_timeout_s
+        while self._signals.first is None:
+            try:
+                return ensure_job(self._job_store.store, self._keys, config, self._node_name, self._mode)
+            except StoreFull as error:
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    raise StoreFull(
+                        f"{error} (tried for {config.join_timeout_s:g} s; --rdzv-conf join_timeout=S changes that)"
+                    ) from error
+            self._signals.wait(FULL_STORE_RETRY_S)
+        return None
+
+    def _join(self) -> bool:
+        """Find or write the job, and put this agent's key. False: a signal came first."""
         config, inbox, store = self._config, self._inbox, self._job_store.store
         kept, limits = KeptRecords(), Limits.from_environment()
         self._limits = limits
-        found = ensure_job(store, self._keys, config, self._node_name, self._mode)
+        found = self._find_job()
+        if found is None:
+            return False
         self._identity, nodes = found.identity, found.nodes
         if found.before is not None and found.before.outcome == pb.Result.STOPPED:
             self._narrator.tell(narrator.stopped_before(config.job_id, found.before, config.checkpoint_dir))
@@ -257,6 +278,7 @@ class JobLoop:
             self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
         self._sight.start()
         self._closers.append(self._sight.stop)
+        return True
 
     def _live_workers(self) -> WorkerWay:
         return LiveWorkers(
@@ -314,6 +336,8 @@ class JobLoop:
                 self._outlook.reported(message, now_s)
             case ScopeFollowed():
                 self._outlook.followed(message, now_s)
+            case HealthAsked():
+                message.answered.set()
             case SignalCame():
                 self._signalled(message.number, now_s)
             case HelperFailed():
@@ -442,6 +466,7 @@ class JobLoop:
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:
+            write_result(launcher_variables(self._config, os.environ), self._seen.result, self._agent_id)
             for line in narrator.result(
                 self._config.job_id, self._seen.result, self._workers.shows_errors_of
             ):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.errors import InfrastructureLost, StoreFull, UserError
 from bagua_agent.history import job_history
 from bagua_agent.job_config import JobConfig
 from bagua_agent.lost_store.recreation import nonce_of
@@ -43,7 +42,7 @@ def ensure_job(
     mode: what a job that is written here begins as.
 
     Raises UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
-    InfrastructureLost.
+    InfrastructureLost, StoreFull if etcd can't take the job now.
     """
     made: JobIdentity | None = None
     before: pb.Result | None = None
@@ -65,8 +64,12 @@ def ensure_job(
             # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
             # can't be asked whether they live, nor ask: their leases tell.
             still = mod_revision_is(keys.spec, stands.mod_revision)
-            with contextlib.suppress(InfrastructureLost):  # the next round reads whether it was done
+            try:
                 store.transact([still, absent(keys.identity)], [Put(keys.identity, made.encode())])
+            except StoreFull:
+                raise
+            except InfrastructureLost:
+                pass  # the next round reads whether it was done
             continue
         spec = pb.JobSpec(
             protocol=PROTOCOL_VERSION,
@@ -87,6 +90,8 @@ def ensure_job(
                     Put(keys.event(event.name), event.encode(node_name, time.time())),
                 ],
             )
+        except StoreFull:
+            raise  # certainly not done, nor would it be in the next round
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")

@@ -46,11 +46,12 @@ def open_store(
     directory: Path,
     interrupted: Callable[[], bool],
     tell: Callable[[str], object] = lambda text: None,
+    show: Callable[[str], object] = lambda text: None,
 ) -> JobStore | None:
     """Connected; None if `interrupted` became true first.
 
     directory: for the data of an etcd hosted here. tell(text): of
-    an etcd that does not answer yet, once, and that it does at last.
+    an etcd that does not answer yet, once, and that it does at last. show(text): how long it will be waited for, often.
 
     Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
     """
@@ -72,7 +73,7 @@ def open_store(
         while not interrupted():
             remaining_s = deadline_s - time.monotonic()
             try:
-                store.connect(min(_LOOK_UP_EVERY_S, max(remaining_s, 0.01)))
+                store.connect(min(_LOOK_UP_EVERY_S, max(round(remaining_s, 2), 0.01)))
             except StoreUnavailable as error:
                 if remaining_s <= _LOOK_UP_EVERY_S:
                     raise StoreUnavailable(
@@ -81,6 +82,8 @@ def open_store(
                 if not told:
                     tell(f"{error}; trying {limit} (--rdzv-conf join_timeout=S)")
                 told = True
+                left = "" if config.join_timeout_s is None else f", {max(remaining_s, 0):.0f} s left"
+                show(f"waiting for etcd at {','.join(config.endpoints)}{left}")
             else:
                 if told:
                     tell("etcd answers")

@@ -13,7 +13,7 @@ from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.inbox import StoreChanged
 from bagua_agent.job_room import remove_unused_identity
 from bagua_agent.joined_job import JoinedJob
-from bagua_agent.process_messages import SignalCame
+from bagua_agent.process_messages import HealthAsked, SignalCame
 
 LAST_WORDS_S = 2.0
 FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
@@ -57,5 +57,7 @@ def wait_for_followers(
             continue
         if isinstance(message, StoreChanged):
             on_change(message, time.monotonic())
+        elif isinstance(message, HealthAsked):
+            message.answered.set()
         elif isinstance(message, SignalCame):
             return

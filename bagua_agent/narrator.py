@@ -1,6 +1,6 @@
 """What does the terminal say about the job? One line per thing that happened; pure text in, pure text out.
 
-Lines read the same on a terminal and in a log file: a time, the node, what happened, why. No cursor movement.
+Lines read the same on a terminal and in a log file: a time, the node, what happened, why. `show` alone moves a cursor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bagua_agent.job_config import JobConfig
 from bagua_agent.membership import root_cause
+from bagua_agent.plain_text import shortened
+from bagua_agent.rpc.message_pace import LineBudget
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.distribution import original_beside
@@ -17,6 +19,7 @@ from bagua_contract.records import Generation, GenerationKind, Placement
 
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
+LONGEST_WORKER_LINE = 4000
 
 
 def names(items: Iterable[str]) -> str:
@@ -52,6 +55,13 @@ def _by_identity(generation: Generation) -> dict[str, Placement]:
 
 def generation_written(before: Generation | None, after: Generation) -> str:
     when = "at the next step boundary" if after.kind is GenerationKind.PLANNED and after.base else "now"
+    if after.is_gathering:
+        if not after.members:
+            return after.reason
+        return (
+            f"generation {after.number}, before the loop: {_count(after.world_size, 'worker')} on "
+            f"{_count(after.node_count, 'node')} have their ranks; {after.reason}"
+        )
     if not after.members:
         return f"generation {after.number}, {when}: no workers; {after.reason}"
     return (
@@ -153,20 +163,43 @@ def _count(number: int, what: str) -> str:
 class Narrator:
     """Prefixes lines with time and node, and holds back progress that comes too often."""
 
-    def __init__(self, say: Callable[[str], None], node_name: str) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        node_name: str,
+        show: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._say = say
+        self._show = show
         self._node_name = node_name
         self._last: dict[str, str] = {}
         self._progress_at_s = float("-inf")
+        self._worker_lines = LineBudget()
 
     def tell(self, text: str) -> None:
         self._say(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
+
+    def show(self, text: str) -> None:
+        """A line that the next one replaces, where stderr is a terminal."""
+        self._show(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
 
     def tell_once(self, topic: str, text: str) -> None:
         """Only if it differs from the last text on this topic."""
         if self._last.get(topic) != text:
             self._last[topic] = text
             self.tell(text)
+
+    def tell_of_worker(self, now_s: float, topic: str, text: str) -> None:
+        """What follows from a worker's word alone: as `tell_once`, in a bounded number of lines of bounded length."""
+        if self._last.get(topic) == text:
+            return
+        self._last[topic] = text
+        left_out = self._worker_lines.take(now_s)
+        if left_out is None:
+            return
+        if left_out:
+            self.tell(f"left out {left_out} lines about what workers here said: they came too fast")
+        self.tell(shortened(text, LONGEST_WORKER_LINE))
 
     def tell_progress(self, now_s: float, text: str) -> None:
         if now_s - self._progress_at_s >= PROGRESS_EVERY_S:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,13 @@ class WorkerExited:
 @dataclass(frozen=True, slots=True)
 class SignalCame:
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAsked:
+    """A health check asks whether the loop goes on; the loop sets the event."""
+
+    answered: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,12 @@ class SignalsToInbox:
         self._wakeup_before = -1
         self._read_end = self._write_end = -1
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._came = threading.Event()
         self.first: int | None = None
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the first signal, at most timeout_s."""
+        self._came.wait(timeout_s)
 
     def __enter__(self) -> SignalsToInbox:
         self._read_end, self._write_end = os.pipe()
@@ -51,6 +56,7 @@ class SignalsToInbox:
             if number in self._numbers:  # of others the interpreter tells us too
                 if self.first is None:
                     self.first = number
+                    self._came.set()
                 self._tell(number)
 
     def __exit__(

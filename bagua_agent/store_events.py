@@ -20,7 +20,7 @@ from bagua_agent.store.keys import JobKeys
 from bagua_agent.store.mirror import Change
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
-from bagua_contract.records import LARGEST_NUMBER, Generation, StateName, SuspicionKind
+from bagua_contract.records import LARGEST_NUMBER, Generation, Stage, StateName, SuspicionKind
 
 M = TypeVar("M", bound=Message)
 
@@ -114,6 +114,7 @@ class StoreEvents:
                 committed_generation=m.committed_generation,
                 join_revision=change.create_revision,
                 nonce=m.nonce,
+                stage=Stage(m.stage),
             )
         if worker_id := keys.id_in(keys.suspicions, key):
             s = pb.Suspicion.FromString(value)
@@ -148,6 +149,7 @@ class StoreEvents:
                 global_rank=f.global_rank,
                 log_path=f.log_path,
                 traceback_tail=f.traceback_tail,
+                kills_in_a_row=f.kills_in_a_row,
             )
         if worker_id := keys.id_in(keys.finished_workers, key):
             finished = pb.Finished.FromString(value)

@@ -118,7 +118,11 @@ __all__ = [
 
 
 def init_process_group(seed: int | None = None) -> None:
-    """Open the session with this node's agent; without one, be a world of one.
+    """Join the job, so that ranks and collectives are real from here on; without an agent, be a world of one.
+
+    The job's first workers wait here for each other. A worker that comes while the job trains has the rank after the
+    last one until its first step, and is answered what the first workers' collectives before the loop returned; see
+    docs/collectives.md.
 
     seed: what random numbers drawn in steps follow from, besides step and rank. By default the seed that the script
     gave to torch.manual_seed before its first step. ElasticDataLoader's own seed goes before both.
@@ -127,6 +131,7 @@ def init_process_group(seed: int | None = None) -> None:
     engine = _runtime.engine()
     if seed is not None:
         engine.seed(seed)
+    engine.join_before_loop()
 
 
 def is_launched() -> bool:
@@ -135,7 +140,7 @@ def is_launched() -> bool:
 
 
 def get_rank() -> int:
-    """Global rank in the generation in force; 0 before the first step.
+    """Global rank in the generation in force. Joins the job if init_process_group() was not called; see there.
 
     Between steps newcomers, which cannot take part in a collective there yet, do not count.
     """
@@ -143,7 +148,7 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """Workers in the generation in force; 1 before the first step. See get_rank."""
+    """Workers in the generation in force. See get_rank."""
     return _runtime.engine().place_of_script()[1]
 
 

@@ -112,6 +112,13 @@ class DistributedDataParallel(nn.Module):
             announce_backward(outputs, self._engine.backward_begins)
         return outputs
 
+    def detach(self) -> None:
+        """Take the module out of the job between two steps, so that it can be wrapped anew. All workers must call it
+        at the same place; this object can't be used any more."""
+        self._exchange.close()
+        checks_of(self._engine).remove(self)
+        self._engine.detach_model(self)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of forwards in here stay local and are reduced with the next backward outside."""

@@ -5,8 +5,9 @@ the first instruction of a worker and its exit code. The script must not be able
 the real `__main__`, and no frame of this file appears in what it prints. Knows nothing of generations;
 `bagua_core.elastic.runtime` is told of the end only if the script has imported it.
 
-Options, before the script: --module | --run-path, --parent-pid N, --preimport a,b,c, and --warm-fd N,
-with which this process is not a worker but forks them on request, imports done: see warm_parent.py.
+Options, before the script: --module | --run-path, --parent-pid N; and --warm-fd N with --preimport a,b,c, with which
+this process is not a worker but forks them on request, imports done: see warm_parent.py. A process that runs the script
+itself imports nothing ahead: the script may first set what libraries read when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple, NoReturn
 
 GATE_VARIABLE = "BAGUA_GATE_FD"
 ERROR_FILE_VARIABLES = ("TORCHELASTIC_ERROR_FILE", "BAGUA_ERROR_FILE")
-PREIMPORT = "torch,bagua_core,grpc"
 RUNTIME_MODULE = "bagua_core.elastic.runtime"
 HARD_EXIT_GRACE_S = 10.0
 
@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> NoReturn:
     if options.parent_pid is not None:
         _die_with(options.parent_pid)
     path = list(sys.path)
+    bring_back: Callable[[], object] = bool  # does nothing
     run = _prepare(options.form, options.target, options.arguments)
     if options.warm_fd is None:
         _sibling("stack_dump").answer_stack_requests()
-        _import_ahead(options.preimport)
     else:
-        command = _become_warm_parent(options)  # what follows happens in forked workers only
+        command, bring_back = _become_warm_parent(options)  # what follows happens in forked workers only
         # not before: workers must not share one file
         _sibling("stack_dump").answer_stack_requests()
         if options.parent_pid is not None:
@@ -57,11 +57,13 @@ def main(arguments: list[str]) -> NoReturn:
         # Once more in any case: the module of a frozen heap (gc.freeze) would not be collected at the end.
         run = _prepare(*(command or (options.form, options.target, options.arguments)))
     _pass_gate()
-    _finish(_run_to_end(run))
+    outcome = _run_to_end(run)
+    bring_back()
+    _finish(outcome)
 
 
 def _parse(arguments: list[str]) -> _Options:
-    form, parent_pid, preimport, warm_fd = "script", None, PREIMPORT, None
+    form, parent_pid, preimport, warm_fd = "script", None, "", None
     rest = list(arguments)
     while rest and rest[0].startswith("--"):
         option = rest.pop(0)
@@ -82,17 +84,22 @@ def _parse(arguments: list[str]) -> _Options:
     return _Options(form, rest[0], rest[1:], parent_pid, preimport, warm_fd)
 
 
-def _become_warm_parent(options: _Options) -> tuple[str, str, list[str]] | None:
-    """Returns in forked workers only; None: the script of the command line, else another command."""
+def _become_warm_parent(options: _Options) -> tuple[tuple[str, str, list[str]] | None, Callable[[], None]]:
+    """Returns in forked workers only: the command, None for the one of the command line; and what brings back the
+    modules that are hidden from the script until it imports them (fresh_start.py)."""
     assert options.warm_fd is not None
     import gc
 
     printed = _capture_output()
+    before = set(sys.modules)
     gc.disable()  # what is imported stays; looking for garbage in it takes a tenth of a second
     _import_ahead(options.preimport)
     gc.enable()
     # After the imports, and by path: the script's directory decides what `import json` means, as ever.
-    return _sibling("warm_parent").serve(options.warm_fd, printed())  # type: ignore[no-any-return]
+    fresh_start = _sibling("fresh_start")
+    ahead = fresh_start.loaded_since(before)
+    request = _sibling("warm_parent").serve(options.warm_fd, printed())
+    return request.get("command"), fresh_start.hide(ahead, request)
 
 
 def _capture_output() -> Callable[[], tuple[bytes, bytes]]:
@@ -262,7 +269,7 @@ def _run_path(path: str) -> None:
 
 
 def _import_ahead(names: str) -> None:
-    """Import what takes long while nobody waits. What cannot be imported is the script's affair."""
+    """Import what takes long, before there is a worker. What cannot be imported is the script's affair."""
     import importlib
 
     for name in filter(None, names.split(",")):

@@ -76,6 +76,10 @@ class ScriptChecks:
         self._models.append(weakref.ref(model))
         _refuse_ungated_optimizers()
 
+    def remove(self, model: CheckedModel) -> None:
+        """`model` is not wrapped any more."""
+        self._models = [reference for reference in self._models if reference() not in (None, model)]
+
     def check_unshared(self, model: CheckedModel, trained: Iterable[torch.Tensor]) -> None:
         """trained: those that `model` is about to reduce. Raises SharedParametersError if another model does."""
         others = [other for other in self.models() if other is not model]

@@ -24,11 +24,9 @@ ADOPTION_TIMEOUT_S = 10.0
 MAX_DESCRIPTORS = 6
 LENGTH = struct.Struct("!I")
 
-Command = tuple[str, str, list[str]]
 
-
-def serve(control_fd: int, printed: tuple[bytes, bytes]) -> Command | None:
-    """Answer requests. Returns only in a forked worker: the command in its request, None for the usual one.
+def serve(control_fd: int, printed: tuple[bytes, bytes]) -> dict[str, Any]:
+    """Answer requests. Returns only in a forked worker: the request that it answers.
 
     printed: what the imports wrote to stdout and stderr; every worker writes it to its own.
     """
@@ -46,8 +44,7 @@ def serve(control_fd: int, printed: tuple[bytes, bytes]) -> Command | None:
         if is_worker:
             control.close()
             face.put_on(request, descriptors, printed, name)
-            command = request.get("command")
-            return None if command is None else (command[0], command[1], command[2])
+            return request
         for descriptor in descriptors:
             os.close(descriptor)
         _send(control, answer)

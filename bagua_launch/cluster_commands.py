@@ -240,7 +240,7 @@ def logs(**typed: Any) -> int:
                 raise UserError(f"job {job_id!r} has {which} with output on a node that answers; {told_of}")
             for output in outputs:
                 for name in streams:
-                    for line in reader.lines(output, name, last):
+                    for line in reader.lines(output, name, last, complain):
                         tell(output, line)
         except KeyboardInterrupt:
             return 130
@@ -339,14 +339,17 @@ COMMANDS = {
             program_argument(), JSON,
             options=SUBMIT_OPTIONS,
         ),
-        _command("status", status, "How submitted jobs are, and why.", click.Argument(["job"], required=False), JSON),
-        _command("nodes", nodes, "What nodes there are, and what they run.", JSON),
         _command(
-            "events", events, "What happened to a job.", click.Argument(["job"]),
+            "status", status, "Show submitted jobs, and why they wait.",
+            click.Argument(["job"], required=False), JSON,
+        ),
+        _command("nodes", nodes, "List nodes, their health, and what they run.", JSON),
+        _command(
+            "events", events, "Show what happened to a job.", click.Argument(["job"]),
             click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), JSON,
         ),
         _command(
-            "logs", logs, "What a job's workers print.", click.Argument(["job"]),
+            "logs", logs, "Print the output of a job's workers.", click.Argument(["job"]),
             click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends."),
             click.Option(["--rank"], type=click.IntRange(0), metavar="N", help="Of this global rank alone."),
             click.Option(["--stream"], type=click.Choice(["out", "err", "both"]), default="both", show_default=True,
@@ -361,10 +364,10 @@ COMMANDS = {
             click.Argument(["job"]), JSON,
         ),
         _command(
-            "drain", drain, "Let no job be on a node.", click.Argument(["node"]),
+            "drain", drain, "Drain a node: move its jobs away and schedule no new ones.", click.Argument(["node"]),
             click.Option(["--force"], is_flag=True, help="Also where a job then has too few nodes, and waits."),
-            click.Option(["--reason"], metavar="TEXT", help="For people who wonder."), JSON,
+            click.Option(["--reason"], metavar="TEXT", help="Shown by nodes and status."), JSON,
         ),
-        _command("undrain", undrain, "Let jobs be on a node again.", click.Argument(["node"]), JSON),
+        _command("undrain", undrain, "Undo drain: schedule jobs on a node again.", click.Argument(["node"]), JSON),
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ grouped in --help, and every mistake is one line on stderr and exit code 2. Know
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import click
@@ -88,6 +88,7 @@ class DefaultRunGroup(click.Group):
     """A group that takes a first word that is no command for the start of `run`'s arguments."""
 
     default_command = "run"
+    hints: Mapping[str, str] | None = None  # by option of another program: what to use here
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and ctx.resilient_parsing:
@@ -133,18 +134,23 @@ class DefaultRunGroup(click.Group):
             )
 
         if standalone_mode:
-            sys.exit(_reporting(go))
+            sys.exit(_reporting(go, self.hints))
         return go()
 
 
-def _reporting(go: Callable[[], Any]) -> Any:
-    """The exit code of `go`, after a line for whatever it refused. Our own bugs keep their traceback."""
+def _reporting(go: Callable[[], Any], hints: Mapping[str, str] | None = None) -> Any:
+    """The exit code of `go`, after a line for whatever it refused. Our own bugs keep their traceback. hints: what to
+    say of options of other programs."""
     try:
         return go()
     except (UserError, PeerViolation, InfrastructureLost) as error:
         complain(str(error))
         return error.exit_code
     except click.NoSuchOption as error:
+        hint = (hints or {}).get(error.option_name.replace("_", "-"))
+        if hint is not None:
+            complain(f"{error.option_name}: no such option here; {hint}")
+            return UserError.exit_code
         near = error.possibilities[0] if error.possibilities else "--help to see them all"
         complain(f"{error.option_name}: no such option; use {near}")
     except click.ClickException as error:

@@ -191,11 +191,13 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "numa_binding": ("numa_binding", scalar_values.choice("node", "socket", "exclusive", "core-complex")),
     "virtual_local_rank": ("virtual_local_rank", scalar_values.switch),
     "log_dir": ("log_dir", scalar_values.text),
+    "max_log_mib": ("max_log_mib", scalar_values.count),
     "redirects": ("redirects", scalar_values.streams),
     "tee": ("tee", scalar_values.streams),
     "local_ranks_filter": ("local_ranks_filter", scalar_values.local_ranks),
     "duplicate_stdout_filters": ("duplicate_stdout_filters", scalar_values.text),
     "duplicate_stderr_filters": ("duplicate_stderr_filters", scalar_values.text),
+    "label_output": ("labels_output", scalar_values.switch),
     "local_addr": ("local_addr", scalar_values.text),
     "master_addr": ("master_addr", scalar_values.text),
     "master_port": ("master_port", scalar_values.port),
@@ -231,4 +233,4 @@ def _notes(values: Values, place: Rendezvous, waits: Waits) -> tuple[str, ...]:
     without += [f"{values['rdzv_conf'].where} {key}" for key in waits.without_effect]
     if not without:
         return place.notes
-    return (*place.notes, f"taken, but without effect: {', '.join(without)}")
+    return (*place.notes, f"accepted for compatibility, ignored: {', '.join(without)}")

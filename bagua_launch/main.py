@@ -34,6 +34,7 @@ from bagua_launch.errors import refuse
 from bagua_launch.input_files import check_command, check_credentials, check_passed
 from bagua_launch.job_request import parse_job_fields, parse_request, parse_scale
 from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
+from bagua_launch.original_flags import HINTS
 from bagua_launch.precedence import Values, merge
 from bagua_launch.rendezvous_request import parse_job_id
 from bagua_launch.ssh_hosts import parse_hosts
@@ -166,6 +167,8 @@ cli = DefaultRunGroup(
         **cluster_commands.COMMANDS,
     },
 )
+
+cli.hints = HINTS
 
 
 def main() -> None:

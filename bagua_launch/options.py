@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
+from bagua_agent.membership.policy import Policy
 
 SIZE = "Size"
 RENDEZVOUS = "Rendezvous"
@@ -59,6 +60,9 @@ class Option:
 _DEFAULTS = {field.name: field.default for field in fields(JobConfig)}
 
 
+_KILLS = Policy().most_kills_in_a_row + 1
+
+
 def _default(name: str) -> str:
     """As "Default 30.": what --help says of a JobConfig field that nobody sets."""
     value = _DEFAULTS[name]
@@ -103,7 +107,7 @@ RUN_OPTIONS = (
     Option(
         "rdzv-backend",
         RENDEZVOUS,
-        "etcd (default); c10d, etcd-v2 and static are taken, and a note says what is done instead.",
+        "etcd (default); c10d, etcd-v2 and static are accepted, and a note says what is done instead.",
         "NAME",
     ),
     Option(
@@ -119,8 +123,10 @@ RUN_OPTIONS = (
     Option(
         "max-restarts",
         PROGRAM,
-        "Script failures the whole job survives. Lost hosts, signals and changes of membership do not "
-        f"count. {_default('max_restarts')}",
+        "Script failures the whole job survives: non-zero exits, and signals that a program brings on itself (SIGSEGV, "
+        "SIGABRT, SIGBUS, SIGFPE, SIGILL). Lost hosts, changes of membership and other signals do not count, but "
+        f"{_KILLS} kills in a row in one slot without progress (a committed step; for torchrun scripts ten minutes of "
+        "running) end the job, or more if this is larger. {_default('max_restarts')}",
         "N",
     ),
     Option(
@@ -151,14 +157,26 @@ RUN_OPTIONS = (
         "warm (default): workers are forked from a process that has torch imported; spawn: each starts an interpreter.",
         "NAME",
     ),
-    Option("monitor-interval", PROGRAM, "Taken; exits are seen at once, without an interval.", "SECONDS"),
+    Option(
+        "monitor-interval",
+        PROGRAM,
+        "Accepted for compatibility with torchrun; ignored: exits are seen at once.",
+        "SECONDS",
+    ),
     Option(
         "event-log-handler",
         PROGRAM,
-        "torch's own names are taken, without effect.",
+        "Accepted for compatibility with torchrun; ignored.",
         "NAME",
     ),
     Option("log-dir", LOGS, "Directory for log files; each run has a directory of its own there.", "DIR"),
+    Option(
+        "max-log-mib",
+        LOGS,
+        f"Keep at most this many MiB of each worker stream, the newest; 0 keeps everything. {_default('max_log_mib')}",
+        "MIB",
+        own=True,
+    ),
     Option(
         "redirects",
         LOGS,
@@ -166,7 +184,13 @@ RUN_OPTIONS = (
         "SPEC",
         "-r",
     ),
-    Option("tee", LOGS, "Streams that go to files and the console, written likewise.", "SPEC", "-t"),
+    Option(
+        "tee",
+        LOGS,
+        "Streams that go to files and the console, as --redirects; each line begins with [ROLE+LOCAL_RANK]:",
+        "SPEC",
+        "-t",
+    ),
     Option("local-ranks-filter", LOGS, "Local ranks whose output the console shows, as 0,2.", "RANKS"),
     Option(
         "duplicate-stdout-filters",
@@ -175,7 +199,13 @@ RUN_OPTIONS = (
         "WORD,...",
     ),
     Option("duplicate-stderr-filters", LOGS, "The same for stderr.", "WORD,..."),
-    Option("logs-specs", LOGS, "torch's default is taken, without effect.", "NAME"),
+    Option(
+        "label-output",
+        LOGS,
+        "Begin each line of a worker with its node and local rank, as [h1:0]; on with --hosts.",
+        own=True,
+    ),
+    Option("logs-specs", LOGS, "torch's default is accepted for compatibility; ignored.", "NAME"),
     Option("local-addr", ADDRESSES, "This node's address, as its peers reach it.", "ADDRESS"),
     Option(
         "master-addr",

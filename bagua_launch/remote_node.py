@@ -57,5 +57,13 @@ def _listen(source: TextIO) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def _take_stdin() -> TextIO:
+    """What the terminal says must not be read by workers, which inherit stdin."""
+    source = os.fdopen(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return source
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.stdin))
+    sys.exit(main(_take_stdin()))

@@ -88,6 +88,8 @@ def node_arguments(
         words += ["--nproc-per-node", slots]
     for name, path in credentials.items():
         words += [name, path]
+    if "label_output" not in values and "tee" not in values:
+        words.append("--label-output")  # one terminal shows the lines of all hosts
     for key, said in values.items():
         if key in OWN:
             continue

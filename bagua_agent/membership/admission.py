@@ -1,7 +1,8 @@
 """Whose fingerprint fits the job's?
 
 The job's fingerprint is that of its newest generation; before the first one, that of the worker that was
-ready first. Revisions decide who that was, so all leaders refuse the same workers.
+ready first. Revisions decide who that was, so all leaders refuse the same workers. A worker has a fingerprint from its
+first step boundary on, so those of a gathering are judged there.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from collections.abc import Mapping
 
 from bagua_agent.membership.view import JobView
 from bagua_agent.plain_text import shortened
+from bagua_contract.records import Stage
 
 _MOST_FIELDS, _MOST_CHARACTERS = 16, 200
 
 
 def job_fingerprint(view: JobView) -> Mapping[str, str]:
-    if view.generation is not None:
+    if view.generation is not None and not view.generation.is_gathering:
         return view.generation.fingerprint
     first = min(
-        (m for m in view.members.values() if m.worker_id not in view.refused),
+        (m for m in view.members.values() if m.worker_id not in view.refused and m.stage is Stage.LOOP),
         key=lambda m: (m.join_revision, m.worker_id),
         default=None,
     )
@@ -49,10 +51,11 @@ def misfits(view: JobView) -> dict[str, str]:
     Members of the generation in the record are never refused: they are already in.
     """
     job = job_fingerprint(view)
-    inside = {m.worker_id for m in view.generation.members} if view.generation is not None else set()
+    record = view.generation
+    inside = set() if record is None or record.is_gathering else {m.worker_id for m in record.members}
     return {
         worker_id: what
         for worker_id, member in view.members.items()
-        if worker_id not in view.refused and worker_id not in inside
+        if worker_id not in view.refused and worker_id not in inside and member.stage is Stage.LOOP
         if (what := difference(job, member.fingerprint))
     }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bagua_agent.membership.admission import misfits
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, JobView, MemberView
+from bagua_contract.records import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,10 @@ def offers(
     present: Mapping[str, MemberView],
     inside: Collection[str],
     policy: Policy,
+    stages: Collection[Stage] = (Stage.LOOP,),
 ) -> list[Offer]:
-    """Offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken."""
+    """Offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken. stages: of workers
+    that count."""
     unfit = misfits(view)
     taken: defaultdict[str, set[int]] = defaultdict(set)
     waiting: defaultdict[str, list[MemberView]] = defaultdict(list)
@@ -41,6 +44,7 @@ def offers(
         # the newest worker of a slot: an older one of the same slot has ended
         if (
             member.worker_id not in inside
+            and member.stage in stages
             and member.worker_id not in unfit
             and member.slot not in taken[member.agent_id]
             and not view.agents[member.agent_id].leaving
@@ -64,10 +68,14 @@ def _complete_at_s(agent: AgentView, workers: list[MemberView], ready: int, poli
     return min(w.ready_since_s for w in workers) + policy.node_window_s
 
 
-def readiness(view: JobView, present: Mapping[str, MemberView]) -> str:
+def readiness(
+    view: JobView, present: Mapping[str, MemberView], stages: Collection[Stage] = (Stage.LOOP,)
+) -> str:
     """Which nodes are awaited and what they lack, for the reason of a wait; empty if none."""
     ready: defaultdict[str, set[int]] = defaultdict(set)
     for member in present.values():
+        if member.stage not in stages:
+            continue
         ready[member.agent_id].add(member.slot)
     lacking = [
         f"{a.node_name} has {len(ready[a.agent_id])} of {a.slots} workers ready"

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from bagua_agent.membership.view import DepartureView, JobView
+from bagua_contract.records import Generation, GenerationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,22 @@ def _may_hold(view: JobView) -> frozenset[str] | None:
         return None if view.committed_generation else frozenset()
     if not record.members and record.base and view.record(record.base) is None:
         return _listed_by(view.departures.values(), record.base)
+    known = max(view.committed_generation, record.number if _was_left_behind(view, record) else 0)
     return frozenset(
         m.worker_id
         for g in (*view.earlier, record)
         for m in g.members
-        # a newcomer of a generation in which nobody is known to have committed has no state yet
-        if m.holder or g.base == 0 or g.number <= view.committed_generation
+        # Members of a gathering have no state yet, nor has a newcomer of a generation without a known commit.
+        if not g.is_gathering and (m.holder or g.base == 0 or g.number <= known)
+    )
+
+
+def _was_left_behind(view: JobView, record: Generation) -> bool:
+    """Whether a worker left at the boundary at which `record`, which does without it, took effect. So there was a step
+    in that generation, though the report of it may be late. One that saved its part left elsewhere."""
+    return record.kind is GenerationKind.PLANNED and any(
+        0 < d.generation < record.number and record.placement_of(d.worker_id) is None and not d.parts
+        for d in view.departures.values()
     )
 
 

@@ -20,7 +20,12 @@ def decide_end(
     """The result, or a wait for it; None while the job goes on."""
     if view.closing:
         return _closing(view, standing, evidence, now_s, policy)
-    verdict = judge(view.failures.values(), policy.max_restarts, trained=view.has_trained)
+    verdict = judge(
+        view.failures.values(),
+        policy.max_restarts,
+        trained=view.has_trained,
+        most_kills=policy.most_kills_in_a_row,
+    )
     if verdict.fail:
         doubtful = in_doubt(
             view.failures.values(),
@@ -32,11 +37,24 @@ def decide_end(
         if not doubtful or not _misses_a_host(view, standing, evidence):
             wait = _awaiting_cause(view, standing, evidence, doubtful, now_s, policy) if doubtful else None
             return wait or _failed(verdict.reason, verdict.first_failure)
+    if policy.ends_when_all_leave and (reason := _begins_nowhere(view)):
+        if now_s < standing.missing_until_s and standing.missing:
+            return Decision(None, f"waiting: nodes may come back; {reason}", standing.missing_until_s)
+        last = max(view.failures.values(), key=lambda f: f.order, default=None)
+        return _failed(reason + (f"; the last: {last.summary}" if last else ""), last)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
     if policy.ends_when_all_leave and view.agents and all(a.leaving for a in view.agents.values()):
         return _all_leave(view, standing, now_s)
     return None
+
+
+def _begins_nowhere(view: JobView) -> str:
+    """A job that has trained waits for other nodes; one that has not would wait with a script that runs on none."""
+    if view.has_trained or view.members or not view.agents or any(a.slots for a in view.agents.values()):
+        return ""
+    names = ", ".join(a.node_name for a in view.agents.values())
+    return f"on every node ({names}) the workers of every slot ended before their first step, again and again"
 
 
 def _all_leave(view: JobView, standing: Standing, now_s: float) -> Decision | None:

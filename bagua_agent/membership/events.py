@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import DepartureView, Run, Verdict
 from bagua_contract.collective_wait import CollectiveWait
-from bagua_contract.records import Generation, SuspicionKind
+from bagua_contract.records import Generation, Stage, SuspicionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class MemberReady(Event):
     committed_generation: int
     join_revision: int
     nonce: str = ""  # of its job, as in Generation.nonce
+    stage: Stage = Stage.LOOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,7 @@ class FailureRecorded(Event):
     global_rank: int = -1
     log_path: str = ""
     traceback_tail: str = ""
+    kills_in_a_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

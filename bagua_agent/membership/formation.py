@@ -33,66 +33,26 @@ members are all new in it, so whatever anybody kept of the generations before co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
-from bagua_agent.membership import hanging, targets, trouble
-from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
+from bagua_agent.membership import gathering, hanging, targets, trouble
+from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.backoff import delay_s
-from bagua_agent.membership.candidates import Offer, offers, readiness
+from bagua_agent.membership.candidates import Offer, readiness
 from bagua_agent.membership.departure import parting
 from bagua_agent.membership.detection import gathering_until_s, inquire
 from bagua_agent.membership.ending import decide_end, fail
+from bagua_agent.membership.formation_case import Case, asking, counted, earlier, some, too_few, written
 from bagua_agent.membership.hang import HangDecision, Outcome
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.standing import Standing, stand
-from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
+from bagua_agent.membership.view import Evidence, JobView, Waiting
 from bagua_contract.records import Generation, GenerationKind
 
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """All that a decision looks at."""
-
-    view: JobView
-    desired: Desired
-    standing: Standing
-    evidence: Evidence
-    now_s: float
-    policy: Policy
-
-    def offers(self, inside: Iterable[str], without: Collection[str] = ()) -> _Waiters:
-        found = offers(self.view, self.standing.present, frozenset(inside), self.policy)
-        complete = [o for o in found if o.agent.agent_id not in without and o.complete_at_s <= self.now_s]
-        held = {
-            o.agent.agent_id for o in complete if self.evidence.is_quarantined(o.agent.agent_id, self.now_s)
-        }
-        return _Waiters(
-            ready=[o for o in complete if o.agent.agent_id not in held],
-            reserve=[o for o in complete if o.agent.agent_id in held],
-            next_at_s=min(
-                (o.complete_at_s for o in found if o.complete_at_s > self.now_s),
-                default=None,
-            ),
-            released_at_s=min((self.evidence.quarantines[a].until_s for a in held), default=None),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiters:
-    """ready: complete nodes that wait to come in. reserve: those in quarantine. next_at_s: when another is complete.
-    released_at_s: when the next quarantine ends."""
-
-    ready: list[Offer]
-    reserve: list[Offer]
-    next_at_s: float | None
-    released_at_s: float | None
-
-    @property
-    def soon_s(self) -> float | None:
-        return _earlier(self.next_at_s, self.released_at_s)
+# A worker that comes while all have stepped aside asks a few of them; see before_loop.py of the core.
+_MOST_ANSWERING = 16
 
 
 def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
@@ -107,7 +67,10 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         return end
     if view.desired is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
-    case = _Case(view, view.desired, standing, evidence, now_s, policy)
+    case = Case(view, view.desired, standing, evidence, now_s, policy)
+    before_loop = gathering.decide(case)
+    if before_loop is not None:
+        return before_loop
     urgent = _who_is_there(case)
     if urgent is not None:
         return replace(urgent, hang_order=hanging.standing_order(view))
@@ -120,7 +83,7 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
         decision = _who_should_be_there(case)
         if hang.order is not None:
             decision = replace(decision, reason=f"{hang.order.reason}; {decision.reason}")
-    return replace(decision, hang_order=hang.order, wake_at_s=_earlier(decision.wake_at_s, hang.wake_at_s))
+    return replace(decision, hang_order=hang.order, wake_at_s=earlier(decision.wake_at_s, hang.wake_at_s))
 
 
 def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Decision | None:
@@ -138,33 +101,28 @@ def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Polic
     return Decision(None, early.decision.reason, early.wake_at_s, hang_order=early.order)
 
 
-def _who_is_there(case: _Case) -> Decision | None:
+def _who_is_there(case: Case) -> Decision | None:
     """What the absence of members, or the suspicion of it, calls for; None: all that are missed by anybody live."""
     view, standing, evidence = case.view, case.standing, case.evidence
     record = view.generation
     if not standing.survivors if record is None else _nobody_ever_trained(view, record):
         return _first(case)
     if standing.lost:
-        why = f"lost {_some(standing.lost)}"
+        why = f"lost {some(standing.lost)}"
         wait_s = gathering_until_s(view, standing, evidence, case.now_s, case.policy)
         if wait_s is not None:
             return Decision(None, f"{why}; asking whether others are too", wait_s)
         return _at_once(case, why, broken=True)
     inquiry = inquire(view, standing, evidence, case.now_s, case.policy)
     if not inquiry.settled:
-        return Decision(
-            AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
-            f"asking whether {_some(inquiry.ask + inquiry.awaited)} live: "
-            f"suspected by {_some([s.worker_id for s in standing.suspicions])}",
-            inquiry.again_at_s,
-        )
+        return asking(case, inquiry)
     if inquiry.broken:
-        broken = _some([s.worker_id for s in standing.suspicions if s.broken])
+        broken = some([s.worker_id for s in standing.suspicions if s.broken])
         return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
     return None
 
 
-def _who_should_be_there(case: _Case) -> Decision:
+def _who_should_be_there(case: Case) -> Decision:
     """What joins, leaves and wishes call for, while the generation in force works as far as anybody says."""
     view, standing, now_s = case.view, case.standing, case.now_s
     record = view.generation
@@ -186,7 +144,7 @@ def _who_should_be_there(case: _Case) -> Decision:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if somebody misses them a suspicion will say so.
         wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: {_some(standing.missing)} gone and nobody suspects them", wake_s)
+        return Decision(None, f"waiting: {some(standing.missing)} gone and nobody suspects them", wake_s)
     return _planned(case, record)
 
 
@@ -196,26 +154,28 @@ def _nobody_ever_trained(view: JobView, record: Generation) -> bool:
     return record.base == 0 and all(f is not None and f.in_step and f.step == 0 for f in ends)
 
 
-def _first(case: _Case) -> Decision:
+def _first(case: Case) -> Decision:
     """Rule 1."""
+    if gathering.is_called_for(case):
+        return gathering.gather(case, "", again=False)
     most = case.desired.max_nodes
     waiters = case.offers(())
     complete, soon_s = waiters.ready, waiters.soon_s
     if len(complete) < case.desired.min_nodes:
         complete = complete + waiters.reserve
     if len(complete) < case.desired.min_nodes:
-        return _too_few(case, len(complete), soon_s)
+        return too_few(case, len(complete), soon_s)
     # counted anew from each arrival: nodes of one start come in a stream
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < most and case.now_s < last_call_until_s:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
-        return Decision(None, f"last call: {len(complete)} of at most {_count(most)} ready", wake_s)
+        return Decision(None, f"last call: {len(complete)} of at most {counted(most)} ready", wake_s)
     chosen = targets.first(case.view, complete[:most])
     # base 0: it follows nothing, so nobody has to bring a state
-    return _write(case, GenerationKind.PLANNED, chosen, 0, f"{_count(min(len(complete), most))} ready")
+    return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most))} ready")
 
 
-def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
+def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
     """A LOSS generation of the survivors, with newcomers only where they are too few.
 
     broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
@@ -225,7 +185,7 @@ def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
     for ready in (waiters.ready, waiters.ready + waiters.reserve):
         target = targets.survivors(view, case.desired, standing, ready)
         if _may_be_written(case, target):
-            return _write(case, GenerationKind.LOSS, target.workers, _base(case), why)
+            return written(case, GenerationKind.LOSS, target.workers, _base(case), why)
     leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
     # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
     planned = record is not None and record.kind is GenerationKind.PLANNED
@@ -235,14 +195,14 @@ def _at_once(case: _Case, why: str, *, broken: bool) -> Decision:
         return _empty(case, GenerationKind.LOSS, why)
     if not target.has_holder:
         return _no_holder(case, why)
-    return _too_few(case, target.nodes, waiters.soon_s, f"; {why}")
+    return too_few(case, target.nodes, waiters.soon_s, f"; {why}")
 
 
-def _may_be_written(case: _Case, target: targets.Target) -> bool:
+def _may_be_written(case: Case, target: targets.Target) -> bool:
     return target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing)
 
 
-def _made_again(case: _Case, why: str) -> Decision:
+def _made_again(case: Case, why: str) -> Decision:
     """A communicator is broken and everybody lives: the same once more, but not in a tight loop and not forever."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     # what was tried before this pending record was about its newcomers, and these go now
@@ -260,7 +220,7 @@ def _made_again(case: _Case, why: str) -> Decision:
     return _without_somebody(case, tried) if leaves_out else _at_once(case, tried, broken=True)
 
 
-def _renewed(case: _Case, hang: HangDecision) -> Decision:
+def _renewed(case: Case, hang: HangDecision) -> Decision:
     """Everybody lives and waits. hang.py has spaced the attempts already."""
     failed = case.view.attempts.count
     tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
@@ -270,7 +230,7 @@ def _renewed(case: _Case, hang: HangDecision) -> Decision:
     return _at_once(case, tried, broken=True)
 
 
-def _without_somebody(case: _Case, tried: str) -> Decision:
+def _without_somebody(case: Case, tried: str) -> Decision:
     """A LOSS generation of the survivors without a node that is in trouble, if there is a way to do without one."""
     view = case.view
     for way in trouble.of_survivors(view, case.standing, case.evidence):
@@ -279,18 +239,18 @@ def _without_somebody(case: _Case, tried: str) -> Decision:
             target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
             if _may_be_written(case, target):
                 reason = f"{tried}; {_left_out(case, way)}"
-                decision = _write(case, GenerationKind.LOSS, target.workers, _base(case), reason)
+                decision = written(case, GenerationKind.LOSS, target.workers, _base(case), reason)
                 return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
     return _at_once(case, f"{tried}; no node can be left out", broken=True)
 
 
-def _built_again(case: _Case, record: Generation) -> Decision:
+def _built_again(case: Case, record: Generation) -> Decision:
     """The pending record can't come into force, and the generation before it goes on: the same target once more, in the
     end without a newcomer."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     wait_s = delay_s(attempts.count + 1, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
     again_s = attempts.newest_since_s + wait_s
-    where = _some(
+    where = some(
         dict.fromkeys(
             view.agents[view.members[s.worker_id].agent_id].node_name for s in case.standing.unbuilt
         )
@@ -310,7 +270,7 @@ def _built_again(case: _Case, record: Generation) -> Decision:
                 continue
             why = targets.changes(record, target)
             reason = f"{tried}{'; ' + why if why else ''}{'; ' + _left_out(case, way) if way else ''}"
-            decision = _write(case, GenerationKind.PLANNED, target.workers, _base(case), reason)
+            decision = written(case, GenerationKind.PLANNED, target.workers, _base(case), reason)
             return replace(
                 decision,
                 leaves_out=tuple(sorted(without)),
@@ -319,12 +279,12 @@ def _built_again(case: _Case, record: Generation) -> Decision:
     return _planned(case, record)
 
 
-def _left_out(case: _Case, way: WayOut) -> str:
-    names = _some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
+def _left_out(case: Case, way: WayOut) -> str:
+    names = some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
     return f"{way.why}, so {names} is left out for a while"
 
 
-def _planned(case: _Case, record: Generation) -> Decision:
+def _planned(case: Case, record: Generation) -> Decision:
     inside = {m.worker_id for m in record.members}
     waiters = case.offers(inside)
     ready, soon_s = waiters.ready, waiters.soon_s
@@ -333,11 +293,11 @@ def _planned(case: _Case, record: Generation) -> Decision:
         target = targets.planned(case.view, record, case.desired, case.standing, ready + waiters.reserve)
     ids = {w.worker_id for w in target.workers}
     if ids == inside:
-        held, spare = _some(target.held_back), _some(o.agent.node_name for o in ready)
+        held, spare = some(target.held_back), some(o.agent.node_name for o in ready)
         return Decision(
             None,
-            f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
-            + f" on {_count(record.node_count)}"
+            f"generation {record.number} stands with {counted(record.world_size, 'worker')}"
+            + f" on {counted(record.node_count)}"
             + (f"; {held} leaves once another node has the state" if held else "")
             + (f"; spare: {spare}" if spare else "")
             + _in_quarantine(case, waiters.reserve),
@@ -345,17 +305,17 @@ def _planned(case: _Case, record: Generation) -> Decision:
         )
     why = targets.changes(record, target)
     if _may_be_written(case, target):
-        return _write(case, GenerationKind.PLANNED, target.workers, _base(case), why)
+        return written(case, GenerationKind.PLANNED, target.workers, _base(case), why)
     if waiters.next_at_s is not None:
         # a node that is nearly complete may save the job a stop
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
     # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
     kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
-    remain = f"{target.nodes} of at least {_count(case.desired.min_nodes)} remain, so all step aside"
+    remain = f"{target.nodes} of at least {counted(case.desired.min_nodes)} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
 
 
-def _in_quarantine(case: _Case, reserve: Iterable[Offer]) -> str:
+def _in_quarantine(case: Case, reserve: Iterable[Offer]) -> str:
     parts = [
         f"; {o.agent.node_name} is left out ({case.evidence.quarantines[o.agent.agent_id].why})"
         for o in reserve
@@ -363,7 +323,7 @@ def _in_quarantine(case: _Case, reserve: Iterable[Offer]) -> str:
     return "".join(parts[:8])
 
 
-def _base(case: _Case) -> int:
+def _base(case: Case) -> int:
     record = case.view.generation
     if record is None:
         return case.view.committed_generation
@@ -371,25 +331,17 @@ def _base(case: _Case) -> int:
     return case.standing.in_force if record.members else record.base
 
 
-def _empty(case: _Case, kind: GenerationKind, reason: str) -> Decision:
+def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
     """Its base is the record that lists whoever keeps the state; see standing.py."""
     record = case.view.generation
     base = 0 if record is None else record.number if record.members else record.base
-    return _write(case, kind, (), base, reason)
+    stay = [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
+    present = case.standing.present
+    answers_at = tuple(present[s.worker_id].store_address for s in stay[:_MOST_ANSWERING])
+    return written(case, kind, (), base, reason, answers_at=answers_at)
 
 
-def _write(
-    case: _Case, kind: GenerationKind, workers: tuple[Chosen, ...], base: int, reason: str
-) -> Decision:
-    generation = targets.record_of(case.view, kind, workers, base, reason)
-    previous = case.view.generation_number
-    return Decision(
-        WriteGeneration(generation, previous),
-        f"generation {generation.number} ({kind.name}, {_count(len(workers), 'worker')}): {reason}",
-    )
-
-
-def _no_holder(case: _Case, why: str) -> Decision:
+def _no_holder(case: Case, why: str) -> Decision:
     """Rule 2."""
     view, limit_s = case.view, case.policy.holder_timeout_s
     held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
@@ -410,7 +362,7 @@ def _no_holder(case: _Case, why: str) -> Decision:
     return _begin_again(case, why, since_s) if view.has_checkpoints else fail(why)
 
 
-def _begin_again(case: _Case, why: str, since_s: float) -> Decision:
+def _begin_again(case: Case, why: str, since_s: float) -> Decision:
     """From the newest checkpoint, or anew if there are none. All that are there begin again together: like a first
     generation, but taken at once and with a number that goes on, so that every member knows that whatever it kept is
     void. since_s: when that became the only way on."""
@@ -419,45 +371,25 @@ def _begin_again(case: _Case, why: str, since_s: float) -> Decision:
     complete = waiters.ready
     if len(complete) < case.desired.min_nodes:
         complete = complete + waiters.reserve
+    if len(complete) < case.desired.min_nodes and gathering.is_called_for(case):
+        # Those wait for a job to begin or to go on, and it does neither without them.
+        decision = gathering.gather(case, f"{what}, since {why}", again=True)
+        # still the same wait: forgotten, it would begin anew
+        return decision if decision.action is not None else replace(decision, waiting=Waiting.HOLDER)
     if len(complete) < case.desired.min_nodes:
         lacking = readiness(case.view, case.standing.present)
-        count = f"{len(complete)} of {_count(case.desired.min_nodes)}{lacking}; {why}"
+        so_far = f"{len(complete)} of {counted(case.desired.min_nodes)}{lacking}; {why}"
         limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
         if limit_s is not None and case.now_s >= since_s + limit_s:
-            return fail(f"too few nodes for {limit_s:g} s to {what}: {count}")
+            return fail(f"too few nodes for {limit_s:g} s to {what}: {so_far}")
         if limit_s is not None:
-            wake_s = _earlier(wake_s, since_s + limit_s)
+            wake_s = earlier(wake_s, since_s + limit_s)
         # still the same wait: forgotten, it would begin anew
-        return Decision(None, f"waiting to {what}: {count}", wake_s, Waiting.HOLDER)
+        return Decision(None, f"waiting to {what}: {so_far}", wake_s, Waiting.HOLDER)
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
         reason = f"waiting to {what}: last call; {why}"
         return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
     chosen = targets.first(case.view, complete[: case.desired.max_nodes])
     start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
-    return _write(case, GenerationKind.LOSS, chosen, 0, f"{start}, since {why}")
-
-
-def _too_few(case: _Case, nodes: int, soon_s: float | None, why: str = "") -> Decision:
-    count = f"{nodes} of {_count(case.desired.min_nodes)}{readiness(case.view, case.standing.present)}{why}"
-    wake_s, limit_s = soon_s, case.policy.below_minimum_timeout_s
-    if limit_s is not None:
-        until_s = case.evidence.waited_since_s(Waiting.MINIMUM, case.now_s) + limit_s
-        if case.now_s >= until_s:
-            return fail(f"too few nodes for {limit_s:g} s: {count}")
-        wake_s = until_s if soon_s is None else min(soon_s, until_s)
-    return Decision(None, f"waiting: {count}", wake_s, Waiting.MINIMUM)
-
-
-def _earlier(one_s: float | None, other_s: float | None) -> float | None:
-    return min((t for t in (one_s, other_s) if t is not None), default=None)
-
-
-def _count(number: int, what: str = "node") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _some(names: Iterable[str], most: int = 8) -> str:
-    """A line of the log is read by a person: a thousand names help nobody."""
-    every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+    return written(case, GenerationKind.LOSS, chosen, 0, f"{start}, since {why}")

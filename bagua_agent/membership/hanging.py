@@ -22,7 +22,7 @@ from bagua_agent.membership.hang import (
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing, in_force
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
-from bagua_contract.records import Generation, SuspicionKind
+from bagua_contract.records import Generation, Placement, SuspicionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,11 @@ def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, po
 def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Hang | None:
     """What follows if members ended with exit code 0 and another one can't go on without them; None: no such thing.
 
-    Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait.
+    Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait. Not while the
+    node of a member is gone: that explains why others can't go on, and is dealt with as any loss.
     """
     record = view.record(standing.in_force)
-    if record is None:
+    if record is None or any(_is_gone(view, m) for m in record.members):
         return None
     ended = [
         m
@@ -97,6 +98,12 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
         return Hang(HangDecision(Outcome.NOTHING, reason), None, False, due_s)
     decision = HangDecision(Outcome.DISAGREE, reason, tuple(m.worker_id for m in ended))
     return Hang(decision, order_for(decision, record.number, view.hang_order), False, None)
+
+
+def _is_gone(view: JobView, placement: Placement) -> bool:
+    """Whether its node is gone and not by its own word, nor had it ended before."""
+    ended = placement.worker_id in view.finished or placement.worker_id in view.failures
+    return placement.agent_id not in view.agents and not ended and placement.worker_id not in view.departures
 
 
 def standing_order(view: JobView) -> HangOrder | None:

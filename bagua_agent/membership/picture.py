@@ -105,6 +105,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
                 log_path=event.log_path,
                 traceback_tail=event.traceback_tail,
                 seen_since_s=known.seen_since_s if known is not None else event.now_s,
+                kills_in_a_row=event.kills_in_a_row,
             )
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
@@ -163,7 +164,7 @@ def _in_mode(view: JobView, restarts: bool) -> JobView:
 
 def _member(view: JobView, event: ev.MemberReady) -> MemberView:
     known = view.members.get(event.worker_id)
-    same = known is not None and known.join_revision == event.join_revision
+    same = known is not None and known.join_revision == event.join_revision and known.stage is event.stage
     return MemberView(
         worker_id=event.worker_id,
         agent_id=event.agent_id,
@@ -173,6 +174,7 @@ def _member(view: JobView, event: ev.MemberReady) -> MemberView:
         committed_generation=event.committed_generation,
         join_revision=event.join_revision,
         ready_since_s=known.ready_since_s if known is not None and same else event.now_s,
+        stage=event.stage,
     )
 
 
@@ -230,6 +232,9 @@ def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) 
     """Whether `new` tries again what the record before did not bring about. view: before `new`."""
     known, count = view.generation, view.attempts.count
     again = known is not None and known.members and new.members and _all_live(view, evidence, known)
+    if new.kind is GenerationKind.GATHERING and not new.members and known is not None and known.members:
+        # the first workers start again, though all of them live
+        return Attempts(count + 1 if _all_live(view, evidence, known) else count, now_s)
     if known is not None and again:
         was_pending = known.kind is GenerationKind.PLANNED and known.base > 0
         if new.kind is GenerationKind.LOSS:
@@ -276,7 +281,8 @@ def _forget(view: JobView) -> JobView:
     record = view.generation
     if record is None or not view.earlier:
         return view
-    needed = in_force(view, record) if record.members else record.base
+    holds_none = record.kind is GenerationKind.GATHERING
+    needed = in_force(view, record) if record.members or holds_none else record.base
     kept = tuple(g for g in view.earlier if g.number >= needed)
     if len(kept) > _RECORDS_KEPT:
         # the first may be in force; a generation that was tried in vain for hours must not fill the memory

@@ -55,6 +55,10 @@ class Policy:
     # the others some steps, so it waits twice as long.
     quarantine_first_s: float = 10.0
     quarantine_longest_s: float = 300.0
+    # Signals don't draw on the budget, since they come from outside: an operator, a chaos test, another program's need
+    # of memory. So many in a row in one slot, without a step in between, come from the script: it takes more memory
+    # than the host has.
+    most_kills_in_a_row: int = 10
     # From a failure that may end the job to the result: other workers fail within moments, and the first by the clock
     # may be one that only noticed first.
     blame_window_s: float = 0.3

@@ -1,8 +1,9 @@
 """When does a worker's failure end the job, and when is its successor started?
 
-Only script failures draw on the job's budget: signals, lost hosts, changes of membership and what they take along
-(casualty.py) do not. Once the job has trained, neither does a worker that fails before it was ever a member: the same
-script works elsewhere. Knows nothing of generations: a poison sample is found by the step that two workers failed in.
+Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and what they
+take along (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a
+worker that fails before it was ever a member does not count either: the same script works elsewhere. Knows nothing of
+generations: a poison sample is found by the step that two workers failed in.
 """
 
 from __future__ import annotations
@@ -25,9 +26,22 @@ class Verdict:
     first_failure: FailureView | None = None
 
 
-def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool = False) -> Verdict:
-    """Whether these failures end the job. trained: a step of it is known to have been committed."""
-    script = sorted((f for f in failures if _counts(f, trained)), key=lambda f: f.order)
+def judge(
+    failures: Iterable[FailureView],
+    max_restarts: int,
+    *,
+    trained: bool = False,
+    most_kills: int = Policy().most_kills_in_a_row,
+) -> Verdict:
+    """Whether these failures end the job. trained: a step of it is known to have been committed.
+
+    most_kills: in a row, in one slot, without progress in between.
+    """
+    failures = sorted(failures, key=lambda f: f.order)
+    for failure in failures:
+        if reason := killed_too_often(failure, max_restarts, most_kills):
+            return Verdict(True, reason, failure)
+    script = [f for f in failures if _counts(f, trained)]
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
         if not failure.in_step or is_casualty(failure.summary, failure.traceback_tail):
@@ -51,6 +65,16 @@ def judge(failures: Iterable[FailureView], max_restarts: int, *, trained: bool =
             cause,
         )
     return Verdict(False, f"{len(script)} of {max_restarts} script failures used")
+
+
+def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -> str:
+    """Why a worker that was killed ends the job; "" if it does not. A budget beyond most_kills allows as many kills."""
+    if failure.kills_in_a_row <= max(most_kills, max_restarts):
+        return ""
+    return (
+        f"{failure.kills_in_a_row} workers in a row were killed in one slot of {failure.node_name} without a "
+        f"committed step in between; the last, {failure.worker_id}: {failure.summary}"
+    )
 
 
 def in_doubt(
@@ -104,7 +128,7 @@ def succession(
     A slot whose workers never come to their first step is given up: it is the node that does not work, and starting
     processes forever mends nothing. The job goes on without it.
     """
-    verdict = judge([*earlier, failure], max_restarts, trained=trained)
+    verdict = judge([*earlier, failure], max_restarts, trained=trained, most_kills=policy.most_kills_in_a_row)
     if verdict.fail:
         return Succession(None, verdict.reason, fails_job=True)
     if early_crashes >= policy.crashes_before_quarantine:

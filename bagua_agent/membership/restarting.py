@@ -28,6 +28,7 @@ from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, W
 from bagua_agent.membership.detection import who_lives
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
+from bagua_agent.membership.restart_policy import killed_too_often
 from bagua_agent.membership.root_cause import first_cause
 from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, Run, Waiting
 from bagua_contract.records import Generation, GenerationKind, Placement
@@ -158,11 +159,14 @@ def _after_failure(
     failures = [f for f in view.failures.values() if f.generation == record.number]
     cause = first_cause(failures)
     used = record.script_failures + (1 if cause is not None and cause.script_failure else 0)
+    for failure in failures:
+        if why := killed_too_often(failure, policy.max_restarts, policy.most_kills_in_a_row):
+            return Decision(WriteResult(Outcome.FAILED, 1, why, failure), f"the job failed: {why}")
     what = "a worker failed" if cause is None else f"a worker on {cause.node_name} failed ({cause.summary})"
     if used > policy.max_restarts:
         why = f"{_count(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
         return Decision(WriteResult(Outcome.FAILED, 1, why, cause), f"the job failed: {why}")
-    return _next(view, desired, there, record, what, used)
+    return _next(view, desired, there, record, what, (used, record.restarts + 1))
 
 
 def _change(
@@ -198,13 +202,13 @@ def _next(
     there: list[AgentView],
     record: Generation,
     why: str,
-    script_failures: int | None = None,
+    failed: tuple[int, int] | None = None,
 ) -> Decision:
     """The generation of those who are there; an empty one, in which nobody runs, if they are too few."""
     target = _candidates(view, there)[: desired.max_nodes]
     if len(target) < desired.min_nodes:
         target, why = [], f"{why}; {len(target)} of {_count(desired.min_nodes)} remain"
-    return _write(view, target, record, why, script_failures)
+    return _write(view, target, record, why, failed)
 
 
 def _write(
@@ -212,8 +216,9 @@ def _write(
     nodes: Iterable[AgentView],
     record: Generation | None,
     reason: str,
-    script_failures: int | None = None,
+    failed: tuple[int, int] | None = None,
 ) -> Decision:
+    """failed: script failures and restarts so far, after a failure; None: as in the record before."""
     number = targets.next_number(view)
     places = {m.agent_id: (m.since_generation, m.join_revision) for m in _last_members(view)}
     chosen = [
@@ -233,8 +238,8 @@ def _write(
         for since_generation, join_revision in [places.get(agent.agent_id, (number, agent.join_revision))]
         for slot in range(agent.slots)
     ]
-    if script_failures is None:
-        script_failures = 0 if record is None else record.script_failures
+    if failed is None:
+        failed = (0, 0) if record is None else (record.script_failures, record.restarts)
     generation = Generation(
         number=number,
         base=0,
@@ -242,7 +247,8 @@ def _write(
         members=assign(chosen),
         nonce=view.nonce,
         reason=reason,
-        script_failures=script_failures,
+        script_failures=failed[0],
+        restarts=failed[1],
     )
     previous = view.generation_number
     return Decision(

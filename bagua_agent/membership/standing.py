@@ -99,7 +99,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
     missing: list[str] = []
     if record is not None:
         for placement in record.members:
-            if placement.worker_id in present:
+            if is_there(placement, present):
                 continue
             if _is_excused(view, evidence, placement, suspicions, now_s < grace_until_s):
                 missing.append(placement.worker_id)
@@ -227,11 +227,17 @@ def _survivors(view: JobView, bound: int, present: Mapping[str, MemberView]) -> 
     return _carried(record, bound, present)
 
 
+def is_there(placement: Placement, present: Mapping[str, MemberView]) -> bool:
+    """On the agent that the record names. No leader writes another, but a client that may write to etcd can."""
+    member = present.get(placement.worker_id)
+    return member is not None and member.agent_id == placement.agent_id
+
+
 def _carried(record: Generation, bound: int, present: Mapping[str, MemberView]) -> tuple[Survivor, ...]:
     return tuple(
         _survivor(record, p, present[p.worker_id])
         for p in record.members
-        if p.worker_id in present and p.since_generation <= bound
+        if is_there(p, present) and p.since_generation <= bound
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bagua_agent.membership.admission import job_fingerprint
 from bagua_agent.membership.candidates import Offer
 from bagua_agent.membership.ranks import Chosen, assign
-from bagua_agent.membership.standing import Standing, Survivor
+from bagua_agent.membership.standing import Standing, Survivor, is_there
 from bagua_agent.membership.view import Desired, JobView, MemberView
 from bagua_contract.records import Generation, GenerationKind
 
@@ -85,7 +85,7 @@ def planned(
         # came with the pending record: in it without a break, but without state
         _newcomer(view, standing.present[p.worker_id], p.since_generation)
         for p in record.members
-        if p.worker_id in standing.present and p.worker_id not in carried and p.agent_id not in without
+        if is_there(p, standing.present) and p.worker_id not in carried and p.agent_id not in without
     ]
     kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
     return _with_holder(view, _joined(view, desired, kept, dropped, ready), inside)

@@ -13,7 +13,7 @@ from enum import Enum
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
-from bagua_contract.records import Generation, StateName, SuspicionKind
+from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
 
 
 class Run(Enum):
@@ -50,7 +50,7 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """members/<worker>: ready. ready_since_s: when this agent first saw the key."""
+    """members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it."""
 
     worker_id: str
     agent_id: str
@@ -60,6 +60,7 @@ class MemberView:
     committed_generation: int
     join_revision: int
     ready_since_s: float
+    stage: Stage = Stage.LOOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class FailureView:
 
     was_member: it was in a generation, or nobody can say that it was not. generation: the one it was started for in
     restart mode, else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
+    kills_in_a_row: workers of its slot that a signal ended without progress, this one included; 0: no signal did.
     """
 
     worker_id: str
@@ -113,6 +115,7 @@ class FailureView:
     log_path: str = ""
     traceback_tail: str = ""
     seen_since_s: float = float("-inf")
+    kills_in_a_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.store.client import Put
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Stage
 
 EXIT_BEFORE_SUSPICION_S = 0.02
 # Workers that leave have so much less than their node's grace period: to end, and for their node to say so in etcd.
 MARGIN_S = 3.0
 
+STARTS_AGAIN = "the job's first workers start again"
 LONGEST_PROBLEM = 500  # characters of a worker's text inside a record
 
 
@@ -43,6 +44,17 @@ def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
     kept.CopyFrom(told)
     kept.problem = told.problem[:LONGEST_PROBLEM]
     return kept
+
+
+def must_start_again(stage: Stage, worker_id: str, listed_in: int, gathering: Generation) -> bool:
+    """Whether a worker has gone further in its script than `gathering` begins. listed_in: number of the newest
+    generation before that listed it; 0: none did."""
+    if 0 < listed_in < gathering.number:
+        return True
+    return stage is not Stage.WAITING and gathering.placement_of(worker_id) is None
+
+
+_STAGES = frozenset(stage.value for stage in Stage)
 
 
 class LiveWorkers:
@@ -95,6 +107,8 @@ class LiveWorkers:
     def follow(self, generation: Generation) -> None:
         if generation.kind is GenerationKind.RESTART:
             return  # written before the job became live
+        if generation.is_gathering:
+            self._end_those_before(generation)
         self._sessions.tell_generation(generation)
         for member in generation.members:
             if self._workers.get(member.worker_id) is not None:
@@ -107,6 +121,15 @@ class LiveWorkers:
         for worker_id, (suspected, _) in list(self._suspected.items()):
             if suspected < over_below:
                 self._clear_suspicion(worker_id)
+
+    def _end_those_before(self, gathering: Generation) -> None:
+        """The first workers gather anew: end those here that are ahead of it. Their successors come from the script's
+        begin, as all others do."""
+        for worker_id, member in self._members.items():
+            if must_start_again(
+                Stage(member.stage), worker_id, self._listed.get(worker_id, (0, 0))[0], gathering
+            ):
+                self._workers.kill(worker_id, STARTS_AGAIN)
 
     def close_joins(self) -> None:
         self._sessions.tell_close()
@@ -142,7 +165,7 @@ class LiveWorkers:
             case "ready":
                 self._ready(worker_id, message.ready)
             case "entered":
-                self._entered(worker_id, message.entered)
+                self._entered(worker_id, message.entered, now_s)
             case "progress":
                 self._progress(worker_id, message.progress, now_s)
             case "suspected":
@@ -150,7 +173,7 @@ class LiveWorkers:
             case "went_on":
                 self._went_on(worker_id, message.went_on.generation)
             case "straggler":
-                self._straggles(message.straggler)
+                self._straggles(message.straggler, now_s)
             case "left":
                 if message.left.HasField("last") and (last := usable_last_checkpoint(message.left.last)):
                     self._last_checkpoints[worker_id] = last
@@ -205,7 +228,7 @@ class LiveWorkers:
     def _ready(self, worker_id: str, ready: session_pb2.Ready) -> None:
         worker = self._workers.get(worker_id)
         assert worker is not None
-        worker.was_ready = True
+        worker.was_ready = worker.was_ready or ready.stage == pb.LOOP
         member = pb.Member(
             protocol=PROTOCOL_VERSION,
             worker_id=worker_id,
@@ -215,21 +238,30 @@ class LiveWorkers:
             fingerprint=dict(ready.fingerprint),
             committed_generation=ready.committed_generation,
             nonce=self._job.seen.spec.nonce,
+            # of another version, or made up: at a step boundary nothing is taken for granted
+            stage=ready.stage if ready.stage in _STAGES else pb.LOOP,
         )
         self._members[worker_id] = member
         self._put_member(member)
+        newest = self._job.seen.generation
+        late = ready.stage == pb.PREPARING and newest is not None and newest.is_gathering
+        if late and newest is not None and ready.gathering != newest.number:
+            # It was answered by members of a generation that is void by now.
+            self._workers.kill(worker_id, STARTS_AGAIN)
 
     def _put_member(self, member: pb.Member) -> None:
         self._job.leased.put(self._job.keys.member(member.worker_id), member.SerializeToString())
 
-    def _entered(self, worker_id: str, entered: session_pb2.Entered) -> None:
+    def _entered(self, worker_id: str, entered: session_pb2.Entered, now_s: float) -> None:
         member = self._members.get(worker_id)
         if member is None:
             return
         member.committed_generation = entered.generation
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.has_committed = True
         self._put_member(member)
-        self._job.narrator.tell_once(
-            "in force", f"generation {entered.generation} is in force from step {entered.step}"
+        self._job.narrator.tell_of_worker(
+            now_s, "in force", f"generation {entered.generation} is in force from step {entered.step}"
         )
 
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
@@ -274,7 +306,7 @@ class LiveWorkers:
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass
-            job.narrator.tell_once(f"suspicion {worker_id}", narrator.suspicion(suspected))
+            job.narrator.tell_of_worker(now_s, f"suspicion {worker_id}", narrator.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 
     def _ask_for_the_leader(self, now_s: float) -> None:
@@ -293,12 +325,14 @@ class LiveWorkers:
         self._job.seen.waits.pop(worker_id, None)
         self._job.leased.remove(self._job.keys.suspicion(worker_id))
 
-    def _straggles(self, told: session_pb2.Straggler) -> None:
+    def _straggles(self, told: session_pb2.Straggler, now_s: float) -> None:
         generation = self._job.seen.generation
         placement = None
         if generation is not None and generation.number == told.generation:
             placement = next((m for m in generation.members if m.global_rank == told.global_rank), None)
-        self._job.narrator.tell(narrator.straggler(told, placement))
+        # a topic for each rank that there is, not for each number that a worker may say
+        topic = "straggler" if placement is None else f"straggler {placement.global_rank}"
+        self._job.narrator.tell_of_worker(now_s, topic, narrator.straggler(told, placement))
 
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:

@@ -12,16 +12,20 @@ import resource
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bagua_agent.background import Failed, background_thread
 from bagua_agent.errors import InfrastructureLost, UserError
 from bagua_agent.exec_limits import why_not_passed
-from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
+from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
+from bagua_agent.node.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
+from bagua_agent.node.file_timers import FileTimers, timer_file
 from bagua_agent.node.runtime_directory import session_socket
+from bagua_agent.node.script_environment import why_a_fresh_interpreter
 from bagua_agent.workers.account import find_account
 from bagua_agent.workers.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.exit_watch import ExitWatch
@@ -29,6 +33,7 @@ from bagua_agent.workers.foreign_files import read_ordinary
 from bagua_agent.workers.guardian import Guardian
 from bagua_agent.workers.log_access import open_file
 from bagua_agent.workers.log_layout import LogLayout, WorkerFiles, open_log_dir
+from bagua_agent.workers.memory_kills import MemoryKills
 from bagua_agent.workers.numa_binding import processors_of_slot
 from bagua_agent.workers.numa_topology import read_topology
 from bagua_agent.workers.output import OutputRouter
@@ -50,6 +55,9 @@ log = logging.getLogger(__name__)
 # What the first optimizer or DistributedDataParallel of a script imports (0.7 s): once for all workers, and before
 # there is any, so that a start after a change of membership does not wait for it.
 TRAINING_IMPORTS = ("torch._dynamo",)
+# Where steps are not observed (restart mode), a worker that ran for so long has made progress.
+KILLS_FORGOTTEN_S = 600.0
+PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun's
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
@@ -69,12 +77,19 @@ class StartedFor:
 
 @dataclass(slots=True)
 class NodeWorker:
-    """One started worker. was_ready: it reached its first step boundary."""
+    """One started worker. was_ready: it reached its first step boundary. has_committed: it has committed a step.
+
+    asked_to_end: the agent signalled it. kills_in_a_row: see Failure; known once it has ended.
+    """
 
     process: WorkerProcess
     files: WorkerFiles
     slot: int
     was_ready: bool = False
+    has_committed: bool = False
+    asked_to_end: bool = False
+    kills_in_a_row: int = 0
+    started_at_s: float = field(default_factory=time.monotonic)
 
     @property
     def worker_id(self) -> str:
@@ -95,7 +110,11 @@ class NodeWorkers:
         runtime_directory: Path,
         on_exit: Callable[[str, int], None],
         on_failed: Callable[[str, Failed], object] = lambda what, failed: None,
+        *,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
+        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's."""
+        self._environ = environment
         self._config = config
         self._agent_id = agent_id
         self._bind_host = bind_host
@@ -109,12 +128,16 @@ class NodeWorkers:
             local_ranks_filter=config.local_ranks_filter,
             duplicate_stdout_filters=config.duplicate_stdout_filters,
             duplicate_stderr_filters=config.duplicate_stderr_filters,
+            role=config.role,
+            prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
+            labels=config.labels_output,
         )
         self._output_options = options
         self.output = OutputRouter(
             options,
             self._layout,
-            prefixed=options.needs_prefix(config.slots, config.max_nodes),
+            several=options.shows_several(config.slots),
+            max_log_bytes=config.max_log_mib << 20,
             on_failed=lambda failed: on_failed("reading the output of workers", failed),
         )
         self._guardian = Guardian()
@@ -127,9 +150,12 @@ class NodeWorkers:
         self.on_not_spawned: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
         self._early_crashes: dict[int, int] = {}
+        self._kills_in_a_row: dict[int, int] = {}  # by slot
         self._killed_for: dict[str, str] = {}
         self._restarts = 0
-        self._topology = read_topology(os.environ) if config.numa_binding else None
+        self._memory_kills = MemoryKills()
+        self._timers: FileTimers | None = None
+        self._topology = read_topology(self._environ) if config.numa_binding else None
         self._warm: WarmParent | None = None
         self._warming: threading.Thread | None = None
         self._store_host: StoreHost | None = None
@@ -160,7 +186,15 @@ class NodeWorkers:
             self._account.admit(self._runtime_directory)
         self._exit_watch.start()
         self.output.start()
-        if can_be_warm(self._config.command, self._config.start_method):
+        timers = timer_file(launcher_variables(self._config, self._environ), self._runtime_directory)
+        if timers is not None:
+            self._timers = FileTimers(timers, self._signal_process)
+            self._timers.start()
+        warm = can_be_warm(self._config.command, self._config.start_method)
+        if warm and (reason := why_a_fresh_interpreter(self._config.command, Path.cwd())):
+            log.info("each worker starts an interpreter of its own: %s", reason)
+            warm = False
+        if warm:
             self._warm = WarmParent(
                 self._config.command,
                 environment,
@@ -253,7 +287,9 @@ class NodeWorkers:
             self._environment(worker_id, slot, files, place),
             worker_id=worker_id,
             slot=slot,
-            inherit_stdin=self._config.slots == 1 and self._config.max_nodes == 1,
+            stdout=self.output.inherited(slot, Streams.OUT),
+            stderr=self.output.inherited(slot, Streams.ERR),
+            inherit_stdin=True,  # as under torchrun
             cpus=cpus,
             warm=self._warm,
             account=self._account,
@@ -261,7 +297,7 @@ class NodeWorkers:
         undo.callback(self._discard, process)
         self._guardian.register(process.pid)
         self._exit_watch.watch(process)  # of one that is discarded too: nobody knows its id
-        self.output.attach(process)
+        self.output.attach(process, slot if place is None else place.global_rank)
         return process, files
 
     def _discard(self, process: WorkerProcess) -> None:
@@ -309,9 +345,14 @@ class NodeWorkers:
             error_file=str(files.error),
             virtual_local_rank=int(config.virtual_local_rank),
         )
-        torchrun = torchrun_variables(place, os.environ, virtual_local_rank=config.virtual_local_rank)
+        torchrun = torchrun_variables(place, self._environ, virtual_local_rank=config.virtual_local_rank)
+        torchrun["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(config.signals_to_handle)
+        if (
+            timers := timer_file(launcher_variables(self._config, self._environ), self._runtime_directory)
+        ) is not None:
+            torchrun[TIMER_FILE_VARIABLE] = str(timers)
         whose = {} if self._account is None else self._account.environment
-        return {**NO_GRPC_FORK_HANDLERS, **os.environ, **whose, **torchrun, **own.encode()}
+        return {**NO_GRPC_FORK_HANDLERS, **self._environ, **whose, **torchrun, **own.encode()}
 
     def _helper_environment(self) -> Mapping[str, str]:
         """A worker's, without what makes it one."""
@@ -328,11 +369,23 @@ class NodeWorkers:
         worker.process.close()
         if worker.was_ready:
             self._early_crashes[worker.slot] = 0
-        else:
+        elif worker_id not in self._killed_for:
             self._early_crashes[worker.slot] = self._early_crashes.get(worker.slot, 0) + 1
         self._restarts += 1
         killed_for = self._killed_for.pop(worker_id, "")
-        return worker, exit_cause(returncode, error_text, stderr_tail, killed_for=killed_for)
+        from_outside = returncode < 0 and not killed_for and not worker.asked_to_end
+        out_of_memory = ""
+        if from_outside and -returncode == signal.SIGKILL:
+            out_of_memory = self._memory_kills.record_of(worker.process.pid)
+        cause = exit_cause(
+            returncode, error_text, stderr_tail, killed_for=killed_for, out_of_memory=out_of_memory
+        )
+        if worker.has_committed or time.monotonic() - worker.started_at_s >= KILLS_FORGOTTEN_S:
+            self._kills_in_a_row[worker.slot] = 0
+        if from_outside and not cause.script_failure:
+            worker.kills_in_a_row = self._kills_in_a_row.get(worker.slot, 0) + 1
+            self._kills_in_a_row[worker.slot] = worker.kills_in_a_row
+        return worker, cause
 
     def an_exit_is_on_its_way(self) -> bool:
         """Whether a worker is over whose exit has not been taken off the books yet."""
@@ -345,8 +398,19 @@ class NodeWorkers:
     def signal_all(self, number: signal.Signals) -> None:
         """To every worker's whole group; returns at once."""
         for worker in self._workers.values():
+            worker.asked_to_end = True
             worker.process.refuse_gate()
             worker.process.signal_group(number)
+
+    def _signal_process(self, pid: int, number: int) -> bool:
+        """If it belongs to a worker here: each leads a session. From any thread."""
+        try:
+            if not any(w.process.pid == os.getsid(pid) for w in list(self._workers.values())):
+                return False
+            os.kill(pid, number)
+        except (OSError, OverflowError):
+            return False  # it has ended, or is none of ours, or no number of a process
+        return True
 
     def kill(self, worker_id: str, why: str) -> None:
         """SIGKILL to one worker's group; its exit cause will say why."""
@@ -390,6 +454,8 @@ class NodeWorkers:
             self.output.finish(worker.worker_id)
             worker.process.close()
         self._workers.clear()
+        if self._timers is not None:
+            self._timers.stop()
         if self._store_host is not None:
             self._store_host.stop()
         if self._warm is not None:

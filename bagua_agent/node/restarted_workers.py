@@ -128,7 +128,8 @@ class RestartedWorkers:
         placement = wanted.placement_of(worker_id)
         assert placement is not None
         self._report_failure(
-            self._failure(placement, returncode, cause, str(worker.files.directory)), wanted.number
+            self._failure(placement, returncode, cause, str(worker.files.directory), worker.kills_in_a_row),
+            wanted.number,
         )
         self._ask_for_the_leader(now_s)
 
@@ -213,7 +214,7 @@ class RestartedWorkers:
                 master_addr=host.strip("[]"),
                 master_port=int(port),
                 run_id=self._job.keys.job_id,
-                restart_count=wanted.script_failures,
+                restart_count=wanted.restarts,
                 max_restarts=self._job.seen.failures_allowed,
                 use_agent_store=True,
             )
@@ -244,7 +245,9 @@ class RestartedWorkers:
         self._exit_code = error.exit_code
         self._report_failure(self._failure(placement, error.exit_code, _not_begun(error), ""), wanted.number)
 
-    def _failure(self, placement: Placement, returncode: int, cause: ExitCause, log_path: str) -> pb.Failure:
+    def _failure(
+        self, placement: Placement, returncode: int, cause: ExitCause, log_path: str, kills_in_a_row: int = 0
+    ) -> pb.Failure:
         return pb.Failure(
             worker_id=placement.worker_id,
             agent_id=self._job.agent_id,
@@ -257,6 +260,7 @@ class RestartedWorkers:
             script_failure=cause.script_failure,
             traceback_tail=cause.traceback_tail,
             generation=self._wanted.number if self._wanted is not None else 0,
+            kills_in_a_row=kills_in_a_row,
         )
 
     def _report_failure(self, failure: pb.Failure, generation: int) -> None:

@@ -8,19 +8,20 @@ same makes its job LIVE (see membership/picture.py), so a wrong guess costs noth
 from __future__ import annotations
 
 import ast
-import sys
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.foreign_files import read_ordinary
+from bagua_agent.job_config import WorkerCommand
+from bagua_agent.node.script_text import NoScriptText, read_script
 from bagua_contract import membership_pb2 as pb
 
 OWN_PACKAGE = "bagua_core"
 OPENS_A_SESSION = "init_process_group"
-LARGEST_SCRIPT_BYTES = 1 << 20  # what is larger was made by a machine, and takes long to parse
+
+log = logging.getLogger(__name__)
 
 
 class Mode(Enum):
@@ -36,37 +37,30 @@ class Guess:
 
 def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None) -> Guess:
     """directory: where the command runs. search_path: where modules are looked for; None: this interpreter's."""
-    if command.kind is CommandKind.EXECUTABLE:
-        return Guess(Mode.RESTART, f"{command.target} is an executable")
-    if command.kind is CommandKind.MODULE:
-        paths = [directory, *(Path(p) for p in (sys.path if search_path is None else search_path) if p)]
-        file = _module_file(command.target, paths)
-    else:
-        file = directory / command.target
-        try:
-            if file.is_dir():
-                file = file / "__main__.py"
-        except OSError as error:  # its name is too long
-            return Guess(Mode.RESTART, f"{command.target[:40]!r} can't be looked at ({error.strerror})")
-    if file is None:
-        return Guess(Mode.RESTART, f"module {command.target} was not found as a file")
     try:
-        text = read_ordinary(file, LARGEST_SCRIPT_BYTES, follow_links=True)
-    except (OSError, ValueError) as error:  # ValueError: its name holds a NUL
-        return Guess(Mode.RESTART, f"{file.name!r} can't be read ({getattr(error, 'strerror', error)})")
+        script = read_script(command, directory, search_path)
+    except NoScriptText as why:
+        if why.is_unusable:
+            log.warning(
+                "%s; its workers begin as a script's of torchrun, and follow in process once one has called %s.%s",
+                why,
+                OWN_PACKAGE,
+                OPENS_A_SESSION,
+            )
+        return Guess(Mode.RESTART, str(why))
     try:
-        opens = opens_a_session(text)
+        opens = opens_a_session(script.source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # not Python source (a zip file, compiled code), or broken: running it says so
-        return Guess(Mode.RESTART, f"{file.name} can't be parsed")
+        return Guess(Mode.RESTART, f"{script.name} can't be parsed")
     if opens:
-        return Guess(Mode.LIVE, f"{file.name} calls {OWN_PACKAGE}.{OPENS_A_SESSION}")
-    return Guess(Mode.RESTART, f"{file.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}")
+        return Guess(Mode.LIVE, f"{script.name} calls {OWN_PACKAGE}.{OPENS_A_SESSION}")
+    return Guess(Mode.RESTART, f"{script.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}")
 
 
 def opens_a_session(source: bytes) -> bool:
     """Whether the program's text names our `init_process_group`. Raises SyntaxError, ValueError."""
-    if OWN_PACKAGE.encode() not in source:
+    if any(name.encode() not in source for name in (OWN_PACKAGE, OPENS_A_SESSION)):
         return False
     tree = ast.parse(source)
     modules: set[str] = set()  # names that stand for our package or a module of it
@@ -97,13 +91,3 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
         return f"{base}.{node.attr}"
     return ""
-
-
-def _module_file(name: str, directories: Iterable[Path]) -> Path | None:
-    """The file that `python -m name` would run, without importing its parents."""
-    relative = Path(*name.split("."))
-    for directory in directories:
-        for candidate in (directory / relative / "__main__.py", (directory / relative).with_suffix(".py")):
-            if candidate.is_file():
-                return candidate
-    return None

@@ -164,6 +164,7 @@ class WorkerExits:
             in_step=last.generation > 0,
             script_failure=cause.script_failure,
             traceback_tail=cause.traceback_tail,
+            kills_in_a_row=worker.kills_in_a_row,
         )
 
     def _departure(self, worker_id: str, last: LastSeen) -> pb.Departure:
@@ -291,6 +292,7 @@ def _as_seen(failure: pb.Failure, order: int) -> FailureView:
         order=order,
         was_member=failure.in_step or failure.global_rank >= 0,
         traceback_tail=failure.traceback_tail,
+        kills_in_a_row=failure.kills_in_a_row,
     )
 
 

@@ -1,4 +1,4 @@
-"""How fast is a worker heard? Pure: a budget in bytes that fills again with time.
+"""How fast is a worker heard, and how much is printed because of it? Pure: budgets that fill again with time.
 
 What a worker says goes into the agent's memory, and some of it into etcd, which all jobs share and which keeps every
 version for a while. A worker that floods its agent is read more slowly: its own
@@ -28,6 +28,28 @@ class BytesBudget:
         self._at_s = now_s
         self._used_bytes += size_bytes + _OVERHEAD_BYTES
         return max(0.0, (self._used_bytes - self.burst_bytes) / self.bytes_per_s)
+
+
+@dataclass(slots=True)
+class LineBudget:
+    """How many lines the agent prints because of what workers say: a burst, then one each second."""
+
+    burst: int = 200
+    lines_per_s: float = 1.0
+    _left_out: int = 0
+    _used: float = 0.0
+    _at_s: float = 0.0
+
+    def take(self, now_s: float) -> int | None:
+        """For one line: how many were left out before it; None: this one is left out too."""
+        self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * self.lines_per_s)
+        self._at_s = now_s
+        if self._used + 1 > self.burst:
+            self._left_out += 1
+            return None
+        self._used += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class MessagePace:

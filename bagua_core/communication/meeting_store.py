@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -62,7 +63,7 @@ class _Connection:
 
 class MeetingServer:
     """Serves until `close`; one thread. Keys begin with `<job's nonce>/<generation>/`, and the oldest generations are
-    dropped with all that meets in them."""
+    dropped with all that meets in them. What this worker publishes stays."""
 
     def __init__(self, bind_host: str) -> None:
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
@@ -70,6 +71,7 @@ class MeetingServer:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._groups: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
+        self._published: dict[bytes, bytes] = {}  # replaced, never changed: another thread puts it
         self._waiting: dict[bytes, list[_Connection]] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = socket.socketpair()
@@ -78,6 +80,11 @@ class MeetingServer:
         self._accepts = True
         self._thread = threading.Thread(target=self._run, name="bagua-meeting", daemon=True)
         self._thread.start()
+
+    def publish(self, values: Mapping[bytes, bytes]) -> None:
+        """Answer with these, also those who wait for one, whatever a peer sets under their keys. From any thread."""
+        self._published = {**self._published, **values}
+        self._wake_in.send(b"p")
 
     def close(self) -> None:
         self._wake_in.close()
@@ -94,8 +101,12 @@ class MeetingServer:
                     ready = self._selector.select()
                 for key, events in ready:
                     if key.fileobj is self._wake_out:
-                        self._end()
-                        return
+                        if not self._wake_out.recv(1):
+                            self._end()
+                            return
+                        for name, value in self._published.items():
+                            self._answer_waiting(name, value)
+                        continue
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
@@ -147,15 +158,11 @@ class MeetingServer:
             if len(self._groups) > GENERATIONS_KEPT:
                 self._groups.popitem(last=False)
             keys[key] = value
-            for waiter in self._waiting.pop(key, []):
-                waiter.questions -= 1
-                waiter.outgoing += _frame(_VALUE, key, value)
-                if waiter is not connection:
-                    self._serve(waiter, 0)
+            self._answer_waiting(key, value, but=connection)
         elif operation == _GET:
             if len(connection.outgoing) > MOST_UNREAD_BYTES or connection.questions >= MOST_QUESTIONS:
                 raise ValueError("a client that asks and does not read")
-            found = self._groups.get(group, {}).get(key)
+            found = self._published.get(key) or self._groups.get(group, {}).get(key)
             if found is None:
                 connection.questions += 1
                 self._waiting.setdefault(key, []).append(connection)
@@ -163,6 +170,14 @@ class MeetingServer:
                 connection.outgoing += _frame(_VALUE, key, found)
         else:
             raise ValueError(f"operation {operation}")
+
+    def _answer_waiting(self, key: bytes, value: bytes, but: _Connection | None = None) -> None:
+        """but: one that is being served, and flushed afterwards."""
+        for waiter in self._waiting.pop(key, []):
+            waiter.questions -= 1
+            waiter.outgoing += _frame(_VALUE, key, value)
+            if waiter is not but:
+                self._serve(waiter, 0)
 
     def _flush(self, connection: _Connection) -> None:
         if connection.outgoing:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bagua_core.communication.bucket_buffer import Bucket
 from bagua_core.communication.bucket_layout import BucketLayout
 from bagua_core.communication.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
@@ -110,6 +111,10 @@ class Reducer(Exchange):
     def bucket_sizes_bytes(self) -> tuple[int, ...]:
         """Of the buckets in launch order, the tail included."""
         return tuple(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
+        """The buckets in launch order, each with the parameters whose gradients lie in it."""
+        return [(b, [self._parameters[i] for i in b.plan.members]) for b in self._buckets]
 
     @property
     def is_unfinished(self) -> bool:

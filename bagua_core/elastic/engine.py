@@ -31,6 +31,7 @@ from bagua_core.communication.communicator import (
 from bagua_core.communication.gpu_in_use import gpus_of
 from bagua_core.elastic import entry
 from bagua_core.elastic.agent_reports import AgentReports
+from bagua_core.elastic.before_loop import BeforeLoop
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
 from bagua_core.elastic.commit_history import Entry
 from bagua_core.elastic.committed_state import CommittedState
@@ -105,6 +106,7 @@ class Engine:
         self._lines = LedgerLines(writer, self.reach)
         self._member: Member | None = None
         self._copying: Copying | None = None
+        self._before_loop: BeforeLoop | None = None
         self._outside: OutsideCollectives | None = None
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
@@ -113,7 +115,8 @@ class Engine:
         if environment is not None:
             member = self._member = Member(environment, self)
             self._copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
-            self._outside = OutsideCollectives(self, self.state, member)
+            self._before_loop = BeforeLoop(member)
+            self._outside = OutsideCollectives(self, self.state, member, self._before_loop)
             self._reports = AgentReports(member)
             self.registry.watches = True
             self._checkpoints = JobCheckpoints(
@@ -157,13 +160,29 @@ class Engine:
 
     def place_of_script(self) -> tuple[int, int]:
         """Rank and world size as the script should see them: between steps, those of the collectives that it can
-        take part in there, which leave newcomers out until their first step."""
+        take part in there, which leave newcomers out until their first step. Before the loop, see before_loop.py."""
+        if self._before_loop is not None:
+            self._before_loop.join()
+            late = self._before_loop.place()
+            if late is not None:
+                return late
         if self.in_step or not self._newcomers:
             return self.global_rank, self.world_size
         if self.global_rank in self._newcomers:
             return 0, 1
         before = sum(1 for r in self._newcomers if r < self.global_rank)
         return self.global_rank - before, self.world_size - len(self._newcomers)
+
+    def join_before_loop(self) -> None:
+        """Have ranks from now on, if this process was launched."""
+        if self._before_loop is not None:
+            self._before_loop.join()
+
+    @property
+    def _is_gathered(self) -> bool:
+        """In a generation that has no state."""
+        member = self._member
+        return member is not None and member.generation is not None and member.generation.is_gathering
 
     @property
     def local_rank(self) -> int:
@@ -245,6 +264,11 @@ class Engine:
             self._member.rendezvous.lanes |= model.lanes
             self._note_gpus(self._member)
 
+    def detach_model(self, model: Model) -> None:
+        """See StepEngine."""
+        self._models.remove(model)
+        self.registry.remove_model(model.module, [o for other in self._models for o in other.optimizers])
+
     def _note_gpus(self, member: Member) -> None:
         """What generations that are built from now on should reach."""
         member.rendezvous.gpus = gpus_of(p for module in self.registry.modules for p in module.parameters())
@@ -271,13 +295,15 @@ class Engine:
     def boundary(self) -> StepPlan:
         """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
         self.state.guard.check()
+        if self._before_loop is not None:
+            self._before_loop.boundary()
         if self.in_step:
             self._end_step()
         if self._seed is None:
             self._seed = torch.initial_seed()
         if self._member is not None:
             forbid_default_group()
-            if not self._member.rendezvous.gpus or self._member.generation is None:
+            if not self._member.rendezvous.gpus or self._member.generation is None or self._is_gathered:
                 self._note_gpus(self._member)  # models may have been moved, or there are none
             try:
                 self._follow(self._member)
@@ -619,7 +645,9 @@ class Engine:
         left writes the whole."""
         with self.state.guard.held():
             self._drop_copy()
-            if not keeps_state:
+            if left.is_gathering:
+                self.state.operations.clear()
+            elif not keeps_state:
                 self.state.forget()
             elif self._checkpoints is not None and self._member is not None:
                 place = left.placement_of(self._worker_id)
@@ -700,6 +728,11 @@ class Engine:
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
         communicator = self.communicator()
         assert communicator is not None and self._copying is not None and self._checkpoints is not None
+        assert self._member is not None
+        self._newcomers, self._joining = frozenset(), False
+        if generation.is_gathering:
+            self._member.trail.at(0)
+            return
         self._lines.job = generation.nonce
         plan, infos = self._checkpoints.resume(generation, plan, infos)
         self._newcomers = plan.newcomers
@@ -717,7 +750,7 @@ class Engine:
             self._source.seek(position)
         for model in self._models:
             model.communicator_changed()
-        if self._member is not None and not self._joining:
+        if not self._joining:
             self._member.trail.at(self.state.name.step)
 
     def _swap_in(self, copied: dict[str, Any]) -> None:
@@ -813,9 +846,10 @@ class Engine:
         if self._late_leave is not None:
             self._late_leave.close()
         is_over = self._ended or self.state.guard.is_taken_out or self._step.phase is Phase.ENDED
-        if exit_code == 0 and not is_over and member.generation is not None:
+        if exit_code == 0 and not is_over and member.generation is not None and not self._is_gathered:
             self.finish()
-        self._report_progress()
+        if not self._is_gathered:
+            self._report_progress()
         if self._checkpoints is not None:
             self._checkpoints.close()
         member.session.close()

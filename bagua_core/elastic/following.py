@@ -44,6 +44,8 @@ def decide(s: Situation) -> Decision:
     """What this worker does at a boundary, or while it waits for one."""
     if s.current is None:
         return _newcomer(s)
+    if s.current.is_gathering:
+        return _gathered(s, s.current)
     if s.newest is not None and s.newest.kind is GenerationKind.LOSS and s.newest.number > s.current.number:
         return _towards(s, s.newest)
     if s.newest is not None and s.newest.base > (s.agreed or s.current).number:
@@ -55,6 +57,19 @@ def decide(s: Situation) -> Decision:
     if s.agreed is not None:
         return _towards(s, s.agreed)
     return Decision(Move.STAY, "nothing new")
+
+
+def _gathered(s: Situation, current: Generation) -> Decision:
+    """Before the loop. The first generation follows once all members stand at their first step boundary."""
+    if s.closed:
+        return Decision(Move.END, "the job is closing and needs no more workers")
+    if s.newest is not None and s.newest.number > current.number:
+        if s.newest.is_gathering:
+            return Decision(Move.WAIT, "the job's first workers start again: the agent ends this one")
+        return Decision(Move.STEP_OUT, f"generation {s.newest.number} begins the loop", s.newest)
+    if s.leaving:
+        return Decision(Move.END, "the node leaves before the first step")
+    return Decision(Move.WAIT, "waiting for all workers to come to their first step")
 
 
 def _newcomer(s: Situation) -> Decision:

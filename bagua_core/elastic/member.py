@@ -16,7 +16,7 @@ from typing import Protocol
 from bagua_contract import membership_pb2
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation, SuspicionKind
+from bagua_contract.records import Generation, Stage, SuspicionKind
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -28,13 +28,14 @@ from bagua_core.elastic import entry, retired_groups, switch_pair, unanswered
 from bagua_core.elastic.following import Move, Situation, decide, is_superseded
 from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.leave_interrupt import LeaveInterrupt
-from bagua_core.elastic.operation_trail import STEP, OperationTrail
+from bagua_core.elastic.operation_trail import FIRST_BOUNDARY, STEP, OperationTrail
 from bagua_core.elastic.operations import MismatchedCollective
 from bagua_core.elastic.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.session import News, Session
 from bagua_core.elastic.step_timing import LEAST_STALL_S, WaitMonitor
 
 RECORDS_KEPT = 8
+LOOK_AGAIN_S = 1.0  # for members of the newest record that answer
 
 
 class JoinRefused(RuntimeError):
@@ -74,6 +75,7 @@ class Member:
         self._building: Building | None = None
         self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
         self._ready_said = False
+        self._loop_wait: tuple[float, WaitMonitor] | None = None  # at the first boundary, for the others
         self.at_boundary = False  # the script's thread is in `follow`
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
@@ -178,8 +180,11 @@ class Member:
                 self.session.left(self.number, last)
                 raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
             else:
-                if self.generation is None:
+                if self.generation is None or (self.generation.is_gathering and not outside):
                     self._say_ready()
+                if self.generation is not None and self.generation.is_gathering:
+                    self._await_first_steps(news, self.generation.number, outside=outside)
+                    continue
                 self._wait_for_news(news, given_up)
                 if self.broken and self.generation is not None and not given_up():
                     # Whatever became of the first report: as long as nothing follows, the break stands.
@@ -212,8 +217,57 @@ class Member:
             kept = self._host.info().name.generation
             self.session.ready(self.rendezvous.address, self._host.fingerprint(), kept)
 
+    # -- before the loop
+
+    def gather(self, trains: Callable[[Generation], bool]) -> bool:
+        """Wait for a part in the job before the loop. True: in a gathering; False: the job trains already, and this
+        worker joins at its first step boundary. trains(record): whether members of `record` are there.
+
+        SystemExit(0) when the node leaves or the job is over; LeaveInterrupt when it leaves after Ctrl-C.
+        """
+        self.session.ready(self.rendezvous.address, {}, stage=Stage.WAITING)
+        while True:
+            news = self.session.news
+            self._check_agreed()
+            record = news.generation
+            if news.close or news.leave:
+                print("bagua: worker ends: before its first step", file=sys.stderr, flush=True)
+                self.session.left(0, None)
+                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
+            if record is not None and not record.is_gathering and trains(record):
+                if self.session.news.generation is not record:
+                    continue  # asking took a while: the job may begin again by now
+                self.session.ready(self.rendezvous.address, {}, stage=Stage.PREPARING)
+                return False
+            listed = record is not None and record.placement_of(self._environment.worker_id) is not None
+            if record is not None and record.is_gathering and listed and record.number > self._floor:
+                if self._enter(record, lambda: False):
+                    self.session.ready(
+                        self.rendezvous.address, {}, stage=Stage.PREPARING, gathering=record.number
+                    )
+                    return True
+                continue
+            self._wait_for_news(news, lambda: False, LOOK_AGAIN_S)
+
+    def _await_first_steps(self, seen: News, number: int, *, outside: bool) -> None:
+        """Until the agent says anything new, or for a moment. At the first step boundary the wait is reported as any
+        other is, so that the leader sees which workers keep the others waiting."""
+        if outside:  # a collective broke, and that is reported already
+            self._wait_for_news(seen, lambda: False, LOOK_AGAIN_S)
+            return
+        if self._loop_wait is None:
+            self._loop_wait = (time.monotonic(), WaitMonitor())
+            self._loop_wait[1].begin()
+        began_s, waits = self._loop_wait
+        self.trail.wait_begins(FIRST_BOUNDARY)
+        self._wait_for_news(seen, lambda: False, waits.threshold_s)
+        waited_s = time.monotonic() - began_s
+        if waited_s >= waits.threshold_s:
+            self._wait_lasts(number, waited_s, waits, self.trail.waits_in)
+
     def _step_out(self, generation: Generation) -> None:
-        self._host.reach("switch.before")
+        if self.generation is not None and not self.generation.is_gathering:
+            self._host.reach("switch.before")
         left, together = self.generation, generation.number == self.agreed
         assert left is not None
         self._retire(f"generation {generation.number} leaves this worker out")
@@ -242,7 +296,8 @@ class Member:
 
     def _enter(self, generation: Generation, given_up: Callable[[], bool]) -> bool:
         """Build, exchange names, take part. False: superseded or failed; decide again."""
-        self._host.reach("switch.before")
+        if not generation.is_gathering:
+            self._host.reach("switch.before")
         newcomer = self.generation is None
 
         def superseded() -> bool:
@@ -258,7 +313,8 @@ class Member:
         if communicator is None:
             self._entry_failed(generation, CollectiveFailed(f"no communicator: {building.error}"))
             return False
-        self._host.reach("entry.built")
+        if not generation.is_gathering:
+            self._host.reach("entry.built")
         self.trail.entering()
         previous = self.generation
         with self.changed:
@@ -275,7 +331,8 @@ class Member:
             communicator.abort("superseded")
         try:
             plan, infos = entry.exchange(communicator, generation, self._host.info(), self.wait_unlearned)
-            self._host.reach("entry.exchanged")
+            if not generation.is_gathering:
+                self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)
         except CollectiveFailed as error:
             # A newcomer is still none; a member still holds its state and waits for a loss.
@@ -497,11 +554,12 @@ class Member:
             self.follow(given_up=lambda: self.is_closed)
             self._wait_for_news(seen, lambda: self.is_closed)
 
-    def _wait_for_news(self, seen: News, given_up: Callable[[], bool]) -> None:
+    def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
         """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
+        until_s = time.monotonic() + most_s
         with self.changed:
-            while self.session.news is seen and not given_up():
-                self.changed.wait(timeout=1.0)
+            while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:
+                self.changed.wait(timeout=min(1.0, left_s))
 
     def break_generation(self, error: Exception) -> None:
         """The communicator is of no use any more; say so unless a newer generation said it first."""

@@ -49,7 +49,7 @@ class ModelTensors:
         self._put_gradient = put_gradient
         self._travelling = travelling
         self._buffers = ModuleBuffers(module)
-        self._learns = learns
+        self.learns = learns
         self._watch = ParameterWatch()
         self._learned: set[str] = set()  # names of parameters that the script changes
         self._parameters: dict[str, torch.Tensor] = {}
@@ -117,7 +117,7 @@ class ModelTensors:
         self._protected = {}
         self._unknown = ()
         self._gradients = None
-        if watches and self._learns:
+        if watches and self.learns:
             self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
         else:
             self._watch.end()

@@ -28,6 +28,7 @@ BOUNDARY = "at the step boundary"
 COMPARISON = "in the comparison of the replicas"
 EPOCH_END = "at the end of the epoch"
 TRAINING_END = "at the end of training"
+FIRST_BOUNDARY = "at its first step boundary"
 
 _SCRIPT_ENDED = "its script has ended"
 _LIBRARIES = tuple(

@@ -23,6 +23,7 @@ from bagua_core.communication.communicator import (
 from bagua_core.communication.reducible import check_reducible
 from bagua_core.communication.reduction import divide
 from bagua_core.elastic import operations
+from bagua_core.elastic.before_loop import BeforeLoop
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.member import Member
 from bagua_core.elastic.operation_trail import EPOCH_END, TRAINING_END
@@ -76,10 +77,11 @@ class Steps(Protocol):
 
 
 class OutsideCollectives:
-    def __init__(self, steps: Steps, state: CommittedState, member: Member) -> None:
+    def __init__(self, steps: Steps, state: CommittedState, member: Member, before_loop: BeforeLoop) -> None:
         self._steps = steps
         self._state = state
         self._member = member
+        self._before_loop = before_loop
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """See bagua_core.allreduce. Raises TypeError for what has no average."""
@@ -91,6 +93,11 @@ class OutsideCollectives:
         Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, SourceHasNoState,
         MismatchedCollective.
         """
+        self._before_loop.join()
+        if self._before_loop.is_late:
+            if group is not None or isinstance(request, (Send, Receive)):
+                raise self._before_loop.refuse(request.asked(request.root))
+            return self._before_loop.answer(request)
         if self._is_alone or (group is not None and group.workers is None):
             request.check(0, 1)
             return request.own(0, 1, 0)
@@ -105,7 +112,10 @@ class OutsideCollectives:
         return self._operate(request, workers)
 
     def group(self, ranks: Sequence[int] | None) -> WorkerGroup:
-        """See bagua_core.new_group. Raises ValueError."""
+        """See bagua_core.new_group. Raises ValueError, LateWorkerError."""
+        self._before_loop.join()
+        if self._before_loop.is_late:
+            raise self._before_loop.refuse("a group before the loop")
         if self._is_alone:
             return WorkerGroup.of(None, "", ranks)
         return WorkerGroup.of(self._workers(), self._own_id, ranks)
@@ -227,6 +237,11 @@ class OutsideCollectives:
                         member.break_generation(error)
                     member.follow(outside=True, given_up=lambda: finishing and member.is_closed)
                     continue
+                if member.generation is not None and member.generation.is_gathering:
+                    # No commit, and nothing to run again: a loss from here on starts all first workers again.
+                    log.returned()
+                    self._before_loop.completed(request, placed(request, workers, self._workers()), result)
+                    return result
                 log.record(result[0] if request.is_common else operations.DONE)
                 log.returned()
                 self._steps.operation_done(index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -112,6 +112,10 @@ class Rendezvous:
     def address(self) -> str:
         host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
         return f"{host}:{self._server.port}"
+
+    def publish(self, values: Mapping[str, bytes]) -> None:
+        """Put values into this worker's own meeting store, where any member or later worker can read them."""
+        self._server.publish({key.encode(): value for key, value in values.items()})
 
     def start(
         self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = ALL

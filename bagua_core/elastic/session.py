@@ -19,7 +19,7 @@ import grpc
 
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.collective_wait import CollectiveWait
-from bagua_contract.records import PROTOCOL_VERSION, Generation, SuspicionKind
+from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
 
 CONNECT_TIMEOUT_S = 30.0
 EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script
@@ -162,7 +162,12 @@ class Session:
             yield message
 
     def ready(
-        self, store_address: str, fingerprint: Mapping[str, str], committed_generation: int = 0
+        self,
+        store_address: str,
+        fingerprint: Mapping[str, str],
+        committed_generation: int = 0,
+        stage: Stage = Stage.LOOP,
+        gathering: int = 0,
     ) -> None:
         self._say(
             session_pb2.WorkerMessage(
@@ -170,6 +175,8 @@ class Session:
                     store_address=store_address,
                     fingerprint=dict(fingerprint),
                     committed_generation=committed_generation,
+                    stage=stage.value,
+                    gathering=gathering,
                 )
             )
         )

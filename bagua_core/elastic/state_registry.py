@@ -77,6 +77,14 @@ class StateRegistry:
             if not any(optimizer is known for known in self.optimizers):
                 self.optimizers.append(optimizer)
 
+    def remove_model(self, module: nn.Module, still_used: list[torch.optim.Optimizer]) -> None:
+        """Forget the model that was added with `module`, and the optimizers that are not among `still_used`."""
+        place = next(i for i, known in enumerate(self.modules) if known is module)
+        del self.modules[place], self.models[place]
+        self.equal_states = all(model.learns for model in self.models)
+        self.optimizers[:] = [o for o in self.optimizers if any(o is used for used in still_used)]
+        self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
+
     def register(self, name: str, stateful: Stateful) -> None:
         """Raises TypeError if `stateful` has no state_dict/load_state_dict, ValueError if the name is taken."""
         if not (hasattr(stateful, "state_dict") and hasattr(stateful, "load_state_dict")):

@@ -126,6 +126,9 @@ class StepEngine(Protocol):
 
     def attach_model(self, model: Model) -> None: ...
 
+    def detach_model(self, model: Model) -> None:
+        """`model` takes part in no step from now on. Between two steps, on all workers alike."""
+
     # -- for the loader
     def attach_source(self, source: DataSource) -> None: ...
 

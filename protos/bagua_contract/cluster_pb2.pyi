@@ -73,7 +73,7 @@ class Removal(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., removed_unix_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("protocol", "node_name", "address", "slots", "labels", "troubles", "units", "version", "boot_id")
+    __slots__ = ("protocol", "node_name", "address", "slots", "labels", "troubles", "units", "version", "boot_id", "note")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class Node(_message.Message):
     UNITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     node_name: str
     address: str
@@ -99,7 +100,8 @@ class Node(_message.Message):
     units: _containers.RepeatedCompositeFieldContainer[Unit]
     version: str
     boot_id: str
-    def __init__(self, protocol: _Optional[int] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., troubles: _Optional[_Iterable[str]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., version: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    note: str
+    def __init__(self, protocol: _Optional[int] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., troubles: _Optional[_Iterable[str]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., version: _Optional[str] = ..., boot_id: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Unit(_message.Message):
     __slots__ = ("job_id", "state", "slots", "exit_code", "reason", "failures", "order")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 PREFIX = "BAGUA_"
-SET_BY_USERS = frozenset({"staging_bytes", "transport"})
+SET_BY_USERS = frozenset({"staging_bytes", "transport", "default_bucket_size"})
 
 
 class WorkerEnvironmentError(ValueError):
@@ -32,7 +32,8 @@ class WorkerEnvironment:
     does unless told otherwise is the agent's to say, which writes every field (job_config.py).
     staging_bytes: the most that a copy of the job's state may take beside the live one (0: always copy in place); -1:
     as much as there is. transport: what carries tensors of a GPU, see bagua_core/communication/transport_choice.py.
-    Users set these two; the agent has no options for them.
+    default_bucket_size: bytes of a bucket of gradients in scripts of the original Bagua, whose name it keeps; -1: the
+    core's default. Users set these three; the agent has no options for them.
     """
 
     job_id: str
@@ -52,6 +53,7 @@ class WorkerEnvironment:
     checkpoint_every: str = ""
     staging_bytes: int = -1
     transport: str = "auto"
+    default_bucket_size: int = -1
     virtual_local_rank: int = 0
 
     @property
@@ -97,6 +99,17 @@ def staging_bytes_in(environ: Mapping[str, str]) -> int:
     """The field of this name alone, -1 if it is not set. Raises WorkerEnvironmentError."""
     name = variable("staging_bytes")
     return int(_read(name, int, environ[name])) if name in environ else -1
+
+
+def default_bucket_size_in(environ: Mapping[str, str]) -> int | None:
+    """The field of this name alone; None if it is not set. Raises WorkerEnvironmentError."""
+    name = variable("default_bucket_size")
+    found = int(_read(name, int, environ[name])) if name in environ else -1
+    if found == -1:
+        return None
+    if found < 1:
+        raise WorkerEnvironmentError(f"{name}={found} is no number of bytes; leave it out or give at least 1")
+    return found
 
 
 def _read(name: str, kind: type, raw: str) -> Any:

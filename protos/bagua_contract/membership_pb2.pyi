@@ -6,6 +6,15 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOOP: _ClassVar[Stage]
+    WAITING: _ClassVar[Stage]
+    PREPARING: _ClassVar[Stage]
+LOOP: Stage
+WAITING: Stage
+PREPARING: Stage
+
 class StateName(_message.Message):
     __slots__ = ("generation", "step", "operations")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +100,7 @@ class Agent(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ..., ready: bool = ..., run_generation: _Optional[int] = ..., run: _Optional[_Union[Agent.Run, str]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation", "nonce")
+    __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation", "nonce", "stage")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +116,7 @@ class Member(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     agent_id: str
@@ -115,7 +125,8 @@ class Member(_message.Message):
     fingerprint: _containers.ScalarMap[str, str]
     committed_generation: int
     nonce: str
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., nonce: _Optional[str] = ...) -> None: ...
+    stage: Stage
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., nonce: _Optional[str] = ..., stage: _Optional[_Union[Stage, str]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "node_rank", "local_rank", "store_address", "since_generation", "join_revision", "holder")
@@ -158,17 +169,19 @@ class RecordParts(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., count: _Optional[int] = ..., sha256: _Optional[bytes] = ..., node_count: _Optional[int] = ..., keepers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures", "parts")
+    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures", "parts", "again", "answers_at", "restarts")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
         PLANNED: _ClassVar[Generation.Kind]
         LOSS: _ClassVar[Generation.Kind]
         RESTART: _ClassVar[Generation.Kind]
+        GATHERING: _ClassVar[Generation.Kind]
     KIND_UNSPECIFIED: Generation.Kind
     PLANNED: Generation.Kind
     LOSS: Generation.Kind
     RESTART: Generation.Kind
+    GATHERING: Generation.Kind
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +199,9 @@ class Generation(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_AT_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     number: int
@@ -196,7 +212,10 @@ class Generation(_message.Message):
     fingerprint: _containers.ScalarMap[str, str]
     script_failures: int
     parts: RecordParts
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ..., parts: _Optional[_Union[RecordParts, _Mapping]] = ...) -> None: ...
+    again: bool
+    answers_at: _containers.RepeatedScalarFieldContainer[str]
+    restarts: int
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ..., parts: _Optional[_Union[RecordParts, _Mapping]] = ..., again: bool = ..., answers_at: _Optional[_Iterable[str]] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class Meeting(_message.Message):
     __slots__ = ("generation", "address")
@@ -283,7 +302,7 @@ class HangOrder(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., outcome: _Optional[_Union[HangOrder.Outcome, str]] = ..., workers: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation")
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation", "kills_in_a_row")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +316,7 @@ class Failure(_message.Message):
     SCRIPT_FAILURE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_TAIL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KILLS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     agent_id: str
     node_name: str
@@ -310,7 +330,8 @@ class Failure(_message.Message):
     script_failure: bool
     traceback_tail: str
     generation: int
-    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    kills_in_a_row: int
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ..., kills_in_a_row: _Optional[int] = ...) -> None: ...
 
 class LastCheckpoint(_message.Message):
     __slots__ = ("state", "part", "parts", "written", "problem")

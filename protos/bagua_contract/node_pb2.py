@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61gua_contract/node.proto\x12\x08\x62\x61gua.v1\"!\n\x0fListLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\rListLogsReply\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.bagua.v1.WorkerLogs\"K\n\nWorkerLogs\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x14\n\x0cstdout_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x03 \x01(\x04\"\xd6\x01\n\x0eReadLogRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12/\n\x06stream\x18\x03 \x01(\x0e\x32\x1f.bagua.v1.ReadLogRequest.Stream\x12\x12\n\nlast_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x12\x12\n\nfrom_bytes\x18\x06 \x01(\x04\"8\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\n\n\x06STDOUT\x10\x01\x12\n\n\x06STDERR\x10\x02\"\x18\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x88\x01\n\x0bNodeService\x12>\n\x08ListLogs\x12\x19.bagua.v1.ListLogsRequest\x1a\x17.bagua.v1.ListLogsReply\x12\x39\n\x07ReadLog\x12\x18.bagua.v1.ReadLogRequest\x1a\x12.bagua.v1.LogChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61gua_contract/node.proto\x12\x08\x62\x61gua.v1\"!\n\x0fListLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\rListLogsReply\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.bagua.v1.WorkerLogs\"K\n\nWorkerLogs\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x14\n\x0cstdout_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x03 \x01(\x04\"\xd6\x01\n\x0eReadLogRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12/\n\x06stream\x18\x03 \x01(\x0e\x32\x1f.bagua.v1.ReadLogRequest.Stream\x12\x12\n\nlast_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x12\x12\n\nfrom_bytes\x18\x06 \x01(\x04\"8\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\n\n\x06STDOUT\x10\x01\x12\n\n\x06STDERR\x10\x02\"<\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x15\n\x08position\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_position2\x88\x01\n\x0bNodeService\x12>\n\x08ListLogs\x12\x19.bagua.v1.ListLogsRequest\x1a\x17.bagua.v1.ListLogsReply\x12\x39\n\x07ReadLog\x12\x18.bagua.v1.ReadLogRequest\x1a\x12.bagua.v1.LogChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READLOGREQUEST_STREAM']._serialized_start=366
   _globals['_READLOGREQUEST_STREAM']._serialized_end=422
   _globals['_LOGCHUNK']._serialized_start=424
-  _globals['_LOGCHUNK']._serialized_end=448
-  _globals['_NODESERVICE']._serialized_start=451
-  _globals['_NODESERVICE']._serialized_end=587
+  _globals['_LOGCHUNK']._serialized_end=484
+  _globals['_NODESERVICE']._serialized_start=487
+  _globals['_NODESERVICE']._serialized_end=623
 # @@protoc_insertion_point(module_scope)

@@ -53,7 +53,9 @@ class ReadLogRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., directory: _Optional[str] = ..., stream: _Optional[_Union[ReadLogRequest.Stream, str]] = ..., last_bytes: _Optional[int] = ..., follow: bool = ..., from_bytes: _Optional[int] = ...) -> None: ...
 
 class LogChunk(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "position")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    position: int
+    def __init__(self, data: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...

@@ -12,7 +12,7 @@ from enum import Enum
 
 from bagua_contract import membership_pb2 as pb
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # A record of a greater number was written by nobody: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 
@@ -38,6 +38,15 @@ class GenerationKind(Enum):
     PLANNED = pb.Generation.PLANNED
     LOSS = pb.Generation.LOSS
     RESTART = pb.Generation.RESTART
+    GATHERING = pb.Generation.GATHERING
+
+
+class Stage(Enum):
+    """How far a worker is on its way into the job; see membership.proto."""
+
+    LOOP = pb.LOOP
+    WAITING = pb.WAITING
+    PREPARING = pb.PREPARING
 
 
 class SuspicionKind(Enum):
@@ -77,6 +86,9 @@ class Generation:
     reason: str = ""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     script_failures: int = 0  # RESTART only: so many of the job's budget are used
+    restarts: int = 0  # RESTART only: generations before this one that ended by a worker's failure
+    again: bool = False  # GATHERING only: the job trained before
+    answers_at: tuple[str, ...] = ()  # of an empty record: addresses of workers that hold the state and wait
 
     def __post_init__(self) -> None:
         if self.number < 1:
@@ -89,6 +101,11 @@ class Generation:
     @property
     def world_size(self) -> int:
         return len(self.members)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Its members stand before the loop and hold no state."""
+        return self.kind is GenerationKind.GATHERING
 
     @property
     def node_count(self) -> int:
@@ -126,6 +143,9 @@ class Generation:
             reason=self.reason,
             fingerprint=dict(self.fingerprint),
             script_failures=self.script_failures,
+            restarts=self.restarts,
+            again=self.again,
+            answers_at=self.answers_at,
         )
 
     @staticmethod
@@ -162,6 +182,9 @@ class Generation:
             reason=message.reason,
             fingerprint=dict(message.fingerprint),
             script_failures=message.script_failures,
+            restarts=message.restarts,
+            again=message.again,
+            answers_at=tuple(message.answers_at),
         )
 
     @staticmethod

@@ -39,7 +39,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("store_address", "fingerprint", "committed_generation")
+    __slots__ = ("store_address", "fingerprint", "committed_generation", "stage", "gathering")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,10 +50,14 @@ class Ready(_message.Message):
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    GATHERING_FIELD_NUMBER: _ClassVar[int]
     store_address: str
     fingerprint: _containers.ScalarMap[str, str]
     committed_generation: int
-    def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ...) -> None: ...
+    stage: _membership_pb2.Stage
+    gathering: int
+    def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., stage: _Optional[_Union[_membership_pb2.Stage, str]] = ..., gathering: _Optional[int] = ...) -> None: ...
 
 class Entered(_message.Message):
     __slots__ = ("generation", "step")

@@ -21,7 +21,7 @@ from bagua_agent import leadership
 from bagua_agent.background import Background, background_thread
 from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
-from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput
+from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
 from bagua_agent.desired_writes import DesiredWrites
 from bagua_agent.leadership import Leadership, Report
 from bagua_agent.membership.actions import Outcome, Question
@@ -29,11 +29,14 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.hang import Outcome as HangOutcome
 from bagua_agent.narrator import Narrator
 from bagua_agent.node import hang_orders
+from bagua_agent.node.file_timers import FileTimers
 from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.health_server import HealthServer
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.service import pid_watch
 from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.log_service import LogService
 from bagua_agent.service.pid_watch import PidWatch
 from bagua_agent.store.client import absent
 from bagua_agent.store.hosted import HostedEtcd
@@ -169,7 +172,7 @@ def exits_of_workers(place: Place) -> None:
 def output_of_workers(place: Place) -> None:
     place.patch(OutputRouter, "_is_done", place.fail)
     layout = LogLayout(place.directory, "job", "host")
-    router = OutputRouter(OutputOptions.parse(), layout, prefixed=False, on_failed=place.events.put)
+    router = OutputRouter(OutputOptions.parse(), layout, on_failed=place.events.put)
     router.start()
     place.one_event()
     router.stop()
@@ -230,8 +233,38 @@ def logs(place: Place) -> None:
     reader = LogReader(cast(Any, None), "job", None)
     stub = SimpleNamespace(ReadLog=lambda request: Call())
     place.patch(LogReader, "_stub", lambda reader, node_name: ("host:1", stub))
-    reader._open(WorkerOutput("host", "slot0-w", 0), "out", place.events.put)
+    arrivals = SimpleNamespace(put=lambda tail, item: place.events.put(item))
+    reader._open(Tail(WorkerOutput("host", "slot0-w", 0)), "out", cast(Any, arrivals))
     place.one_event()
+
+
+def timers_of_scripts(place: Place) -> None:
+    place.patch(FileTimers, "_run", place.fail)
+    timers = FileTimers(place.directory / "timers", lambda pid, number: False)
+    place.patch(timers, "_ended", place.events.put)
+    timers._thread = background_thread("file-timers", timers._run, timers._ended)
+    timers.start()
+    place.one_event()
+    timers.stop()
+
+
+def health_checks(place: Place) -> None:
+    server = HealthServer(0, lambda asked: None)
+    assert server._server is not None
+    place.patch(server._server, "serve_forever", place.fail)
+    place.patch(server, "_ended", place.events.put)
+    server.start()
+    place.one_event()
+    assert server._thread is not None
+    server._thread.join(DEADLINE_S)
+    server._server.server_close()
+
+
+def logs_served(place: Place) -> None:
+    service = LogService(place.fail, place.events.put, lambda text: None)
+    service.start()
+    place.one_event()
+    service.stop()
 
 
 OPERATIONS: dict[str, Callable[[Place], None]] = {
@@ -248,6 +281,9 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-session-in": sessions,
     "bagua-hosted-etcd": hosted_etcd,
     "bagua-log": logs,
+    "file-timers": timers_of_scripts,
+    "health-checks": health_checks,
+    "bagua-logs": logs_served,
 }
 
 

@@ -25,7 +25,12 @@ ENVIRONMENTS = st.builds(
 )
 
 WHOLE = WorkerEnvironment(
-    "job", "worker", "agent", "/run/s", "127.0.0.1", slot=1, slots=2, staging_bytes=7, transport="gloo"
+    *("job", "worker", "agent", "/run/s", "127.0.0.1"),
+    slot=1,
+    slots=2,
+    staging_bytes=7,
+    transport="gloo",
+    default_bucket_size=9,
 ).encode()
 REQUIRED = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is MISSING]
 OPTIONAL = [PREFIX + f.name.upper() for f in fields(WorkerEnvironment) if f.default is not MISSING]

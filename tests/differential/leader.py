@@ -30,7 +30,7 @@ from bagua_agent.membership.view import Verdict
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.records import Generation, GenerationKind, SuspicionKind
+from bagua_contract.records import Generation, GenerationKind, Stage, SuspicionKind
 
 # The minimum is complete only when all that begin are ready, so there is nothing to wait for then.
 POLICY = Policy(last_call_s=0.0)
@@ -89,6 +89,7 @@ class Leader:
         self._feed(ev.LeadershipWon(now_s=long_ago_s, revision=self._next_revision()))
         # Later ones are taken in as they come, and any number may be lost.
         self._least = least
+        self._least_is_due = True
         self._feed(ev.DesiredChanged(now_s=long_ago_s, min_nodes=first, max_nodes=max(first, 1)))
 
     @property
@@ -182,6 +183,7 @@ class Leader:
                     "fingerprint": dict(ready.fingerprint),
                     "committed_generation": ready.committed_generation,
                     "join_revision": self._joined[worker_id],
+                    "stage": Stage(ready.stage),
                 }
                 self._put_member(worker_id)
             case "entered":
@@ -282,10 +284,13 @@ class Leader:
     def _written(self, generation: Generation) -> None:
         self.records.append(generation)
         self._feed(ev.GenerationSeen(now_s=time.monotonic(), generation=generation))
+        if generation.is_gathering and not generation.members:
+            raise JobFailed(f"no fault comes before the first step, but {generation.reason}")
         self.sessions.tell_generation(generation)
         over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
         for worker_id, (suspected, _) in list(self._suspected.items()):
             if suspected < over_below:
                 self._clear(worker_id)
-        if generation.number == 1:
+        if self._least_is_due and not generation.is_gathering:
+            self._least_is_due = False
             self._feed(ev.DesiredChanged(now_s=time.monotonic(), min_nodes=self._least, max_nodes=16))

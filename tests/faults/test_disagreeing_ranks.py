@@ -32,7 +32,7 @@ ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
     ],
 )
 def test_what_each_rank_waits_in_is_named(job: MakeJob, what: str, odd: str, raising: set[int]) -> None:
-    one = job(program=[str(SCRIPT), what], options=["--max-restarts", "3"])
+    one = job(program=[str(SCRIPT), what], options=["--max-restarts", "3", "--label-output"])
     node = one.start(slots=2)
     node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
     assert node.process.wait(DEADLINE_S) == 1
@@ -43,7 +43,7 @@ def test_what_each_rank_waits_in_is_named(job: MakeJob, what: str, odd: str, rai
 
 
 def test_a_rank_that_ended_with_0_is_named(job: MakeJob) -> None:
-    one = job(program=[str(SCRIPT), "exits"], options=["--max-restarts", "3"])
+    one = job(program=[str(SCRIPT), "exits"], options=["--max-restarts", "3", "--label-output"])
     node = one.start(slots=2)
     node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
     assert node.process.wait(DEADLINE_S) == 1

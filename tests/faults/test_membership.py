@@ -28,7 +28,7 @@ def test_scaled_from_one_node_to_four_to_two(job: MakeJob, make_lab: MakeLab) ->
     nodes[0].await_line("is in force")
     nodes += [one.start(host) for host in lab.hosts[1:]]
     for spare in nodes[1:]:
-        spare.await_line("generation 1")
+        spare.await_line("generation 2")
     one.scale(lab.hosts[1], "1:4")
     four = one.await_world(4)
     one.scale(lab.hosts[2], "1:2")
@@ -99,7 +99,7 @@ def test_interrupted_on_the_only_node(job: MakeJob) -> None:
 def test_interrupted_twice_ends_at_once(job: MakeJob) -> None:
     one = job(script=["--step-s", "600"])
     node = one.start(slots=2)
-    node.await_line("generation 1, now")
+    node.await_line("generation 2, now")
     node.send(signal.SIGINT)
     node.await_line("leaving at the next step boundary")
     node.send(signal.SIGINT)

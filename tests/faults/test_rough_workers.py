@@ -147,7 +147,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 """)
     one = job(script=["--step-s", "600"])
     node = one.start()
-    node.await_line("generation 1, now")
+    node.await_line("generation 2, now")
     assert (tmp_path / "deaf").exists()
     node.send(signal.SIGTERM)
     node.await_line("leaving at the next step boundary")

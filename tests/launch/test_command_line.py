@@ -251,7 +251,7 @@ def test_notes_go_to_stderr(launch: Launcher) -> None:
     result = launch("--logs-specs", "default", "--monitor-interval", "1", "train.py")
     assert (result.exit_code, result.stdout) == (7, "")
     assert result.stderr == (
-        "bagua-launch: note: taken, but without effect: --logs-specs, --monitor-interval\n"
+        "bagua-launch: note: accepted for compatibility, ignored: --logs-specs, --monitor-interval\n"
     )
 
 

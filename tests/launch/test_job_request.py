@@ -139,7 +139,7 @@ def test_waits_refused(text: str, line: str) -> None:
 
 def test_keys_of_torchrun_without_meaning_here_are_taken_with_a_note() -> None:
     assert asked(rdzv_conf="read_timeout=60,use_libuv=1").notes == (
-        "taken, but without effect: --rdzv-conf read_timeout, --rdzv-conf use_libuv",
+        "accepted for compatibility, ignored: --rdzv-conf read_timeout, --rdzv-conf use_libuv",
     )
 
 
@@ -289,7 +289,7 @@ def test_plain_values_refused(key: str, text: str) -> None:
 
 def test_options_without_effect_are_told_once() -> None:
     assert asked(event_log_handler="null", logs_specs="default", monitor_interval="5").notes == (
-        "taken, but without effect: --event-log-handler, --logs-specs, --monitor-interval",
+        "accepted for compatibility, ignored: --event-log-handler, --logs-specs, --monitor-interval",
     )
     assert asked(numa_binding="node", start_method="spawn").notes == ()
 

@@ -7,7 +7,7 @@
 Lines: desired MIN MAX | mode live|restart (a job is live unless that is said) |
 agent A [slots=N] [leaving] [startable] [runs=STATE:GENERATION] (all but leaving is kept when it is put again; the last
 two are restart mode's, in which b.0.g2 is the worker of agent b in slot 0 of generation 2) |
-agent-gone A | ready A0 [committed=N] | gone A0 |
+agent-gone A | ready A0 [committed=N] [stage=waiting|preparing] | gone A0 |
 stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | went-on A0 |
 stalled A0 GENERATION [hosts] [waited=S] [usual=S] | ordered (the hang order asked for stands) |
 unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
@@ -38,7 +38,7 @@ from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.restarting import worker_id_of
 from bagua_agent.membership.view import DepartureView, Run, Verdict
-from bagua_contract.records import Generation, StateName, SuspicionKind
+from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
 
 
 class ScenarioJob:
@@ -91,7 +91,8 @@ class ScenarioJob:
             case "agent-gone", [name]:
                 return self._delete(now_s, f"agents/{name}", ev.AgentGone, agent_id=name)
             case "ready", [name]:
-                return self._ready(now_s, name, int(options.get("committed", 0)))
+                stage = Stage[options.get("stage", "loop").upper()]
+                return self._ready(now_s, name, int(options.get("committed", 0)), stage)
             case "gone", [name]:
                 return self._delete(now_s, f"members/{name}", ev.MemberGone, worker_id=name)
             case "stored", []:
@@ -195,7 +196,7 @@ class ScenarioJob:
             run=run,
         )
 
-    def _ready(self, now_s: float, name: str, committed: int) -> ev.Event:
+    def _ready(self, now_s: float, name: str, committed: int, stage: Stage) -> ev.Event:
         key = f"members/{name}"
         known = self.keys[key][1] if key in self.keys else {}
         return self._put(
@@ -209,6 +210,7 @@ class ScenarioJob:
             fingerprint={"model": "m"},
             committed_generation=committed,
             join_revision=known.get("join_revision", self.revision),
+            stage=stage,
         )
 
     def _put(self, now_s: float, key: str, kind: type[ev.Event], /, **values: Any) -> ev.Event:

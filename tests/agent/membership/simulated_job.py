@@ -20,18 +20,23 @@ from bagua_agent.membership.actions import (
     WriteHangOrder,
     WriteResult,
 )
-from bagua_agent.membership.machine import new_state, step, step_all
+from bagua_agent.membership.machine import State, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
 from bagua_agent.membership.view import DepartureView, Verdict
-from bagua_contract.records import Generation, GenerationKind, SuspicionKind
+from bagua_contract.records import Generation, GenerationKind, Stage, SuspicionKind
 
 POLICY = Policy()
 
 
 class SimulatedJob(SimulatedWorkers):
-    def __init__(self, min_nodes: int, max_nodes: int) -> None:
+    def __init__(
+        self, min_nodes: int, max_nodes: int, *, asks: bool = False, has_checkpoints: bool = False
+    ) -> None:
+        """asks: scripts ask for ranks before their loops."""
         super().__init__()
+        self.asks = asks
+        self.has_checkpoints = has_checkpoints
         self.now_s = 0.0
         self.revision = 0
         self.log: list[tuple[type[ev.Event], dict[str, Any]]] = []
@@ -60,9 +65,12 @@ class SimulatedJob(SimulatedWorkers):
         self.put("desired", ev.DesiredChanged, min_nodes=min_nodes, max_nodes=max_nodes)
 
     # -- agents
+    def new_state(self, agent_id: str) -> State:
+        return new_state(agent_id, has_checkpoints=self.has_checkpoints)
+
     def add_node(self, slots: int) -> None:
         agent_id = f"a{len(self.nodes)}"
-        node = self.nodes[agent_id] = Node(agent_id, slots, state=new_state(agent_id))
+        node = self.nodes[agent_id] = Node(agent_id, slots, state=self.new_state(agent_id))
         self.put_node(node)
 
     def put_node(self, node: Node) -> None:
@@ -111,7 +119,7 @@ class SimulatedJob(SimulatedWorkers):
             if self.generation is not None and not self.generation.members:
                 self.fresh_leader_under_empty = True
             self.step_down(node)
-            node.state, node.cursor = new_state(node.agent_id), len(self.log)
+            node.state, node.cursor = self.new_state(node.agent_id), len(self.log)
             self.probes = [p for p in self.probes if p[0] != node.agent_id]
             picture = [k(now_s=self.now_s, **v) for k, v in self.keys.values()]
             node.state = step_all(node.state, picture, POLICY).state
@@ -182,6 +190,9 @@ class SimulatedJob(SimulatedWorkers):
         assert generation.number not in self.records, "I5"
         if generation.members:
             self._check_ranks(generation)
+        if previous is not None and previous.is_gathering and not generation.is_gathering:
+            was, now = ([m.worker_id for m in g.members] for g in (previous, generation))
+            assert was == now, "the ranks of the first generation are those of its gathering"
         stay = {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
@@ -245,6 +256,7 @@ class SimulatedJob(SimulatedWorkers):
         free = [s for s in range(node.slots) if s not in taken]
         if free and node.reaches_store and not node.leaving:
             worker = Worker(f"w{len(self.workers)}", node.agent_id, free[0])
+            worker.stage = Stage.WAITING if self.asks else Stage.LOOP
             self.workers[worker.worker_id] = worker
             self.put_worker(worker)
 
@@ -261,6 +273,7 @@ class SimulatedJob(SimulatedWorkers):
             fingerprint={"model": "m"},
             committed_generation=worker.reported,
             join_revision=worker.revision,
+            stage=worker.stage,
         )
 
     def end(self, worker: Worker, *, well: bool) -> None:
@@ -310,6 +323,8 @@ class SimulatedJob(SimulatedWorkers):
     def suspect(self, worker: Worker, *, broken: bool) -> None:
         record = worker.current
         if record is None or not worker.alive or self.works(record):
+            return
+        if record.is_gathering and self.is_whole(record):
             return
         if not self.nodes[worker.agent_id].reaches_store or worker.revision == 0:
             return

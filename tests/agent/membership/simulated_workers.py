@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from bagua_agent.membership.machine import State, new_state
-from bagua_contract.records import Generation, GenerationKind
+from bagua_agent.node.live_workers import must_start_again
+from bagua_contract.records import Generation, GenerationKind, Stage
 
 
 @dataclass
 class Worker:
-    """steps, name: of the state it holds; name 0: none. current: record it is in."""
+    """steps, name: of the state it holds; name 0: none. current: record it is in. listed: newest gathering that
+    listed it, as its agent saw."""
 
     worker_id: str
     agent_id: str
@@ -28,6 +30,8 @@ class Worker:
     revision: int = 0
     suspected: int = 0
     broken_in: int = 0
+    stage: Stage = Stage.LOOP
+    listed: int = 0
     unbuilt: int = 0  # newest pending record that it said it can't build
 
     def valid_steps(self, record: Generation) -> int:
@@ -71,6 +75,9 @@ class SimulatedWorkers(ABC):
     @abstractmethod
     def end(self, worker: Worker, *, well: bool) -> None: ...
 
+    @abstractmethod
+    def put_worker(self, worker: Worker) -> None: ...
+
     def of(self, node: Node) -> list[Worker]:
         return [w for w in self.workers.values() if w.agent_id == node.agent_id]
 
@@ -78,6 +85,8 @@ class SimulatedWorkers(ABC):
         """The worker learns of the newest record."""
         record, node = self.generation, self.nodes[worker.agent_id]
         if record is None or not worker.alive or not node.reaches_store:
+            return
+        if self._is_before_loop(worker, record):
             return
         current = 0 if worker.current is None else worker.current.number
         inside = record.placement_of(worker.worker_id) is not None
@@ -92,6 +101,50 @@ class SimulatedWorkers(ABC):
                 worker.pending = record
         if node.leaving and worker.current is None and not inside:
             self.end(worker, well=True)
+
+    def _is_before_loop(self, worker: Worker, record: Generation) -> bool:
+        """Whether it is, or has ended; then the record means nothing more to it."""
+        if record.is_gathering:
+            if must_start_again(worker.stage, worker.worker_id, worker.listed, record):
+                self.end(worker, well=False)
+                return True
+            if record.placement_of(worker.worker_id) is not None:
+                worker.listed = record.number
+        if worker.stage is Stage.WAITING:
+            if self.nodes[worker.agent_id].leaving:
+                self.end(worker, well=True)
+            elif record.placement_of(worker.worker_id) is not None:
+                assert record.is_gathering, "no other generation lists a worker that waits before its loop"
+                self._goes_on(worker, Stage.PREPARING)
+                worker.current = record
+            elif not record.is_gathering and self._trains(record):
+                self._goes_on(worker, Stage.PREPARING)
+            return True
+        if worker.stage is Stage.PREPARING:
+            if not record.is_gathering:
+                listed = record.placement_of(worker.worker_id) is not None
+                assert not listed, "no generation lists a worker that prepares"
+            self._goes_on(worker, Stage.LOOP)
+            return True
+        return record.is_gathering
+
+    def _goes_on(self, worker: Worker, stage: Stage) -> None:
+        worker.stage = stage
+        self.put_worker(worker)
+
+    def _trains(self, record: Generation) -> bool:
+        """Whether a member answers one that comes later, or one that has stepped aside."""
+        if not record.members:
+            waits = [w for w in self.workers.values() if w.alive and w.name and w.current is None]
+            return any(
+                f"{w.agent_id}:2" in record.answers_at and not self.nodes[w.agent_id].silent for w in waits
+            )
+        return any(w.alive and self._has_published(w) for w in self.members(record))
+
+    def _has_published(self, worker: Worker) -> bool:
+        """What the first workers' collectives gave: it has been in a generation that trains."""
+        entered = worker.current is not None and not worker.current.is_gathering
+        return (entered or worker.name > 0) and not self.nodes[worker.agent_id].silent
 
     def _enter(self, worker: Worker, record: Generation) -> None:
         worker.pending = None
@@ -111,9 +164,16 @@ class SimulatedWorkers(ABC):
         agents = {m.agent_id for m in record.members}
         return sorted((a, b) for a, b in self.cuts if a in agents and b in agents)
 
+    def is_whole(self, gathering: Generation) -> bool:
+        """Whether its members can wait for each other."""
+        return not self.cut_in(gathering) and all(
+            w.alive and not self.nodes[w.agent_id].silent for w in self.members(gathering)
+        )
+
     def works(self, record: Generation) -> bool:
         return (
             bool(record.members)
+            and not record.is_gathering
             and not self.cut_in(record)
             and all(
                 w.alive

@@ -134,6 +134,17 @@ def test_one_that_ended_with_0_while_others_cannot_go_on_fails_the_job() -> None
     )
 
 
+def test_a_lost_node_is_not_blamed_on_one_that_ended_with_0() -> None:
+    """All break out of their loops at one step; a host dies in it, so one rank completes it and ends, another can't."""
+    broken = replace(suspicion("a0", 2, seen_s=1.0), broken_since_s=1.0, waits_in=DIFFERENT[0].waits_in)
+    view = running(broken, finished=frozenset({"b0"}), finished_steps={"b0": 7})
+    there = {w: m for w, m in view.members.items() if w == "a0"}
+    lost = replace(view, members=there, agents={a: v for a, v in view.agents.items() if a != "c"})
+    for now_s in (1.1, 1.0 + POLICY.disagreement_s + 0.1):
+        decision = decision_at(now_s, lost)
+        assert workers(written(decision)) == "a0" and decision.hang_order is None
+
+
 def test_where_all_end_with_0_one_after_the_other_the_job_succeeds() -> None:
     broken = replace(suspicion("a0", 2, seen_s=1.0), broken_since_s=1.0)
     view = running(broken, finished=frozenset({"a0", "b0", "c0"}))

@@ -33,13 +33,17 @@ class Histories(RuleBasedStateMachine):
         extra=st.integers(0, 3),
         slots=st.lists(st.integers(1, 2), min_size=2, max_size=3),
         running=st.sampled_from([True, True, True, False]),
+        asks=st.booleans(),
+        has_checkpoints=st.booleans(),
     )
-    def start(self, least: int, extra: int, slots: list[int], running: bool) -> None:
-        self.job = SimulatedJob(least, least + extra)
+    def start(
+        self, least: int, extra: int, slots: list[int], running: bool, asks: bool, has_checkpoints: bool
+    ) -> None:
+        self.job = SimulatedJob(least, least + extra, asks=asks, has_checkpoints=has_checkpoints)
         for count in slots:
             self.job.add_node(count)
         self.job.elect(self.job.nodes["a0"], fresh=False)
-        for _ in range(4 if running else 0):
+        for _ in range(8 if running else 0):
             self.job.settle()
 
     def node(self, data: st.DataObject) -> Node:

@@ -95,3 +95,17 @@ def test_a_casualty_that_was_known_first_is_not_the_first_failure() -> None:
     verdict = judge([casualty, failure("b0", order=2)], 1)
     assert verdict.fail and verdict.first_failure is not None
     assert verdict.first_failure.worker_id == "b0" and "(ValueError: bad)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("kills", "max_restarts", "fails"), [(10, 0, False), (11, 0, True), (11, 20, False), (21, 20, True)]
+)
+def test_kills_in_a_row_have_a_bound_of_their_own(kills: int, max_restarts: int, fails: bool) -> None:
+    killed = replace(failure("a0", script=False), kills_in_a_row=kills)
+    verdict = judge([killed], max_restarts, trained=True)
+    assert verdict.fail is fails and ("killed in one slot of host-a" in verdict.reason) is fails
+
+
+def test_kills_with_progress_between_never_end_a_job() -> None:
+    killed = [replace(failure(f"a{i}", script=False), kills_in_a_row=1) for i in range(9)] * 20
+    assert not judge(killed, 0, trained=True).fail

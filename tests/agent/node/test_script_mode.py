@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.node.script_mode import LARGEST_SCRIPT_BYTES, Mode, guess_mode, opens_a_session
+from bagua_agent.node.script_mode import Mode, guess_mode, opens_a_session
+from bagua_agent.node.script_text import LARGEST_SCRIPT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -42,11 +44,26 @@ def test_a_script_that_does_not(source: str) -> None:
     assert not opens_a_session(source.encode())
 
 
+def test_a_script_that_is_costly_to_parse_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    costly = b"import bagua_core\nbagua_core.init_process_group()\n" + b"x\n" * (LARGEST_SCRIPT_BYTES // 2)
+    (tmp_path / "costly.py").write_bytes(costly)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    guess = guess_mode(WorkerCommand(CommandKind.SCRIPT, "costly.py"), tmp_path, [])
+    assert guess.mode is Mode.RESTART and "more than 131072" in guess.reason
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'costly.py' can't be read" in said and "once one has called bagua_core" in said
+
+
+def test_what_names_no_session_is_not_parsed_at_all() -> None:
+    assert not opens_a_session(b"import bagua_core\ndef (:\n")
+
+
 def test_what_is_looked_at(tmp_path: Path) -> None:
     live = "import bagua_core\nbagua_core.init_process_group()\n"
     (tmp_path / "live.py").write_text(live)
     (tmp_path / "plain.py").write_text("print(1)\n")
-    (tmp_path / "broken.py").write_text("import bagua_core\ndef (:\n")
+    (tmp_path / "broken.py").write_text("import bagua_core\nbagua_core.init_process_group(\ndef (:\n")
     (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04 bagua_core \x00\xff")
     (tmp_path / "large.py").write_text(live + "#" * LARGEST_SCRIPT_BYTES)
     package = tmp_path / "pkg" / "inner"

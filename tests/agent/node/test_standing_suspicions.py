@@ -8,6 +8,7 @@ from typing import cast
 
 from bagua_agent.joined_job import JoinedJob
 from bagua_agent.membership.policy import Policy
+from bagua_agent.narrator import Narrator
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
@@ -30,7 +31,7 @@ class Node:
     def __post_init__(self) -> None:
         self.timers = Timers()
         self.told: list[str] = []
-        tells = SimpleNamespace(tell=self.told.append, tell_once=lambda topic, text: self.told.append(text))
+        tells = SimpleNamespace(tell_of_worker=lambda now_s, topic, text: self.told.append(text))
         seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False, waits={})
         job = SimpleNamespace(
             keys=KEYS, leased=self, timers=self.timers, narrator=tells, seen=seen, agent_id="a"
@@ -122,6 +123,30 @@ def test_a_stall_that_is_over_before_it_was_told_is_not_told() -> None:
     for due in node.timers.take_due(10.0):
         due(10.0)
     assert node.suspicion is None
+
+
+def test_a_worker_that_floods_its_agent_with_words_fills_no_log() -> None:
+    node = Node()
+    lines: list[str] = []
+    narrator = Narrator(lines.append, "n0")
+    node.ways._job.narrator = narrator  # type: ignore[misc]
+    node.ways._members["w"] = pb.Member(worker_id="w")
+    for number in range(20_000):  # in one minute
+        now_s = 100.0 + number * 60 / 20_000
+        straggler = session_pb2.Straggler(generation=3, global_rank=number, recovered=number % 2 == 0)
+        entered = session_pb2.Entered(generation=number, step=number)
+        suspected = session_pb2.Suspected(
+            generation=3, kind=pb.Suspicion.BROKEN, detail=f"{number}" + "x" * 10_000
+        )
+        for said in (
+            session_pb2.WorkerMessage(straggler=straggler),
+            session_pb2.WorkerMessage(entered=entered),
+            session_pb2.WorkerMessage(suspected=suspected),
+        ):
+            node.ways.said("w", said, now_s)
+    assert 200 <= len(lines) <= 400 and max(map(len, lines)) < 5000
+    assert [line for line in lines if "left out" in line and "they came too fast" in line]
+    assert len(narrator._last) < 10, "what is remembered is bounded too"
 
 
 def test_a_straggler_is_told_with_its_place() -> None:

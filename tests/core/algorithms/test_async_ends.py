@@ -62,7 +62,7 @@ def test_no_new_generation_and_no_failure_is_said(tmp_path: Path) -> None:
     found = [json.loads((out / str(slot)).read_text()) for slot in range(2)]
     assert found[0]["under_way"] and not found[1]["under_way"], "no round was under way at the end"
     assert found[0]["weights"] == found[1]["weights"]
-    assert [f["generation"] for f in found] == [1, 1], said
+    assert [f["generation"] for f in found] == [2, 2], said
     assert not any(
-        words in said for words in ("waits for another generation", "generation 2", "did not happen")
+        words in said for words in ("waits for another generation", "generation 3", "did not happen")
     ), said

@@ -72,6 +72,9 @@ class FakeEngine:
     def attach_model(self, model: Model) -> None:
         self.models.append(model)
 
+    def detach_model(self, model: Model) -> None:
+        self.models.remove(model)
+
     def attach_source(self, source: DataSource) -> None:
         raise NotImplementedError
 

@@ -10,6 +10,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.in_process import build_in_process
+from bagua_core.elastic.before_loop import BeforeLoop
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.engine import Engine
 from bagua_core.elastic.operation_trail import OperationTrail
@@ -63,14 +64,19 @@ def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
     member: Any = SimpleNamespace(
         communicator=communicator,
         generation=SimpleNamespace(
-            members=[SimpleNamespace(worker_id=f"w{r}") for r in range(communicator.world_size)]
+            is_gathering=False,
+            members=[SimpleNamespace(worker_id=f"w{r}") for r in range(communicator.world_size)],
         ),
         broken=False,
         is_closed=False,
         wait_unlearned=lambda pending: pending.wait(),
         trail=OperationTrail(),
+        session=SimpleNamespace(news=SimpleNamespace(nonce="nonce-1")),
+        rendezvous=SimpleNamespace(publish=lambda values: None),
     )
-    return OutsideCollectives(steps, CommittedState(), member)
+    before_loop = BeforeLoop(member)
+    before_loop.boundary()
+    return OutsideCollectives(steps, CommittedState(), member, before_loop)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16])

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending
 from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic.before_loop import BeforeLoop
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.operation_trail import OperationTrail
 from bagua_core.elastic.outside_collectives import OutsideCollectives
@@ -47,7 +48,16 @@ class Worker:
         self.fails_after: set[int] = set()
         self.waits = 0
         me: Any = self
-        self.collectives = OutsideCollectives(me, self.state, me)
+        self.before_loop = BeforeLoop(me)
+        self.before_loop.boundary()
+        self.collectives = OutsideCollectives(me, self.state, me, self.before_loop)
+
+    @property
+    def session(self) -> Any:
+        return SimpleNamespace(news=SimpleNamespace(nonce="nonce"))
+
+    def publish(self, values: dict[str, bytes]) -> None:
+        """As a rendezvous: no worker joins later here."""
 
     @property
     def plan(self) -> StepPlan:
@@ -109,7 +119,9 @@ class Job:
 
     def _install(self, workers: Sequence[Worker]) -> None:
         record = SimpleNamespace(
-            number=self._number, members=[SimpleNamespace(worker_id=w.worker_id) for w in workers]
+            number=self._number,
+            is_gathering=False,
+            members=[SimpleNamespace(worker_id=w.worker_id) for w in workers],
         )
         for worker, made in zip(workers, build_in_process(len(workers), self._number), strict=True):
             worker.communicator, worker.generation, worker.broken = made, record, False
