@@ -245,10 +245,14 @@ def read_progress(
     generation: bytes | None,
     result: bytes | None,
     agents: Mapping[str, bytes],
-    members: Iterable[str],
+    members: Mapping[str, bytes],
     result_since_s: float,
 ) -> JobProgress:
-    """Of one job, from its own keys. agents: records by agent id. members: ids of the workers that are ready."""
+    """How far one job is, read from its own keys. agents, members: records by agent id and worker id.
+
+    A worker that waits before its loop does not count: no generation of a job that trains may list it yet, so another
+    node's workers can't be let go for it.
+    """
     placed: dict[str, int] = {}
     number = 0
     if generation is not None:
@@ -260,7 +264,13 @@ def read_progress(
         for placement in record.members:
             placed[placement.agent_id] = placed.get(placement.agent_id, 0) + 1
     ready: dict[str, int] = {}
-    for worker_id in members:
+    for worker_id, value in members.items():
+        try:
+            member = membership_pb2.Member.FromString(value)
+        except DecodeError:
+            continue
+        if member.stage != membership_pb2.LOOP:
+            continue
         agent_id = worker_id.split(".")[0]
         ready[agent_id] = ready.get(agent_id, 0) + 1
     arrived = set()

@@ -47,7 +47,7 @@ class _Job:
     result_since_s: float = 0.0
     agents: dict[str, bytes] = field(default_factory=dict)
     agents_gone: int = 0
-    members: set[str] = field(default_factory=set)
+    members: dict[str, bytes] = field(default_factory=dict)
 
 
 class ClusterPicture:
@@ -223,7 +223,10 @@ class ClusterPicture:
             else:
                 job.agents[agent_id] = change.value
         elif (worker_id := id_in(keys.members, change.key)) is not None:
-            (job.members.discard if change.value is None else job.members.add)(worker_id)
+            if change.value is None:
+                job.members.pop(worker_id, None)
+            else:
+                job.members[worker_id] = change.value
         else:
             return False
         return job_id in self._submissions
