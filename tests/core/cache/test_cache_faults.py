@@ -311,8 +311,10 @@ def test_the_example_computes_each_sample_once(tmp_path: Path) -> None:
     said, errors = done.communicate(timeout=100)
     assert done.returncode == 0, errors
     epochs = lines_of(said)
-    assert len(epochs) == 3 and sum(misses for _, misses in epochs) <= 110, said
-    assert epochs[2][0] >= 60
+    assert len(epochs) == 3, said
+    # the loader reads ahead: reads are counted with an earlier epoch, and beyond the last one
+    assert sum(hits + misses for hits, misses in epochs) >= 240, said
+    assert sum(misses for _, misses in epochs) <= 110, said
 
 
 def test_workers_of_a_job_share_and_the_rate_is_in_the_progress(tmp_path: Path) -> None:
