@@ -1,10 +1,10 @@
 """Writes the stacks of all threads of a worker on request, even while one of them holds the GIL.
 
-The worker's end of a channel that the agent made (bagua_agent/workers/stack_channel.py) and passed as two descriptors:
-an anonymous file for answers, and a pipe for requests. A thread writes all stacks when a byte comes through the pipe;
-faulthandler does the same, from C, on a real-time signal. The first line of the file tells the agent the number of
-that signal and the file's descriptor. Knows neither agent nor job; imports the standard library only, for it runs
-before torch.
+The worker's end of a channel that the agent made (bagua_agent/workers/process/stack_channel.py) and passed as two
+descriptors: an anonymous file for answers, and a pipe for requests. A thread writes all stacks when a byte comes
+through the pipe; faulthandler does the same, from C, on a real-time signal. The first line of the file tells the agent
+the number of that signal and the file's descriptor. Knows neither agent nor job; imports the standard library only, for
+it runs before torch.
 
 The thread first: it holds the GIL while it writes, so nothing moves under it. From the signal no lock is taken, and a
 thread that ends meanwhile would end the whole process with SIGSEGV; it is for a process whose GIL is not to be had,
@@ -25,7 +25,7 @@ from collections.abc import Callable
 DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # "<file>,<pipe>"; empty once they are taken
 LEAST_DESCRIPTOR = 200  # scripts count on low numbers being free
 _RAISED_BY_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # of the thread itself
-WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/stack_channel.py
+WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/process/stack_channel.py
 
 
 def answer_stack_requests() -> int | None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.plain_text import plain_line
+from bagua_agent.base.errors import UserError
+from bagua_agent.base.plain_text import plain_line
+from bagua_agent.config.job_config import StoreCredentials
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, FILE_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.config_file import read_config_file
@@ -29,8 +29,8 @@ from bagua_launch.rendezvous_request import parse_endpoints
 from bagua_launch.tables import table
 
 if TYPE_CHECKING:
+    from bagua_agent.etcd.client import Store
     from bagua_agent.history.job_history import JobEvent
-    from bagua_agent.store.client import Store
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -47,8 +47,8 @@ def _store(values: Values) -> Iterator[Store]:
     credentials: StoreCredentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
     check_credentials(credentials)
 
-    from bagua_agent.store.client import Store
-    from bagua_agent.store_access import store_config
+    from bagua_agent.config.etcd_credentials import store_config
+    from bagua_agent.etcd.client import Store
 
     store = Store(store_config(endpoints, credentials))
     try:
@@ -184,9 +184,9 @@ def events(**typed: Any) -> int:
         if goes_on:
             return _follow(store, job_id, as_json)
         from bagua_agent.cluster_client.cluster_requests import unknown_job
+        from bagua_agent.etcd import cluster_keys
+        from bagua_agent.etcd.keys import JobKeys
         from bagua_agent.history.job_history import events_of
-        from bagua_agent.store import cluster_keys
-        from bagua_agent.store.keys import JobKeys
 
         keys = JobKeys(job_id)
         records, _ = store.get_prefix(keys.events)
@@ -254,8 +254,8 @@ def _daemon_credentials(values: Values) -> Any:
     credentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
     if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
         return None
-    from bagua_agent.service.certificate_files import TlsFiles, utc_now
-    from bagua_agent.service.grpc_security import channel_credentials
+    from bagua_agent.security.certificate_files import TlsFiles, utc_now
+    from bagua_agent.security.grpc_security import channel_credentials
 
     return channel_credentials(
         TlsFiles(credentials.ca_file, credentials.cert_file, credentials.key_file), utc_now()

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from bagua_agent.cluster.cluster_records import PROTOCOL
-from bagua_agent.job_config import JobConfig
-from bagua_agent.job_file import SUBMITTED, encode
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.config.job_config_file import SUBMITTED, encode
 from bagua_contract import cluster_pb2 as pb
 from bagua_launch.environment_request import parse_environment
 from bagua_launch.errors import refuse

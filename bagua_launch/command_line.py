@@ -13,8 +13,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from bagua_agent.errors import InfrastructureLost, PeerViolation, UserError
-from bagua_agent.plain_text import plain_line
+from bagua_agent.base.errors import InfrastructureLost, PeerViolation, UserError
+from bagua_agent.base.plain_text import plain_line
 from bagua_launch.options import Option
 
 PROGRAM = "bagua-launch"

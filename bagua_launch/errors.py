@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 from bagua_launch.precedence import Said
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from bagua_agent.exec_limits import USUAL_STACK_BYTES, why_not_passed
-from bagua_agent.job_config import CommandKind, StoreCredentials, WorkerCommand
-from bagua_agent.workers.foreign_files import why_no_script
+from bagua_agent.base.exec_limits import USUAL_STACK_BYTES, why_not_passed
+from bagua_agent.config.job_config import CommandKind, StoreCredentials, WorkerCommand
+from bagua_agent.workers.process.foreign_files import why_no_script
 from bagua_launch.errors import RequestError
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts, ThisNode

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from bagua_agent.grpc_words import keep_quiet
+from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch import cluster_commands
 from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
 from bagua_launch.command_line import (
@@ -77,7 +77,7 @@ def run(**typed: Any) -> int:
     for line in request.notes:
         note(line)
 
-    from bagua_agent.job_agent import run_job
+    from bagua_agent.job.run import run_job
 
     return run_job(request.config)
 
@@ -105,7 +105,7 @@ def scale(**typed: Any) -> int:
     asked = parse_scale(merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS)), words)
     check_credentials(asked.credentials)
 
-    from bagua_agent.scale import request_scale
+    from bagua_agent.cluster_client.scale import request_scale
 
     change = request_scale(
         asked.endpoints, asked.job_id, asked.min_nodes, asked.max_nodes, credentials=asked.credentials

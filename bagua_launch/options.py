@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig
+from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.membership.policy import Policy
 
 SIZE = "Size"

@@ -10,8 +10,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bagua_agent.errors import UserError
-from bagua_agent.grpc_words import keep_quiet
+from bagua_agent.base.errors import UserError
+from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch.command_line import PROGRAM, complain, note
 from bagua_launch.errors import RequestError
 from bagua_launch.main import cli

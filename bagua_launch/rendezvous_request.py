@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import STATIC_MASTER_PORT
-from bagua_agent.store import endpoints as store_endpoints
-from bagua_agent.store.keys import check_id
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import STATIC_MASTER_PORT
+from bagua_agent.etcd import endpoints as store_endpoints
+from bagua_agent.etcd.keys import check_id
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts
@@ -130,7 +130,7 @@ def parse_job_id(said: Said) -> str:
 
 
 def parse_endpoints(said: Said) -> tuple[str, ...]:
-    """Endpoints with their ports, as `bagua_agent.store` reads them. Raises RequestError."""
+    """Endpoints with their ports, as `bagua_agent.etcd` reads them. Raises RequestError."""
     try:
         return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(said.text))
     except UserError as error:

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from bagua_agent.job_config import LONGEST_WAIT_S
+from bagua_agent.config.job_config import LONGEST_WAIT_S
 from bagua_launch.errors import refuse
 from bagua_launch.precedence import Said
 

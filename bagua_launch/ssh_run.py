@@ -19,13 +19,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
+from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.etcd.server.embedded import ServerTls
+from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.local_address import local_address
-from bagua_agent.service.certificate_files import create_authority, issue_files, utc_now
-from bagua_agent.service.certificates import Role
-from bagua_agent.signals import SignalsToInbox
-from bagua_agent.store.embedded import ServerTls
-from bagua_agent.store.hosted import HostedEtcd
+from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
+from bagua_agent.security.certificates import Role
 from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
 

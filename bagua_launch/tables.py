@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bagua_agent.plain_text import plain_line
+from bagua_agent.base.plain_text import plain_line
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], if_empty: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract.records import Generation
 from tests.lab.etcd import EtcdCluster
 from tests.lab.namespaces import LabError

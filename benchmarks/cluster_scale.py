@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.scheduling.scheduler import Scheduler
 from benchmarks import result_file
 from benchmarks.simulated_nodes import NoDecision, SimulatedNodes, submission
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.keys import JobKeys
 from benchmarks import plots, result_file
 from benchmarks.simulated_agents import Counts, NotFormed, SimulatedAgents
 

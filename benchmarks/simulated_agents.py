@@ -19,15 +19,15 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from bagua_agent.etcd.key_range import KeyRange, encode_key, end_of_prefix
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.history import job_history
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, head_of, joined, unpacked
 from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.store.etcd_stubs import etcd3
-from bagua_agent.store.key_range import KeyRange, encode_key, end_of_prefix
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import etcd_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation

@@ -19,10 +19,10 @@ from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders, write_uni
 from bagua_agent.cluster.cluster_view import OrderView
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, Wish, plan_units
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Put, Store
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Put, Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import PROTOCOL_VERSION

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
+from bagua_agent.base.ids import is_id
+from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_view import (
     DrainView,
     JobEnd,
@@ -25,8 +27,6 @@ from bagua_agent.cluster.cluster_view import (
     UnitState,
     UnitView,
 )
-from bagua_agent.ids import is_id
-from bagua_agent.plain_text import shortened
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import LARGEST_NUMBER

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bagua_agent.base import backoff
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import NodeView, UnitState, UnitView
-from bagua_agent.membership import backoff
 
 
 def lost_at_s(node: NodeView, policy: ClusterPolicy) -> float | None:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
     nonce_of,
@@ -16,12 +17,11 @@ from bagua_agent.cluster.cluster_records import (
     read_outcome,
     unreadable_outcome,
 )
-from bagua_agent.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.service.job_removal import remove_job
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 

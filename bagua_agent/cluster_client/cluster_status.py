@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import parse_node, parse_submission
 from bagua_agent.cluster.cluster_view import ClusterView
 from bagua_agent.cluster.scheduling import plan
-from bagua_agent.plain_text import shortened
-from bagua_agent.service.cluster_picture import ClusterPicture
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import KeyValue, Store
-from bagua_agent.store.mirror import difference
+from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.mirror import difference
 from bagua_contract import cluster_pb2 as pb
 
 

@@ -6,14 +6,14 @@ import queue
 import time
 from collections.abc import Callable
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.cluster_client.cluster_requests import Ended, read_end, submission_nonce
 from bagua_agent.cluster_client.cluster_status import cluster_status
-from bagua_agent.errors import UserError
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.history.job_history import JobEvent, events_of
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change, PrefixMirror
 
 LAST_NEWS_S = 1.0  # the outcome of a job that was removed comes by a watch of its own, perhaps a moment later
 QUEUE_LOOK_S = 2.0  # while a job waits its reason changes with everybody else's affairs

@@ -17,18 +17,18 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from bagua_agent.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
 from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node
 from bagua_agent.cluster_client.arrivals import Arrivals
 from bagua_agent.cluster_client.cluster_requests import outcome_of, unknown_job
-from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.stored_record import whole_value
-from bagua_agent.service.grpc_security import why_not_served
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.workers.log_layout import path_component
-from bagua_agent.workers.stream_lines import ShownLines
+from bagua_agent.security.grpc_security import why_not_served
+from bagua_agent.workers.output.log_layout import path_component
+from bagua_agent.workers.output.stream_lines import ShownLines
 from bagua_contract import node_pb2, node_pb2_grpc
 from bagua_contract.records import Generation
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from bagua_agent.base.ids import LONGEST_ID
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.job_history import JobEvent, superfluous
-from bagua_agent.ids import LONGEST_ID
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
 
 MOST_OWED = 64
 

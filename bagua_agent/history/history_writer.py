@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua_agent.errors import InfrastructureLost, UserError
-from bagua_agent.store.client import Put, Store, absent
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.etcd.client import Put, Store, absent
 
 log = logging.getLogger(__name__)
 

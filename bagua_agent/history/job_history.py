@@ -12,8 +12,8 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.store.client import KeyValue
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.client import KeyValue
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 

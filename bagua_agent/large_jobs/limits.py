@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 
 PICTURE_VARIABLE = "BAGUA_WHOLE_PICTURE_NODES"
 RECORD_VARIABLE = "BAGUA_WHOLE_RECORD_MEMBERS"

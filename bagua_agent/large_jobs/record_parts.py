@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.ids import is_id
+from bagua_agent.base.ids import is_id
+from bagua_agent.etcd.client import Put
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.store.client import Put
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 

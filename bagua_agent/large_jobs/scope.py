@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.keys import JobKeys
 
 
 class Scope(Enum):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.record_parts import Head, head_of, joined, unpacked
-from bagua_agent.store.client import Store
-from bagua_agent.store.keys import JobKeys
 
 
 def packed_parts(store: Store, keys: JobKeys, head: Head, timeout_s: float | None = None) -> bytes | None:

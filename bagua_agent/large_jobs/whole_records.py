@@ -15,7 +15,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bagua_agent.errors import StoreUnavailable, UserError
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
 from bagua_agent.large_jobs import record_parts
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
@@ -23,9 +26,6 @@ from bagua_agent.large_jobs.record_parts import Head, StoredRecord
 from bagua_agent.large_jobs.stored_record import packed_parts
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.record_client import read_record
-from bagua_agent.store.client import KeyValue, Store
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
 from bagua_contract.records import Generation
 
 log = logging.getLogger(__name__)

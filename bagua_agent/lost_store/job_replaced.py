@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_agent.errors import InfrastructureLost
+from bagua_agent.base.errors import InfrastructureLost
 
 
 class JobReplaced(InfrastructureLost):

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent.etcd.client import Compare, KeyValue, Put, absent, mod_revision_is
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.large_jobs.record_parts import stored
-from bagua_agent.store.client import Compare, KeyValue, Put, absent, mod_revision_is
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua_agent.membership.backoff import delay_s
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Quarantine
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bagua_agent.background import Background, Failed, OperationEnd
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.background import Background, Failed, OperationEnd
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.stacks import SavedStacks, save_stacks

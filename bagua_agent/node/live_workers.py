@@ -10,15 +10,15 @@ import signal
 import time
 from collections.abc import Callable
 
-from bagua_agent import narrator
-from bagua_agent.joined_job import JoinedJob
-from bagua_agent.membership.casualty import NO_COMPANY, Company, company_after
+from bagua_agent.etcd.client import Put
+from bagua_agent.job_state import console
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, company_after
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
-from bagua_agent.node.worker_way import LEADER_AGAIN_S
+from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.store.client import Put
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Stage
@@ -269,7 +269,7 @@ class LiveWorkers:
         if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
             self._job.narrator.tell_progress(
                 now_s,
-                narrator.progress(
+                console.progress(
                     progress.epoch,
                     progress.step,
                     progress.steps_per_s,
@@ -306,7 +306,7 @@ class LiveWorkers:
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
         if suspected.kind != pb.Suspicion.STALLED:  # which may pass
-            job.narrator.tell_of_worker(now_s, f"suspicion {worker_id}", narrator.suspicion(suspected))
+            job.narrator.tell_of_worker(now_s, f"suspicion {worker_id}", console.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 
     def _ask_for_the_leader(self, now_s: float) -> None:
@@ -332,7 +332,7 @@ class LiveWorkers:
             placement = next((m for m in generation.members if m.global_rank == told.global_rank), None)
         # a topic for each rank that there is, not for each number that a worker may say
         topic = "straggler" if placement is None else f"straggler {placement.global_rank}"
-        self._job.narrator.tell_of_worker(now_s, topic, narrator.straggler(told, placement))
+        self._job.narrator.tell_of_worker(now_s, topic, console.straggler(told, placement))
 
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 _DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: nothing is ever sent there, it only asks for a route

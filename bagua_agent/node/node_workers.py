@@ -18,35 +18,35 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bagua_agent.background import Failed, background_thread
-from bagua_agent.errors import InfrastructureLost, UserError
-from bagua_agent.exec_limits import why_not_passed
-from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
-from bagua_agent.node.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
-from bagua_agent.node.file_timers import FileTimers, timer_file
+from bagua_agent.base.background import Failed, background_thread
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.base.exec_limits import why_not_passed
+from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
 from bagua_agent.node.runtime_directory import session_socket
-from bagua_agent.node.script_environment import why_a_fresh_interpreter
-from bagua_agent.workers.account import find_account
-from bagua_agent.workers.exit_cause import ExitCause, exit_cause
-from bagua_agent.workers.exit_watch import ExitWatch
-from bagua_agent.workers.foreign_files import read_ordinary
+from bagua_agent.node.script.script_environment import why_a_fresh_interpreter
+from bagua_agent.node.torchrun.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
+from bagua_agent.node.torchrun.file_timers import FileTimers, timer_file
+from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
+from bagua_agent.workers.exits.exit_watch import ExitWatch
+from bagua_agent.workers.exits.memory_kills import MemoryKills
+from bagua_agent.workers.exits.termination import end_groups, kill_group
 from bagua_agent.workers.guardian import Guardian
-from bagua_agent.workers.log_access import open_file
-from bagua_agent.workers.log_layout import LogLayout, WorkerFiles, open_log_dir
-from bagua_agent.workers.memory_kills import MemoryKills
-from bagua_agent.workers.numa_binding import processors_of_slot
-from bagua_agent.workers.numa_topology import read_topology
-from bagua_agent.workers.output import OutputRouter
-from bagua_agent.workers.output_options import OutputOptions, Streams
-from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.output.log_access import open_file
+from bagua_agent.workers.output.log_layout import LogLayout, WorkerFiles, open_log_dir
+from bagua_agent.workers.output.output_options import OutputOptions, Streams
+from bagua_agent.workers.output.router import OutputRouter
+from bagua_agent.workers.process.account import find_account
+from bagua_agent.workers.process.foreign_files import read_ordinary
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_agent.workers.stacks import StackTarget
+from bagua_agent.workers.start.numa_binding import processors_of_slot
+from bagua_agent.workers.start.numa_topology import read_topology
+from bagua_agent.workers.start.spawn import spawn_worker
+from bagua_agent.workers.start.warm_fit import can_be_warm
+from bagua_agent.workers.start.warm_parent import WarmParent
+from bagua_agent.workers.start.worker_command import PREIMPORT
+from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.store_host import StoreHost
-from bagua_agent.workers.termination import end_groups, kill_group
-from bagua_agent.workers.warm_fit import can_be_warm
-from bagua_agent.workers.warm_parent import WarmParent
-from bagua_agent.workers.worker_command import PREIMPORT
-from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
-from bagua_agent.workers.worker_process import WorkerProcess
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.environment import PREFIX, WorkerEnvironment
 

@@ -5,9 +5,9 @@ Changed in the loop's thread alone; leased_keys.py writes it and puts it again a
 
 from __future__ import annotations
 
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.membership.view import Run
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 

@@ -18,15 +18,15 @@ import signal
 import time
 from collections.abc import Callable
 
-from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.view import Run
 from bagua_agent.node.node_workers import NodeWorkers, StartedFor
 from bagua_agent.node.own_key import OwnKey
-from bagua_agent.node.worker_way import LEADER_AGAIN_S
+from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
-from bagua_agent.workers.worker_environment import TorchrunPlace
+from bagua_agent.workers.exits.exit_cause import ExitCause, shell_exit_code
+from bagua_agent.workers.start.worker_environment import TorchrunPlace
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement

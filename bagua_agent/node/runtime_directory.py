@@ -9,8 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from bagua_agent.errors import UserError
-from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES
 
 LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see store/embedded.py
 

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_agent.errors import InfrastructureLost, UserError
+from bagua_agent.base import backoff
+from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.history import job_history
-from bagua_agent.joined_job import JoinedJob
-from bagua_agent.membership import backoff
-from bagua_agent.membership.casualty import NO_COMPANY, Company, casualty_of
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, casualty_of
+from bagua_agent.membership.failures.restart_policy import in_doubt, succession
+from bagua_agent.membership.failures.root_cause import tells_of_another
 from bagua_agent.membership.hang import Outcome
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import in_doubt, succession
-from bagua_agent.membership.root_cause import tells_of_another
 from bagua_agent.membership.view import FailureView
 from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
-from bagua_agent.workers.exit_cause import ExitCause, shell_exit_code
+from bagua_agent.workers.exits.exit_cause import ExitCause, shell_exit_code
 from bagua_contract import membership_pb2 as pb
 
 NEWEST = 1 << 62  # order of a failure that has no revision yet

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import grpc
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 
 _NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a host
 _END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from bagua_agent.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bagua_agent.background import Background, Failed, OperationEnd, Succeeded
+from bagua_agent.base.background import Background, Failed, OperationEnd, Succeeded
+from bagua_agent.base.errors import InternalError, UserError
+from bagua_agent.base.messages import HelperFailed
+from bagua_agent.base.plain_text import plain_line, shortened
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     PROTOCOL,
@@ -30,26 +33,23 @@ from bagua_agent.cluster.cluster_view import OrderView, RemovalView
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.retention import is_worth_putting_back
 from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
-from bagua_agent.errors import InternalError, UserError
+from bagua_agent.cluster_state.odd_records import OddRecords
+from bagua_agent.config.job_config import SHUTDOWN_TIMEOUT_S
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.mirror import Change, Mirror
 from bagua_agent.history.job_history import agent_failed
-from bagua_agent.job_config import SHUTDOWN_TIMEOUT_S
-from bagua_agent.plain_text import plain_line, shortened
-from bagua_agent.process_messages import HelperFailed
-from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
-from bagua_agent.service.kept_logs import KeptLogs, owners_folder
-from bagua_agent.service.node_facts import NodeFacts
+from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
+from bagua_agent.service.node.node_facts import NodeFacts
 from bagua_agent.service.notify import Notifier
-from bagua_agent.service.odd_records import OddRecords
-from bagua_agent.service.pid_watch import PidWatch
 from bagua_agent.service.store_touch import StoreTouch
-from bagua_agent.service.unit_request import unit_request
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Put, Store, absent
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store.mirror import Change, Mirror
+from bagua_agent.service.units.pid_watch import PidWatch
+from bagua_agent.service.units.unit_request import unit_request
+from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb
 
 TRY_AGAIN_S = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from bagua_agent.cluster.cluster_records import nonce_of
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.history.job_history import JobEvent
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Put, Store, absent
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import cluster_pb2 as pb
 
 

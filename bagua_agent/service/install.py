@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.errors import InfrastructureLost, UserError
-from bagua_agent.service.agent_config import AgentConfig, read_agent_config
-from bagua_agent.service.agent_config_keys import KEYS, Value, toml
-from bagua_agent.service.certificate_files import utc_now
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.security.certificate_files import utc_now
+from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
+from bagua_agent.service.config.agent_config_keys import KEYS, Value, toml
 from bagua_agent.service.service_unit import UNIT_NAME, UNIT_PATH, made_by_systemd, unit_text
-from bagua_agent.service.systemd_units import PREFIX, SystemdUnits, is_there
+from bagua_agent.service.units.systemd_units import PREFIX, SystemdUnits, is_there
 
 COMMAND_TIMEOUT_S = 60.0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from bagua_agent.errors import BaguaError
-from bagua_agent.grpc_words import keep_quiet
-from bagua_agent.service.agent_config import DEFAULT_PATH
-from bagua_agent.service.agent_config_keys import Value, example_config
+from bagua_agent.base.errors import BaguaError
+from bagua_agent.base.quiet_grpc import keep_quiet
+from bagua_agent.service.config.agent_config import DEFAULT_PATH
+from bagua_agent.service.config.agent_config_keys import Value, example_config
 
 _config = click.option(
     "--config", default=DEFAULT_PATH, show_default=True, metavar="FILE", help="Its TOML file."
@@ -85,10 +85,10 @@ def _tell_changes(changes: tuple[str, ...], as_json: bool, if_none: str) -> None
 @_json
 def check(config: str, as_json: bool) -> int:
     """Look at this node: what would keep jobs away, and what to do about it. Exit code 1 if anything would."""
-    from bagua_agent.service.agent_config import read_agent_config
-    from bagua_agent.service.certificate_files import utc_now
+    from bagua_agent.security.certificate_files import utc_now
+    from bagua_agent.service.config.agent_config import read_agent_config
     from bagua_agent.service.install import daemon_is_active
-    from bagua_agent.service.node_checks import check_node, troubles
+    from bagua_agent.service.node.node_checks import check_node, troubles
 
     read = read_agent_config(config, utc_now())
     found = check_node(read, daemon_runs=daemon_is_active())
@@ -105,7 +105,7 @@ def check(config: str, as_json: bool) -> int:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def certs(words: tuple[str, ...]) -> int:
     """Certificates for etcd, nodes and people: a small authority in a folder."""
-    from bagua_agent.service.certificate_command import main as run
+    from bagua_agent.security.certificate_command import main as run
 
     return run(list(words))
 

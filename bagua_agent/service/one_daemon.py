@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_agent.errors import UserError, host_error
+from bagua_agent.base.errors import UserError, host_error
 
 FILE_NAME = "daemon.lock"
 

@@ -10,30 +10,30 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.base.plain_logging import log_to_stderr
+from bagua_agent.base.plain_text import plain_line
+from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
 from bagua_agent.node.local_address import local_address
-from bagua_agent.plain_logging import log_to_stderr
-from bagua_agent.plain_text import plain_line
-from bagua_agent.service.agent_config import AgentConfig, read_agent_config
-from bagua_agent.service.certificate_files import utc_now
-from bagua_agent.service.child_units import ChildUnits
+from bagua_agent.security.certificate_files import utc_now
+from bagua_agent.security.tls_renewal import RenewedTls
+from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.daemon import NodeDaemon
-from bagua_agent.service.job_logs import JobLogs
-from bagua_agent.service.log_service import LogService
-from bagua_agent.service.node_checks import look_for_trouble, troubles
-from bagua_agent.service.node_facts import NodeFacts, look_at_node
-from bagua_agent.service.node_server import NodeServer
+from bagua_agent.service.logs.job_logs import JobLogs
+from bagua_agent.service.node.log_service import LogService
+from bagua_agent.service.node.node_checks import look_for_trouble, troubles
+from bagua_agent.service.node.node_facts import NodeFacts, look_at_node
+from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.one_daemon import only_daemon
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.service.systemd_units import SystemdUnits, is_there
-from bagua_agent.service.tls_renewal import RenewedTls
-from bagua_agent.service.units import UnitRunner, units_folder
-from bagua_agent.signals import SignalsToInbox
-from bagua_agent.store.client import Store
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
-from bagua_agent.store_access import store_config
+from bagua_agent.service.scheduling.scheduler import Scheduler
+from bagua_agent.service.units.child_units import ChildUnits
+from bagua_agent.service.units.systemd_units import SystemdUnits, is_there
+from bagua_agent.service.units.units import UnitRunner, units_folder
 from bagua_contract.distribution import own_version
 
 CONNECT_TIMEOUT_S = 2.0

@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from bagua_agent.errors import InternalError
+from bagua_agent.base.errors import InternalError
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.bounded_run import run_bounded
-from bagua_agent.workers.log_access import open_file
-from bagua_agent.workers.process_status import (
+from bagua_agent.workers.output.log_access import open_file
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.process.bounded_run import run_bounded
+from bagua_agent.workers.process.process_status import (
     ProcessStatus,
     SignalStatus,
     process_status,
@@ -30,7 +30,7 @@ from bagua_agent.workers.process_status import (
     signal_status,
     user_ids,
 )
-from bagua_agent.workers.stack_channel import WHOLE, StackChannel
+from bagua_agent.workers.process.stack_channel import WHOLE, StackChannel
 
 WITHIN_S = 5.0  # for one worker with its children; workers are asked side by side
 ANSWER_WITHIN_S = 2.0  # for one process: an answer takes milliseconds

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from bagua_agent.errors import InfrastructureLost
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.request_socket import HelperGone, RequestSocket
-from bagua_agent.workers.spawn import spawn_worker
-from bagua_agent.workers.termination import kill_group
-from bagua_agent.workers.warm_parent import WarmParent
-from bagua_agent.workers.worker_command import beside_runner
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.exits.termination import kill_group
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.process.request_socket import HelperGone, RequestSocket
+from bagua_agent.workers.process.worker_process import WorkerProcess
+from bagua_agent.workers.start.spawn import spawn_worker
+from bagua_agent.workers.start.warm_parent import WarmParent
+from bagua_agent.workers.start.worker_command import beside_runner
 
 STARTED_TIMEOUT_S = 60.0  # it imports torch first, if it was not forked
 ANSWER_TIMEOUT_S = 35.0

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.failpoints import VARIABLE, Failpoint, FailpointRaised, Failpoints, parse
+from bagua_agent.base.errors import UserError
+from bagua_agent.base.failpoints import VARIABLE, Failpoint, FailpointRaised, Failpoints, parse
 
 
 def test_points_are_read() -> None:
@@ -56,7 +56,7 @@ def test_without_the_variable_nothing_is_set() -> None:
 
 def test_it_kills_itself() -> None:
     script = (
-        "from bagua_agent.failpoints import Failpoints\n"
+        "from bagua_agent.base.failpoints import Failpoints\n"
         "Failpoints.from_environment().reach('result.before')\n"
         "print('lived on')\n"
     )

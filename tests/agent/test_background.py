@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 import bagua_agent
-from bagua_agent.background import (
+from bagua_agent.base.background import (
     Background,
     Failed,
     OperationEnd,
@@ -25,7 +25,7 @@ from bagua_agent.background import (
     is_bug,
     perform,
 )
-from bagua_agent.errors import InfrastructureLost, InternalError, OperationDiscarded, UserError
+from bagua_agent.base.errors import InfrastructureLost, InternalError, OperationDiscarded, UserError
 
 DEADLINE_S = 10.0
 

@@ -17,38 +17,38 @@ from typing import Any, cast
 import pytest
 
 import bagua_agent
-from bagua_agent import leadership
-from bagua_agent.background import Background, background_thread
+from bagua_agent.base.background import Background, background_thread
+from bagua_agent.base.retrying_writes import DesiredWrites
+from bagua_agent.base.timers import Timers
 from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
-from bagua_agent.desired_writes import DesiredWrites
-from bagua_agent.leadership import Leadership, Report
+from bagua_agent.etcd.client import absent
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.hosted import HostedEtcd
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.leadership import leadership
+from bagua_agent.leadership.leadership import Leadership, Report
 from bagua_agent.membership.actions import Outcome, Question
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.hang import Outcome as HangOutcome
-from bagua_agent.narrator import Narrator
 from bagua_agent.node import hang_orders
-from bagua_agent.node.file_timers import FileTimers
 from bagua_agent.node.hang_orders import HangOrders
-from bagua_agent.node.health_server import HealthServer
 from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.torchrun.file_timers import FileTimers
+from bagua_agent.node.torchrun.health_server import HealthServer
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.service import pid_watch
 from bagua_agent.service.daemon import NodeDaemon
-from bagua_agent.service.log_service import LogService
-from bagua_agent.service.pid_watch import PidWatch
-from bagua_agent.store.client import absent
-from bagua_agent.store.hosted import HostedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.timers import Timers
-from bagua_agent.workers import exit_watch
-from bagua_agent.workers.exit_watch import ExitWatch
-from bagua_agent.workers.log_layout import LogLayout
-from bagua_agent.workers.output import OutputRouter
-from bagua_agent.workers.output_options import OutputOptions
-from bagua_agent.workers.warm_parent import WarmParent
+from bagua_agent.service.node.log_service import LogService
+from bagua_agent.service.units import pid_watch
+from bagua_agent.service.units.pid_watch import PidWatch
+from bagua_agent.workers.exits import exit_watch
+from bagua_agent.workers.exits.exit_watch import ExitWatch
+from bagua_agent.workers.output.log_layout import LogLayout
+from bagua_agent.workers.output.output_options import OutputOptions
+from bagua_agent.workers.output.router import OutputRouter
+from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind

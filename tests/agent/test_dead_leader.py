@@ -7,16 +7,16 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.job_membership import JobMembership
-from bagua_agent.job_seen import JobSeen
-from bagua_agent.joined_job import JoinedJob
-from bagua_agent.leadership import Leadership, ProbeResult
+from bagua_agent.base.timers import Timers
+from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView, Verdict
-from bagua_agent.store_events import LeaderKey
-from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
 
 LEADER = LeaderKey("l", "10.0.0.1:1", create_revision=40)

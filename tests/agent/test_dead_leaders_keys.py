@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.leadership import Act, Leadership, Report, WriteFailed, Written
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.leadership.leadership import Act, Leadership, Report, WriteFailed, Written
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store_access import store_config
 from tests.lab.wait import eventually
 
 KEYS = JobKeys("job")

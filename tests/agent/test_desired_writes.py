@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.desired_writes import LONGEST_RETRY_S, RETRY_S, DesiredWrites, retry_after_s
-from bagua_agent.errors import StoreUnavailable, UserError
-from bagua_agent.timers import Timers
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.base.retrying_writes import LONGEST_RETRY_S, RETRY_S, DesiredWrites, retry_after_s
+from bagua_agent.base.timers import Timers
 
 DEADLINE_S = 10.0
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from bagua_agent.exec_limits import (
+from bagua_agent.base.exec_limits import (
     MOST_BYTES_IN_ONE,
     ROOM_OF_THE_AGENT_BYTES,
     most_bytes_in_all,

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_file import SUBMITTED, decode, encode
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.config.job_config_file import SUBMITTED, decode, encode
 
 PLAIN = JobConfig("demo", WorkerCommand(CommandKind.SCRIPT, "train.py", ("--lr", "0.1")))
 FULL = replace(

@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 
-from bagua_agent import job_room as module
-from bagua_agent.errors import InfrastructureLost, UserError
-from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_room import JobFound, ensure_job, key_pair_stands, make_live, remove_unused_identity
-from bagua_agent.node.script_mode import Mode
-from bagua_agent.store.client import Compare, KeyValue, Put, Store, Transaction
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store_access import store_config
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, Transaction
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job import create_or_join as module
+from bagua_agent.job.create_or_join import (
+    JobFound,
+    ensure_job,
+    key_pair_stands,
+    make_live,
+    remove_unused_identity,
+)
+from bagua_agent.node.script.script_mode import Mode
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 

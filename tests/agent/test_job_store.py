@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import BaguaError, StoreUnavailable, UserError
-from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
-from bagua_agent.job_store import JobStore, is_exposed, open_store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import DEFAULT_PORT
+from bagua_agent.base.errors import BaguaError, StoreUnavailable, UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.etcd.endpoints import DEFAULT_PORT
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.open_store import JobStore, is_exposed, open_store
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "train.py")
 Open = Callable[..., JobStore]

@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.leader_watch import DeadLeader, LeaderWatch
-from bagua_agent.leadership import Leadership, ProbeResult
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
+from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.view import Verdict
-from bagua_agent.store_events import LeaderKey
 
 ALIVE, REFUSED, UNANSWERED = Verdict.ALIVE, Verdict.REFUSED, Verdict.UNANSWERED
 LEADER = LeaderKey("leader", "10.0.0.1:1", create_revision=40)

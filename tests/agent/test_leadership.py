@@ -10,23 +10,23 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.errors import InternalError, StoreUnavailable, UserError
-from bagua_agent.inbox import LeadershipReported
-from bagua_agent.job_membership import STAND_AFTER_RESIGNING_S, JobMembership
-from bagua_agent.job_seen import JobSeen
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.errors import InternalError, StoreUnavailable, UserError
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.client import MOST_OPERATIONS_IN_A_TRANSACTION, Compare, Put, Store, Transaction
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.job.membership_driver import STAND_AFTER_RESIGNING_S, JobMembership
+from bagua_agent.job.messages import LeadershipReported
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.record_parts import StoredRecord
-from bagua_agent.leadership import Leadership
+from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
-from bagua_agent.narrator import Narrator
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.store.client import MOST_OPERATIONS_IN_A_TRANSACTION, Compare, Put, Store, Transaction
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 

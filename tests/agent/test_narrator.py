@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.narrator import (
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.job_state.console import (
     PROGRESS_EVERY_S,
     Narrator,
     describe_change,

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import logging
-from bagua_agent.plain_logging import log_to_stderr
+from bagua_agent.base.plain_logging import log_to_stderr
 log_to_stderr(logging.WARNING, "bagua-launch: ")
 log = logging.getLogger("bagua_agent.some_part")
 log.warning("writing %s failed", "\\x1b]0;title\\x07")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.plain_text import RESET, plain_bytes, plain_line, plain_lines, unfinished
+from bagua_agent.base.plain_text import RESET, plain_bytes, plain_line, plain_lines, unfinished
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 PIECES = st.sampled_from(

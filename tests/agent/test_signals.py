@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.signals import SignalsToInbox
+from bagua_agent.base.errors import UserError
+from bagua_agent.base.signals import SignalsToInbox
 
 DEADLINE_S = 10.0
 
@@ -21,7 +21,7 @@ DEADLINE_S = 10.0
 # handler in Python runs while the wait lasts.
 ASLEEP = """
 import os, queue, signal, sys, threading
-from bagua_agent.signals import SignalsToInbox
+from bagua_agent.base.signals import SignalsToInbox
 inbox = queue.SimpleQueue()
 with SignalsToInbox(["SIGTERM"], inbox.put):
     threading.Thread(target=threading.Event().wait, daemon=True).start()

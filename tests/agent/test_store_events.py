@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.leadership import HANG_OUTCOMES
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.job_state.decode import StoreEvents
+from bagua_agent.leadership.leadership import HANG_OUTCOMES
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.view import DepartureView
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait, Operation
 from bagua_contract.records import Generation, GenerationKind, Placement, StateName, SuspicionKind

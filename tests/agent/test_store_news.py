@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.history_keeper import HistoryKeeper
-from bagua_agent.job_seen import JobSeen
+from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.view import JobView
-from bagua_agent.narrator import Narrator
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.store_events import LeaderKey
-from bagua_agent.store_news import StoreNews
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 

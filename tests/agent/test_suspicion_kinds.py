@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.job_state.decode import StoreEvents
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.picture import absorb
+from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.view import Evidence, JobView
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.store_events import StoreEvents
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import SuspicionKind
 

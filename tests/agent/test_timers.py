@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bagua_agent.timers import Timers
+from bagua_agent.base.timers import Timers
 
 
 def fired_by(timers: Timers, now_s: float) -> int:

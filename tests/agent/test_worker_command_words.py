@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
 
 
 def test_torchruns_macro_stands_for_the_local_rank() -> None:

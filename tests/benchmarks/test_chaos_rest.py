@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract.records import Generation, GenerationKind, Placement
 from benchmarks.chaos_rest import judge
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from benchmarks.fault_victims import NoLeaderError, leading_host, pick
 from tests.lab.etcd import EtcdCluster, Standing

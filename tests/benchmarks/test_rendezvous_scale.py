@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.etcd_stubs import etcd3
 from benchmarks import rendezvous_scale
 from benchmarks.etcd_load import EtcdConnection, RequestFailed
 

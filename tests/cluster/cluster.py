@@ -10,12 +10,12 @@ from pathlib import Path
 from bagua_agent.cluster.cluster_records import PROTOCOL, parse_submission, read_node, read_orders
 from bagua_agent.cluster.cluster_view import NodeView, OrderView
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.job_file import SUBMITTED, encode
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.endpoints import parse_endpoint
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.config.job_config_file import SUBMITTED, encode
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_contract import cluster_pb2 as pb
 from bagua_core.elastic import ledger
 from tests.faults.job import ROOT, SCRIPT

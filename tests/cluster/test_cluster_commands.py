@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from bagua_agent.store import cluster_keys
+from bagua_agent.etcd import cluster_keys
 from tests.cluster.cluster import DEADLINE_S, Cluster
 from tests.cluster.conftest import MakeCluster
 from tests.faults.job import ROOT

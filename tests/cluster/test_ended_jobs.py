@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.keys import JobKeys
 from tests.cluster.conftest import MakeCluster
 from tests.cluster.test_cluster_commands import DEADLINE_S, JOB, Terminal
 from tests.lab.wait import eventually

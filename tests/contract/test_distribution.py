@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service.node_checks import Weight, judge_packages
+from bagua_agent.service.node.node_checks import Weight, judge_packages
 from bagua_contract.distribution import DISTRIBUTION, original_beside, own_version
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig
 from bagua_launch.job_request import parse_request
 from bagua_launch.main import cli
 from bagua_launch.options import RUN_OPTIONS

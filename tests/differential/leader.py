@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_agent.membership import events as ev
-from bagua_agent.membership import machine
 from bagua_agent.membership.actions import (
     Action,
     ProbeAgents,
@@ -26,6 +25,7 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.state_machine import machine
 from bagua_agent.membership.view import Verdict
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.job import Job
 from tests.lab.fixtures import MakeLab, lab, make_lab
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent import failpoints as agent_failpoints
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.base import failpoints as agent_failpoints
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_core.elastic import failpoints as worker_failpoints

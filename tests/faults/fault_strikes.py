@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from tests.faults import fault_table as table
 from tests.faults.fault_stage import HELD_S, NODES, Held, Stage
 from tests.faults.fault_table import Moment, Occasion, Row

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_agent import failpoints as agent_failpoints
+from bagua_agent.base import failpoints as agent_failpoints
 from bagua_core.elastic import failpoints as worker_failpoints
 
 HANG_NOTICE_S, HANG_RENEW_S, HANG_TIMEOUT_S = 1.0, 2.0, 4.0

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_core.elastic import ledger

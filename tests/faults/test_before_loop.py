@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, START_S, Job
 from tests.lab.wait import eventually

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import tests.faults.job as harness
-from bagua_agent.membership.restart_policy import judge
-from bagua_agent.membership.root_cause import Kind, classify
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.membership.failures.restart_policy import judge
+from bagua_agent.membership.failures.root_cause import Kind, classify
 from bagua_agent.membership.view import FailureView
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job

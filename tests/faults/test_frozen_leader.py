@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job, Node

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from bagua_agent import failpoints as of_agent
+from bagua_agent.base import failpoints as of_agent
 from bagua_core.elastic import failpoints as of_worker
 from tests.lab.wait import eventually
 

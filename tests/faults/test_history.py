@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.job_history import EventKind, JobEvent, events_of
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store_access import store_config
 from tests.faults.conftest import MakeJob
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import signal
 
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import PICTURE_VARIABLE, RECORD_VARIABLE
 from bagua_agent.large_jobs.record_parts import Head, head_of
-from bagua_agent.store.keys import JobKeys
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job
 from tests.faults.test_store_wiped import wipe

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.conftest import MakeJob
 from tests.lab.wait import eventually
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.faults.saved_steps import newest_step

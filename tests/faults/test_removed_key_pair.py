@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.lab.etcd import EtcdCluster

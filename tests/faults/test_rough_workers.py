@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import tests.faults.job as harness
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.agent.store.conftest import free_port
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.workers.account import find_account
+from bagua_agent.base.errors import UserError
+from bagua_agent.workers.process.account import find_account
 
 ROOT = Path(__file__).resolve().parents[2]
 WHO = "nobody"
@@ -39,8 +39,8 @@ exec "$@"
 
 AGENT = """
 import sys
-from bagua_agent.job_agent import run_job
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.job.run import run_job
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 script, log_dir, start_method = sys.argv[1:]
 config = JobConfig("as-nobody", WorkerCommand(CommandKind.SCRIPT, script), slots=2, run_as="nobody",
                    log_dir=log_dir, redirects="3", start_method=start_method, max_restarts=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
 

@@ -6,13 +6,13 @@ turned into keys and values as Leadership does it, so that an id or a number tha
 
 from __future__ import annotations
 
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.job_state.decode import StoreEvents
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.machine import State, new_state, step_all
 from bagua_agent.membership.policy import Policy
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.store_events import StoreEvents
+from bagua_agent.membership.state_machine.machine import State, new_state, step_all
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Placement
 

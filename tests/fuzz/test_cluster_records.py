@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     PROTOCOL,
@@ -26,17 +27,16 @@ from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster_client.cluster_requests import outcome_of, submission_nonce
 from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.cluster_client.log_reader import LogReader
-from bagua_agent.errors import UserError
+from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.cluster_state.odd_records import OddRecords
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.job_history import events_of
-from bagua_agent.service import agent_config
-from bagua_agent.service.cluster_picture import ClusterPicture
-from bagua_agent.service.odd_records import OddRecords
-from bagua_agent.service.unit_request import unit_request
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import KeyValue, Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JOBS_PREFIX, JobKeys
-from bagua_agent.store.mirror import Change
+from bagua_agent.service.config import agent_config
+from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2 as job_pb
 from tests.agent.service.conftest import plain_etcd, plain_store

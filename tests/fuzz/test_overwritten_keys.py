@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.store.client import Store, StoreConfig
-from bagua_agent.store.endpoints import parse_endpoints
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.etcd.client import Store, StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob
 from tests.lab.wait import eventually

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua_agent.store.embedded import find_etcd
-from bagua_agent.store.key_range import end_of_prefix
+from bagua_agent.etcd.key_range import end_of_prefix
+from bagua_agent.etcd.server.embedded import find_etcd
 from tests.lab.namespaces import LabError
 from tests.lab.network import Host
 from tests.lab.process import LabProcess

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from bagua_agent.errors import StoreUnavailable
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import Connection, StoreConfig
-from bagua_agent.store.embedded import find_etcd
-from bagua_agent.store.endpoints import parse_endpoints
-from bagua_agent.store.etcd_stubs import etcd3
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import Connection, StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.server.embedded import find_etcd
+from bagua_agent.etcd.stubs import etcd3
 
 QUOTA_BYTES = 1 << 20
 _FILL = "/fill/"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig
 from tests.launch.launcher import Completed, Launcher, LaunchProcess
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 # takes the agent's place in a real process; the real one would start etcd and workers
 _STAND_IN = """
 import json, sys, types
-agent = types.ModuleType("bagua_agent.job_agent")
+agent = types.ModuleType("bagua_agent.job.run")
 def run_job(config):
     print(json.dumps({"id": config.job_id, "nodes": [config.min_nodes, config.max_nodes],
                       "slots": config.slots, "kind": config.command.kind.value,
@@ -26,7 +26,7 @@ def run_job(config):
                       "endpoints": config.endpoints, "restarts": config.max_restarts}))
     return 7
 agent.run_job = run_job
-sys.modules["bagua_agent.job_agent"] = agent
+sys.modules["bagua_agent.job.run"] = agent
 """
 
 
@@ -44,9 +44,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
         asked.append(config)
         return 7
 
-    agent = ModuleType("bagua_agent.job_agent")
+    agent = ModuleType("bagua_agent.job.run")
     agent.__dict__["run_job"] = run_job
-    monkeypatch.setitem(sys.modules, "bagua_agent.job_agent", agent)
+    monkeypatch.setitem(sys.modules, "bagua_agent.job.run", agent)
     return Launcher(tmp_path, asked)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig
 from bagua_launch.main import cli
 
 Completed = subprocess.CompletedProcess[str]

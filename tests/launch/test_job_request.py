@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.membership.policy import Policy
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import JobRequest, parse_request, parse_scale

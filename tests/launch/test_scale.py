@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.scale import ScaleChange, change_desired
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store_access import store_config
+from bagua_agent.base.errors import UserError
+from bagua_agent.cluster_client.scale import ScaleChange, change_desired
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 from tests.launch.launcher import Launcher
@@ -89,7 +89,7 @@ def test_a_broken_record_is_written_anew(store: Store) -> None:
 def test_an_etcd_that_is_away_is_one_line_and_exit_code_1(
     launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bagua_agent.scale._CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("bagua_agent.cluster_client.scale._CONNECT_TIMEOUT_S", 0.3)
     result = launch("scale", "--rdzv-id", "a", "--rdzv-endpoint", "127.0.0.1:1", "2")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1 and "127.0.0.1:1" in result.stderr

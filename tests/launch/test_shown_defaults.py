@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig
 from bagua_launch.options import RUN_OPTIONS
 from tests.launch.launcher import Launcher
 

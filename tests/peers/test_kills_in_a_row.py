@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.membership.policy import Policy
-from bagua_agent.workers.exit_cause import exit_cause
-from bagua_agent.workers.memory_kills import MemoryKills
+from bagua_agent.workers.exits.exit_cause import exit_cause
+from bagua_agent.workers.exits.memory_kills import MemoryKills
 from tests.peers.conftest import Launch
 
 KILLED = """

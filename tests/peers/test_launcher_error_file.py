@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.node import launcher_error_file
+from bagua_agent.node.torchrun import launcher_error_file
 from tests.peers.conftest import Launch
 
 

@@ -185,9 +185,9 @@ def broken_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     def run_job(config: object) -> int:
         raise Broken("raised by the test")
 
-    agent = ModuleType("bagua_agent.job_agent")
+    agent = ModuleType("bagua_agent.job.run")
     agent.__dict__["run_job"] = run_job
-    monkeypatch.setitem(sys.modules, "bagua_agent.job_agent", agent)
+    monkeypatch.setitem(sys.modules, "bagua_agent.job.run", agent)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")
     yield

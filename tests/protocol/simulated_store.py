@@ -1,7 +1,7 @@
 """The store and the leader of a simulated job: keys, watches, leases, elections, probes.
 
-Drives the real bagua_agent.membership.machine at whichever agent leads, and the real LeaderWatch at every agent. Knows
-workers only by their keys.
+Drives the real bagua_agent.membership.state_machine.machine at the agent that leads, and the real LeaderWatch at every
+agent. Knows workers only by their keys.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from bagua_agent.leader_watch import DeadLeader, LeaderWatch
-from bagua_agent.leadership import Leadership, ProbeResult
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
+from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership import events as ev
-from bagua_agent.membership import machine
 from bagua_agent.membership.actions import (
     Action,
     ProbeAgents,
@@ -27,8 +27,8 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.state_machine import machine
 from bagua_agent.membership.view import Verdict
-from bagua_agent.store_events import LeaderKey
 from bagua_contract.records import Generation
 
 LEASE_S = 3.0

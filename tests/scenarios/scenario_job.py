@@ -34,9 +34,9 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.machine import Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restarting import worker_id_of
+from bagua_agent.membership.state_machine.machine import Step, new_state, step, step_all
+from bagua_agent.membership.state_machine.restarting import worker_id_of
 from bagua_agent.membership.view import DepartureView, Run, Verdict
 from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service.agent_config import DEFAULT_PATH
+from bagua_agent.service.config.agent_config import DEFAULT_PATH
 from bagua_agent.service.service_unit import unit_text
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab

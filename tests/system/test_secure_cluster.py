@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.store.embedded import find_etcd
+from bagua_agent.etcd.server.embedded import find_etcd
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine

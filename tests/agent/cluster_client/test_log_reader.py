@@ -14,6 +14,7 @@ from typing import cast
 import grpc
 import pytest
 
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.cluster_client import log_reader
 from bagua_agent.cluster_client.log_reader import (
@@ -27,12 +28,11 @@ from bagua_agent.cluster_client.log_reader import (
     last_workers,
     next_of,
 )
-from bagua_agent.errors import InfrastructureLost
-from bagua_agent.service.job_logs import JobLogs
-from bagua_agent.service.node_server import NodeServer
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.workers.log_file import LogFile
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.service.logs.job_logs import JobLogs
+from bagua_agent.service.node.node_server import NodeServer
+from bagua_agent.workers.output.log_file import LogFile
 from bagua_contract import cluster_pb2, node_pb2, node_pb2_grpc
 from tests.lab.wait import eventually
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import KeyValue, Store, Transaction
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history import job_history as history
 from bagua_agent.history.history_keeper import MOST_OWED, HistoryKeeper
 from bagua_agent.history.history_writer import MOST_WAITING, HistoryWriter
 from bagua_agent.history.job_history import EventKind, JobEvent, events_of, superfluous
-from bagua_agent.job_config import StoreCredentials
-from bagua_agent.store.client import KeyValue, Store, Transaction
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.store_access import store_config
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
 

@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 
-from bagua_agent.inbox import Gathered, StoreChanged, StoreConnected
-from bagua_agent.inbox_reader import InboxReader
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.job.batching import InboxReader
+from bagua_agent.job.messages import Gathered, StoreChanged, StoreConnected
 from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.store.mirror import Change
-from bagua_agent.timers import Timers
 
 LARGE = Limits(whole_picture_nodes=1)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.inbox import LeadershipReported, ScopeFollowed
-from bagua_agent.job_outlook import JobOutlook
-from bagua_agent.job_seen import JobSeen
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job.messages import LeadershipReported, ScopeFollowed
+from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.scope import Scope
-from bagua_agent.leadership import Elected, NotElected
+from bagua_agent.leadership.leadership import Elected, NotElected
 from bagua_agent.membership.view import AgentView, JobView
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store_events import LeaderKey
 from bagua_contract import membership_pb2 as pb
 
 KEYS = JobKeys("job")

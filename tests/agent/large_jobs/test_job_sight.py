@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent import job_sight
-from bagua_agent.errors import StoreUnavailable
-from bagua_agent.inbox import StoreChanged
-from bagua_agent.job_sight import JobSight
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job import subscription
+from bagua_agent.job.messages import StoreChanged
+from bagua_agent.job.subscription import JobSight
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.rpc.job_identity import make_identity
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.keys import JobKeys
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")
@@ -74,7 +74,7 @@ def test_what_stands_is_told_with_the_whole_record(etcd: EmbeddedEtcd) -> None:
 def test_an_etcd_that_goes_away_meanwhile_ends_the_start(
     etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_sight, "START_S", 0.5)
+    monkeypatch.setattr(subscription, "START_S", 0.5)
     store, inbox = with_record(etcd), queue.SimpleQueue[object]()
     read = whole_records.packed_parts
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs import record_parts
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import head_of, joined, keepers, stored, unpacked
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 

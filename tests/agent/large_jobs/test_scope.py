@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import PICTURE_VARIABLE, RECORD_VARIABLE, Limits
 from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
-from bagua_agent.store.keys import JobKeys
 
 LIMITS = Limits()
 KEYS = JobKeys("job")

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.errors import StoreUnavailable
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
@@ -15,12 +21,6 @@ from bagua_agent.large_jobs.record_parts import StoredRecord, stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import make_identity
-from bagua_agent.store.client import KeyValue, Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
 from bagua_contract.records import Generation, GenerationKind, Placement
 from tests.lab.wait import eventually
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import KeyValue, Store, Transaction
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.history_keeper import HistoryKeeper
-from bagua_agent.job_seen import JobSeen
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.lost_keys import LOOK_AGAIN_S, LostKeys
 from bagua_agent.lost_store.recreation import SETTLE_S
 from bagua_agent.membership.view import JobView
-from bagua_agent.narrator import Narrator
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import KeyValue, Store, Transaction
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change
-from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_agent.etcd.client import Compare, KeyValue, Put, absent, mod_revision_is
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.lost_store.recreation import (
     GiveWay,
     Memory,
@@ -16,8 +18,6 @@ from bagua_agent.lost_store.recreation import (
     Verdict,
     after_a_loss,
 )
-from bagua_agent.store.client import Compare, KeyValue, Put, absent, mod_revision_is
-from bagua_agent.store.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_agent.membership.actions import Decision, WriteGeneration
-from bagua_agent.membership.formation import decide
+from bagua_agent.membership.formation.decision import decide
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import (
     AgentView,

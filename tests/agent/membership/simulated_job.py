@@ -20,9 +20,9 @@ from bagua_agent.membership.actions import (
     WriteHangOrder,
     WriteResult,
 )
-from bagua_agent.membership.machine import State, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
+from bagua_agent.membership.state_machine.machine import State, new_state, step, step_all
 from bagua_agent.membership.view import DepartureView, Verdict
 from bagua_contract.records import Generation, GenerationKind, Stage, SuspicionKind
 

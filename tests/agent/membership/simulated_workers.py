@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from bagua_agent.membership.machine import State, new_state
+from bagua_agent.membership.state_machine.machine import State, new_state
 from bagua_agent.node.live_workers import must_start_again
 from bagua_contract.records import Generation, GenerationKind, Stage
 

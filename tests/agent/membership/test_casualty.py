@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import agent, failure, member, picture, record
 
-from bagua_agent.membership.casualty import (
+from bagua_agent.membership.failures.casualty import (
     MOST_FORMER_FELLOWS,
     NO_COMPANY,
     Company,
     casualty_of,
     company_after,
 )
-from bagua_agent.membership.restart_policy import in_doubt, judge
-from bagua_agent.membership.root_cause import explains, first_cause
+from bagua_agent.membership.failures.restart_policy import in_doubt, judge
+from bagua_agent.membership.failures.root_cause import explains, first_cause
 from bagua_agent.membership.view import FailureView, JobView
 from bagua_contract.records import Generation
 

@@ -22,7 +22,7 @@ from pictures import (
 )
 
 from bagua_agent.membership.actions import Outcome, WriteResult
-from bagua_agent.membership.departure import parting, prospect
+from bagua_agent.membership.formation.departure import parting, prospect
 from bagua_agent.membership.view import DepartureView, JobView, Waiting
 
 EMPTY = record(3, "", base=2)

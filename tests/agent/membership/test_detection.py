@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pictures import LEADER, POLICY, agent, member, picture, record, suspicion
 
-from bagua_agent.membership.detection import gathering_until_s, inquire, judge_probe, relays_for
+from bagua_agent.membership.failures.detection import gathering_until_s, inquire, judge_probe, relays_for
 from bagua_agent.membership.standing import stand
 from bagua_agent.membership.view import DeadAgent, Evidence, JobView, Probe, SuspicionView, Verdict
 

@@ -20,7 +20,7 @@ from pictures import (
     written,
 )
 
-from bagua_agent.membership.departure import parting
+from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.hang import Outcome
 from bagua_agent.membership.view import Evidence, MemberView, Quarantine
 from bagua_agent.node.live_workers import must_start_again

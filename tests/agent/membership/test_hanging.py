@@ -23,8 +23,8 @@ from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Decision, Outcome, WriteHangOrder, WriteResult
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.hang import Outcome as Hang
-from bagua_agent.membership.machine import State, new_state, step
-from bagua_agent.membership.picture import absorb
+from bagua_agent.membership.state_machine.machine import State, new_state, step
+from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.view import Attempts, JobView, SuspicionView
 from bagua_contract.collective_wait import CollectiveWait, Operation
 from bagua_contract.records import SuspicionKind

@@ -13,7 +13,7 @@ from simulated_workers import Node, Worker
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
-from bagua_agent.membership.formation import decide
+from bagua_agent.membership.formation.decision import decide
 from bagua_contract.records import Generation
 
 MOST_NODES = 5

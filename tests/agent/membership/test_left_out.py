@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.membership.backoff import delay_s
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.membership.left_out import NodeInTrouble, quarantined, ways_out
 from bagua_agent.membership.policy import Policy
 

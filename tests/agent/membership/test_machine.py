@@ -15,8 +15,15 @@ from bagua_agent.membership.actions import (
     WriteGeneration,
     WriteResult,
 )
-from bagua_agent.membership.machine import IllegalTransition, State, Step, new_state, step, step_all
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.state_machine.machine import (
+    IllegalTransition,
+    State,
+    Step,
+    new_state,
+    step,
+    step_all,
+)
 from bagua_agent.membership.view import Verdict
 from bagua_contract.records import SuspicionKind
 

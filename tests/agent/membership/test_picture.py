@@ -9,10 +9,10 @@ import pytest
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import ProbeAgents, RemoveDeadAgent, WriteGeneration
-from bagua_agent.membership.machine import State, Step, new_state, step, step_all
-from bagua_agent.membership.picture import absorb
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restarting import worker_id_of
+from bagua_agent.membership.state_machine.machine import State, Step, new_state, step, step_all
+from bagua_agent.membership.state_machine.picture import absorb
+from bagua_agent.membership.state_machine.restarting import worker_id_of
 from bagua_agent.membership.view import AgentView, Evidence, JobView, Run, Verdict
 from bagua_contract.records import Generation, GenerationKind, Placement
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from pictures import failure
 
+from bagua_agent.membership.failures.restart_policy import judge, respawn_delay_s, succession
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restart_policy import judge, respawn_delay_s, succession
 from bagua_agent.membership.view import FailureView
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.restarting import decide_restart, worker_id_of
+from bagua_agent.membership.state_machine.restarting import decide_restart, worker_id_of
 from bagua_agent.membership.view import (
     AgentView,
     DeadAgent,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bagua_agent.membership.root_cause import (
+from bagua_agent.membership.failures.root_cause import (
     Ended,
     Kind,
     classify,

@@ -11,27 +11,27 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.desired_writes import RETRY_S, DesiredWrites
-from bagua_agent.errors import InfrastructureLost
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.retrying_writes import RETRY_S, DesiredWrites
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.job_history import EventKind, JobEvent
-from bagua_agent.job_seen import JobSeen
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, FailureView, JobView
-from bagua_agent.narrator import Narrator
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
 from bagua_agent.node.worker_exits import LOOK_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.store.client import Store
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.timers import Timers
-from bagua_agent.workers.exit_cause import ExitCause, exit_cause
-from bagua_agent.workers.log_layout import WorkerFiles
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
+from bagua_agent.workers.output.log_layout import WorkerFiles
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 

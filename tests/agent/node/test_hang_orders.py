@@ -11,13 +11,13 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.timers import Timers
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.hang import HangOrder, Outcome
 from bagua_agent.membership.view import JobView, SuspicionView
-from bagua_agent.narrator import Narrator
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.timers import Timers
 from bagua_agent.workers.stacks import StackTarget
 from tests.lab.wait import eventually
 

@@ -16,14 +16,14 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.job_logs import JobLogs
-from bagua_agent.workers.account import find_account
-from bagua_agent.workers.log_layout import LogLayout
-from bagua_agent.workers.log_parts import part_ends
-from bagua_agent.workers.output import OutputRouter
-from bagua_agent.workers.output_options import OutputOptions
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.base.errors import UserError
+from bagua_agent.service.logs.job_logs import JobLogs
+from bagua_agent.workers.output.log_layout import LogLayout
+from bagua_agent.workers.output.log_parts import part_ends
+from bagua_agent.workers.output.output_options import OutputOptions
+from bagua_agent.workers.output.router import OutputRouter
+from bagua_agent.workers.process.account import find_account
+from bagua_agent.workers.process.worker_process import WorkerProcess
 
 DEADLINE_S = 60.0
 ACCOUNT = "nobody"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.workers.exit_cause import TAIL_LINE_CHARACTERS, ExitCause, exit_cause
+from bagua_agent.workers.exits.exit_cause import TAIL_LINE_CHARACTERS, ExitCause, exit_cause
 
 DEADLINE_S = 30.0
 Run = Callable[[str], ExitCause]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 from bagua_agent.node.local_address import LOOPBACK, local_address
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.errors import InfrastructureLost, UserError
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.node import node_workers
 from bagua_agent.node.node_workers import NodeWorkers
 from tests.lab.wait import eventually
@@ -54,9 +54,9 @@ def children() -> set[int]:
     ("place", "error"),
     [
         ("bagua_agent.node.node_workers.spawn_worker", NO_PROCESS),
-        ("bagua_agent.workers.log_layout.Path.mkdir", NO_SPACE),
-        ("bagua_agent.workers.spawn.subprocess.Popen", NO_PROCESS),
-        ("bagua_agent.workers.spawn.WorkerProcess", NO_DESCRIPTOR),
+        ("bagua_agent.workers.output.log_layout.Path.mkdir", NO_SPACE),
+        ("bagua_agent.workers.start.spawn.subprocess.Popen", NO_PROCESS),
+        ("bagua_agent.workers.start.spawn.WorkerProcess", NO_DESCRIPTOR),
         ("bagua_agent.node.node_workers.ExitWatch.watch", NO_DESCRIPTOR),
         ("bagua_agent.node.node_workers.OutputRouter.attach", NO_SPACE),
     ],

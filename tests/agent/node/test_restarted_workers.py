@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
 from bagua_agent.node.restarted_workers import RestartedWorkers
-from bagua_agent.node.worker_way import LEADER_AGAIN_S
+from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.timers import Timers
-from bagua_agent.workers.exit_cause import ExitCause
+from bagua_agent.workers.exits.exit_cause import ExitCause
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 OWN, OTHER = "a", "b"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES
 from bagua_agent.node import runtime_directory as module
 from bagua_agent.node.runtime_directory import make_runtime_directory, session_socket, store_directory
-from bagua_agent.store.endpoints import LONGEST_SOCKET_PATH_BYTES
 
 
 def test_it_is_private_and_where_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

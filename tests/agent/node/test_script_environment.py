@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.node.script_environment import set_before_torch, why_a_fresh_interpreter
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.node.script.script_environment import set_before_torch, why_a_fresh_interpreter
 
 IMPORTS = "\nimport torch\n"
 

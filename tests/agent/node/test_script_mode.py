@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.node.script_mode import Mode, guess_mode, opens_a_session
-from bagua_agent.node.script_text import LARGEST_SCRIPT_BYTES
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.node.script.script_mode import Mode, guess_mode, opens_a_session
+from bagua_agent.node.script.script_text import LARGEST_SCRIPT_BYTES
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
-from bagua_agent.joined_job import JoinedJob
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.policy import Policy
-from bagua_agent.narrator import Narrator
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.timers import Timers
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind

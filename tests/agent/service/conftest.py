@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service.certificate_files import TlsFiles, create_authority, issue_files, utc_now
-from bagua_agent.service.certificates import Role
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls
-from bagua_agent.store.endpoints import parse_endpoint, parse_endpoints
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint, parse_endpoints
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
+from bagua_agent.security.certificate_files import TlsFiles, create_authority, issue_files, utc_now
+from bagua_agent.security.certificates import Role
 
 LOOPBACK = ("127.0.0.1", "localhost")
 

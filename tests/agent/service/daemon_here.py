@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_agent.service import agent_config
-from bagua_agent.service.agent_config import AgentConfig
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.config import agent_config
+from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.daemon import NodeDaemon
-from bagua_agent.service.node_facts import NodeFacts
-from bagua_agent.service.units import FoundUnit
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.service.node.node_facts import NodeFacts
+from bagua_agent.service.units.units import FoundUnit
 
 NODE = "n0"
 LEASE_S = 60.0  # outlives every test

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
-from bagua_agent.errors import UserError
-from bagua_agent.service.agent_config import AgentConfig, check, read_agent_config
-from bagua_agent.service.agent_config_keys import KEYS, example_config
-from bagua_agent.service.certificate_files import utc_now
-from bagua_agent.service.certificates import CertificateRefused
+from bagua_agent.security.certificate_files import utc_now
+from bagua_agent.security.certificates import CertificateRefused
+from bagua_agent.service.config.agent_config import AgentConfig, check, read_agent_config
+from bagua_agent.service.config.agent_config_keys import KEYS, example_config
 
 from .conftest import People
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service import certificate_command
-from bagua_agent.service.certificate_files import files_in, issue_files, read_tls, utc_now
-from bagua_agent.service.certificates import Role
+from bagua_agent.security import certificate_command
+from bagua_agent.security.certificate_files import files_in, issue_files, read_tls, utc_now
+from bagua_agent.security.certificates import Role
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.certificate_files import (
+from bagua_agent.base.errors import UserError
+from bagua_agent.security.certificate_files import (
     TlsFiles,
     check_pair,
     create_authority,
@@ -25,7 +25,7 @@ from bagua_agent.service.certificate_files import (
     retired_in,
     utc_now,
 )
-from bagua_agent.service.certificates import CertificateRefused, Role, revoked_in
+from bagua_agent.security.certificates import CertificateRefused, Role, revoked_in
 
 NOW = utc_now()
 

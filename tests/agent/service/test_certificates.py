@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.certificates import (
+from bagua_agent.base.errors import UserError
+from bagua_agent.security.certificates import (
     ETCD_MEMBER_NAME,
     CertificateRefused,
     Credential,

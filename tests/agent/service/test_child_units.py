@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import InfrastructureLost
-from bagua_agent.service.child_units import ChildUnits
-from bagua_agent.service.units import REQUEST
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.service.units.child_units import ChildUnits
+from bagua_agent.service.units.units import REQUEST
 from tests.lab.wait import eventually
 
 DEADLINE_S = 30.0

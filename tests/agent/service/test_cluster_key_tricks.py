@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.store import cluster_keys
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd import cluster_keys
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../h2", "h2/../h3", "h2\n", "h2\0", "h 2", "ü", "n" * 101])

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
 from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.errors import InfrastructureLost, OutcomeUnknown
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Compare, Put, Store, Transaction
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Compare, Put, Store, Transaction
 from bagua_contract import cluster_pb2 as pb
 
 KEY = cluster_keys.drain("n0")

@@ -14,9 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import StoreUnavailable, UserError
-from bagua_agent.service import certificate_command
-from bagua_agent.service.certificate_files import (
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change, PrefixMirror
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls, find_etcd
+from bagua_agent.security import certificate_command
+from bagua_agent.security.certificate_files import (
     TlsFiles,
     create_authority,
     files_in,
@@ -26,15 +32,9 @@ from bagua_agent.service.certificate_files import (
     retire,
     utc_now,
 )
-from bagua_agent.service.certificates import CertificateRefused, Role
-from bagua_agent.service.etcd_member_flags import member_flags
-from bagua_agent.service.etcd_role_writer import apply
-from bagua_agent.store.client import Put, Store, absent
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls, find_etcd
-from bagua_agent.store.endpoints import parse_endpoints
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.security.certificates import CertificateRefused, Role
+from bagua_agent.security.etcd_member_flags import member_flags
+from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract import cluster_pb2
 
 from .conftest import LOOPBACK, People, free_port, store_config

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.certificates import Holder, Role
-from bagua_agent.service.etcd_roles import (
+from bagua_agent.base.errors import UserError
+from bagua_agent.security.certificates import Holder, Role
+from bagua_agent.security.etcd_roles import (
     PERMISSIONS,
     Access,
     AddRole,

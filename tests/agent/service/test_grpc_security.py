@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bagua_agent.errors import BaguaError, InfrastructureLost, UserError
-from bagua_agent.service.certificate_files import (
+from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.security.certificate_files import (
     TlsFiles,
     create_authority,
     files_in,
@@ -22,8 +22,8 @@ from bagua_agent.service.certificate_files import (
     retire,
     utc_now,
 )
-from bagua_agent.service.certificates import CertificateRefused, Holder, Role
-from bagua_agent.service.grpc_security import (
+from bagua_agent.security.certificates import CertificateRefused, Holder, Role
+from bagua_agent.security.grpc_security import (
     MOST_REQUEST_BYTES,
     RoleInterceptor,
     channel_credentials,
@@ -32,7 +32,7 @@ from bagua_agent.service.grpc_security import (
     server_options,
     why_not_served,
 )
-from bagua_agent.service.tls_renewal import RenewedTls
+from bagua_agent.security.tls_renewal import RenewedTls
 
 from .conftest import LOOPBACK, People
 

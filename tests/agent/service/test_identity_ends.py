@@ -13,14 +13,14 @@ import pytest
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.job_room import remove_unused_identity
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.create_or_join import remove_unused_identity
 from bagua_agent.rpc.job_identity import make_identity
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import PROTOCOL_VERSION

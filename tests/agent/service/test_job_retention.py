@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     nonce_of,
@@ -19,22 +20,21 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.cluster.cluster_view import JobEnd, OutcomeView, RemovalView
 from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.cluster_client.job_story import follow
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.job_room import ensure_job
-from bagua_agent.service.certificate_files import issued_in, utc_now
-from bagua_agent.service.cluster_picture import ClusterPicture
-from bagua_agent.service.etcd_role_writer import apply
-from bagua_agent.service.job_removal import remove_job
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import KeyValue, Store, mod_revision_is
-from bagua_agent.store.connection import Connection
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.failures import CallFailed
-from bagua_agent.store.keys import RECORDS_PREFIX, SECRETS_PREFIX, JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store.mirror import Change
+from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import KeyValue, Store, mod_revision_is
+from bagua_agent.etcd.connection import Connection
+from bagua_agent.etcd.failures import CallFailed
+from bagua_agent.etcd.keys import RECORDS_PREFIX, SECRETS_PREFIX, JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.create_or_join import ensure_job
+from bagua_agent.security.certificate_files import issued_in, utc_now
+from bagua_agent.security.etcd_role_writer import apply
+from bagua_agent.service.scheduling.job_removal import remove_job
+from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2
 from tests.lab.wait import eventually

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import InfrastructureLost
-from bagua_agent.service.kept_logs import KeptLogs, owners_folder
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 
 
 class Node:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.cluster.cluster_records import write_orders
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
 from tests.agent.service.daemon_here import NODE, config_of, running_daemon
 from tests.lab.wait import eventually
 

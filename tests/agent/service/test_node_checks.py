@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service.node_checks import (
+from bagua_agent.service.node.node_checks import (
     LEAST_FREE_BYTES,
     DiskSpace,
     Finding,
@@ -105,7 +105,7 @@ def test_notes_keep_nobody_away() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at what another account may do")
 def test_a_real_account_is_looked_at() -> None:
-    from bagua_agent.service import node_checks
+    from bagua_agent.service.node import node_checks
 
     assert node_checks._account("no-such-user").weight is Weight.TROUBLE
     own = node_checks._account("root")

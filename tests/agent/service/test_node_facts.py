@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ASK = "from bagua_agent.service.node_facts import gpus_by_nvml; print(gpus_by_nvml())"
+ASK = "from bagua_agent.service.node.node_facts import gpus_by_nvml; print(gpus_by_nvml())"
 SOURCE = """
 int nvmlInitWithFlags(unsigned flags) { return INIT; }
 int nvmlInit_v2(void) { return INIT; }

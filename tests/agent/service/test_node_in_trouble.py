@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.cluster_client.cluster_status import cluster_status
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.service import daemon as daemon_module
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
 from tests.agent.service.daemon_here import running_daemon
 from tests.lab.wait import eventually
 

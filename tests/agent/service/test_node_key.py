@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bagua_agent.cluster.cluster_records import read_node
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.agent.service.daemon_here import NODE, running_daemon
 from tests.lab.wait import eventually
 

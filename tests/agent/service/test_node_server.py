@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.caller_limits import MOST_OF_A_CALLER, CallerLimits, TooManyReaders, caller_name
-from bagua_agent.service.certificate_files import TlsFiles, utc_now
-from bagua_agent.service.grpc_security import channel_credentials
-from bagua_agent.service.job_logs import JobLogs
-from bagua_agent.service.node_server import LEAST_ROLES, NodeServer
-from bagua_agent.service.tls_renewal import RenewedTls
+from bagua_agent.base.errors import UserError
+from bagua_agent.security.certificate_files import TlsFiles, utc_now
+from bagua_agent.security.grpc_security import channel_credentials
+from bagua_agent.security.tls_renewal import RenewedTls
+from bagua_agent.service.logs.job_logs import JobLogs
+from bagua_agent.service.node.caller_limits import MOST_OF_A_CALLER, CallerLimits, TooManyReaders, caller_name
+from bagua_agent.service.node.node_server import LEAST_ROLES, NodeServer
 from bagua_contract import node_pb2, node_pb2_grpc
 from tests.lab.wait import eventually
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.service.units import FoundUnit
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JOBS_PREFIX, JobKeys
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.scheduling.scheduler import Scheduler
+from bagua_agent.service.units.units import FoundUnit
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_launch.main import cli
@@ -245,7 +245,7 @@ def test_orders_of_the_largest_numbers_do_not_stop_scheduling(
 def test_a_scheduler_that_met_a_bug_goes_on_once_its_cause_is_gone(
     plain_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bagua_agent.service import scheduler as scheduling
+    from bagua_agent.service.scheduling import scheduler as scheduling
 
     real, met = scheduling.plan, list[object]()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
+from bagua_agent.base.errors import UserError
 from bagua_agent.service.one_daemon import FILE_NAME, only_daemon
 
 HOLD = """

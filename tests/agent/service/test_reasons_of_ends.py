@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent import job_agent
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, write_orders
 from bagua_agent.cluster.cluster_view import (
@@ -20,18 +20,24 @@ from bagua_agent.cluster.cluster_view import (
 )
 from bagua_agent.cluster.job_ends import stopped
 from bagua_agent.cluster_client.cluster_status import cluster_status
-from bagua_agent.errors import InfrastructureLost
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.config.job_config_file import SUBMITTED, encode
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.job_history import agent_failed, events_of
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.job_file import SUBMITTED, encode
-from bagua_agent.service import run_unit
-from bagua_agent.service.child_units import ChildUnits
+from bagua_agent.job import run
 from bagua_agent.service.failure_events import write_failure
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, units_folder
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.service.units import run_unit
+from bagua_agent.service.units.child_units import ChildUnits
+from bagua_agent.service.units.units import (
+    FoundUnit,
+    UnitFolders,
+    UnitNote,
+    UnitRequest,
+    units_folder,
+)
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.service.daemon_here import NODE, config_of, running_daemon
 from tests.lab.wait import eventually
@@ -197,7 +203,7 @@ def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch
     def run_job(*_: object) -> int:
         raise ZeroDivisionError("as the test wants")
 
-    monkeypatch.setattr(job_agent, "run_job", run_job)
+    monkeypatch.setattr(run, "run_job", run_job)
     command = WorkerCommand(CommandKind.SCRIPT, "train.py", ())
     folders = UnitFolders(tmp_path / "units")
     monkeypatch.chdir(tmp_path)

@@ -11,13 +11,13 @@ from bagua_agent.cluster.cluster_policy import DAY_S
 from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client import cluster_requests
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.service import daemon as daemon_module
-from bagua_agent.service.kept_logs import KeptLogs, owners_folder
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
+from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.store.conftest import Relay, free_port
 from tests.lab.wait import eventually

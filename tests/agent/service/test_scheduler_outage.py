@@ -7,20 +7,20 @@ from itertools import repeat
 
 import pytest
 
+from bagua_agent.base.errors import StoreUnavailable, UserError
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders
 from bagua_agent.cluster_client import cluster_requests
-from bagua_agent.errors import StoreUnavailable, UserError
-from bagua_agent.service import scheduler as scheduling
-from bagua_agent.service.cluster_picture import ClusterPicture
-from bagua_agent.service.scheduler import Scheduler
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Compare, Put, Store, Transaction
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.endpoints import parse_endpoint
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.leased_keys import LeasedKeys
+from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Compare, Put, Store, Transaction
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.scheduling import scheduler as scheduling
+from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from tests.lab.wait import eventually
 

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from bagua_agent.cluster.cluster_records import PROTOCOL
-from bagua_agent.service.job_logs import JobLogs
-from bagua_agent.service.node_server import NodeServer
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Store
-from bagua_agent.store.embedded import EmbeddedEtcd
-from bagua_agent.store.keys import JobKeys
-from bagua_agent.workers.log_layout import LogLayout, path_component
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.logs.job_logs import JobLogs
+from bagua_agent.service.node.node_server import NodeServer
+from bagua_agent.workers.output.log_layout import LogLayout, path_component
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.service.certificate_files import create_authority, files_in, issue_files, utc_now
-from bagua_agent.service.certificates import Role
-from bagua_agent.service.tls_renewal import RenewedTls
+from bagua_agent.security.certificate_files import create_authority, files_in, issue_files, utc_now
+from bagua_agent.security.certificates import Role
+from bagua_agent.security.tls_renewal import RenewedTls
 
 NOW = utc_now()
 

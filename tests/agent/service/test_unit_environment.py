@@ -7,9 +7,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.service.run_unit import agent_environment
-from bagua_agent.service.units import UnitFolders, UnitNote, UnitRequest, unit_command
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.service.units.run_unit import agent_environment
+from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRequest, unit_command
 from tests.lab.machine import ROOT
 
 SCRIPT = """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.job_file import encode
-from bagua_agent.service import agent_config
-from bagua_agent.service.unit_request import SUBMITTED, unit_request
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.config.job_config_file import encode
+from bagua_agent.service.config import agent_config
+from bagua_agent.service.units.unit_request import SUBMITTED, unit_request
 from bagua_contract import cluster_pb2 as pb
 
 CONFIG = agent_config.check(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.service.systemd_units import PREFIX, read_unit
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, read_request
+from bagua_agent.base.errors import UserError
+from bagua_agent.service.units.systemd_units import PREFIX, read_unit
+from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, read_request
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from bagua_agent.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.service.child_units import ChildUnits
-from bagua_agent.service.systemd_units import SystemdUnits
-from bagua_agent.service.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, UnitRunner
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.service.units.child_units import ChildUnits
+from bagua_agent.service.units.systemd_units import SystemdUnits
+from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, UnitRunner
 
 DEADLINE_S = 60.0
 

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from bagua_agent.store.client import Store, StoreConfig
-from bagua_agent.store.embedded import UNIX, EmbeddedEtcd, fresh_directory
-from bagua_agent.store.endpoints import parse_endpoints
+from bagua_agent.etcd.client import Store, StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
 
 T = TypeVar("T")
 DEADLINE_S = 10.0

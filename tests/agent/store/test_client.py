@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bagua_agent.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
-from bagua_agent.store.client import (
+from bagua_agent.base.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
+from bagua_agent.etcd.client import (
     KeyValue,
     Put,
     Store,
@@ -19,7 +19,7 @@ from bagua_agent.store.client import (
     mod_revision_is,
     value_is,
 )
-from bagua_agent.store.key_range import KeyRange
+from bagua_agent.etcd.key_range import KeyRange
 
 from .conftest import Relay, Server, free_port, wait_until
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.errors import StoreUnavailable, UserError
-from bagua_agent.store import embedded
-from bagua_agent.store.client import Store, StoreConfig
-from bagua_agent.store.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
-from bagua_agent.store.endpoints import parse_endpoints
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.etcd.client import Store, StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.server import embedded
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
 
 from .conftest import free_port, wait_until
 
@@ -157,7 +157,7 @@ def test_a_server_that_does_not_come_up_shows_its_last_words(
 def test_dies_with_its_owner() -> None:
     program = """
         import sys
-        from bagua_agent.store.embedded import EmbeddedEtcd
+        from bagua_agent.etcd.server.embedded import EmbeddedEtcd
         etcd = EmbeddedEtcd.start()
         print(etcd.pid, etcd.directory, flush=True)
         sys.stdin.read()

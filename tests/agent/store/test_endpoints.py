@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.store.connection import StoreConfig
-from bagua_agent.store.endpoints import Endpoint, parse_endpoint, parse_endpoints
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import Endpoint, parse_endpoint, parse_endpoints
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-from bagua_agent.store.etcd_stubs import etcd3
+from bagua_agent.etcd.stubs import etcd3
 from bagua_contract import etcd_pb2
 
 
@@ -29,7 +29,7 @@ def test_a_process_that_imported_etcd3_before_keeps_what_it_has() -> None:
             setattr(foreign, name, getattr(etcd_pb2, name))
         sys.modules["etcd3.etcdrpc"] = foreign
         import etcd3
-        from bagua_agent.store import etcd_stubs
+        from bagua_agent.etcd import etcd_stubs
         assert etcd_stubs.etcd3.etcdrpc is foreign
         assert sys.modules["etcd3.etcdrpc"] is foreign
     """

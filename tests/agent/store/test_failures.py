@@ -3,7 +3,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from bagua_agent.store.failures import Trouble, classify
+from bagua_agent.etcd.failures import Trouble, classify
 
 C = grpc.StatusCode
 

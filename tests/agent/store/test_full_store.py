@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.errors import StoreFull
-from bagua_agent.store import cluster_keys
-from bagua_agent.store.client import Put, Store, absent
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store.mirror import Mirror
+from bagua_agent.base.errors import StoreFull
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.mirror import Mirror
 from tests.agent.store.conftest import Recorder, free_port
 from tests.lab.full_etcd import FullEtcd
 from tests.lab.wait import eventually

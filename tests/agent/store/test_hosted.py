@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.store import hosted, restart_plan
-from bagua_agent.store.client import Store, StoreConfig
-from bagua_agent.store.embedded import UNIX, find_etcd
-from bagua_agent.store.endpoints import parse_endpoints
-from bagua_agent.store.hosted import HostedEtcd
+from bagua_agent.etcd.client import Store, StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.server import hosted, restart_plan
+from bagua_agent.etcd.server.embedded import UNIX, find_etcd
+from bagua_agent.etcd.server.hosted import HostedEtcd
 
 from .conftest import free_port, wait_until
 
@@ -124,7 +124,7 @@ def test_one_that_can_never_start_is_given_up_with_the_reason(
     os.kill(kept.etcd.pid, signal.SIGSTOP)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as thief:
         monkeypatch.setattr(restart_plan, "MOST_IN_VAIN", 2)
-        monkeypatch.setattr("bagua_agent.store.embedded.find_etcd", lambda: _steal(thief, port))
+        monkeypatch.setattr("bagua_agent.etcd.server.embedded.find_etcd", lambda: _steal(thief, port))
         kept.kill()
         wait_until(lambda: len(kept.told) == 2)
     assert "given up after 2 attempts" in kept.told[1] and "the port is taken" in kept.told[1]
@@ -153,7 +153,7 @@ def test_a_start_that_nobody_waits_for_any_more_ends_soon(
         launched.set()
         return str(binary)
 
-    monkeypatch.setattr("bagua_agent.store.embedded.find_etcd", find)
+    monkeypatch.setattr("bagua_agent.etcd.server.embedded.find_etcd", find)
     kept.kill()
     assert launched.wait(5.0)
     began_s = time.monotonic()

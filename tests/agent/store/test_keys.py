@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.errors import UserError
-from bagua_agent.store.keys import JobKeys
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.keys import JobKeys
 
 
 def test_layout() -> None:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bagua_agent.errors import InternalError, StoreUnavailable, UserError
-from bagua_agent.store.client import KeyValue, Store
-from bagua_agent.store.leased_keys import (
+from bagua_agent.base.errors import InternalError, StoreUnavailable, UserError
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.leased_keys import (
     LeasedKeys,
     LeaseEvent,
     LeaseGranted,
@@ -17,7 +17,7 @@ from bagua_agent.store.leased_keys import (
     StoreAway,
     StoreBack,
 )
-from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.etcd.mirror import Change, PrefixMirror
 
 from .conftest import Recorder, Relay, Server, wait_until
 

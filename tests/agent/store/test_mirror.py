@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.errors import StoreUnavailable
-from bagua_agent.store.client import KeyValue, Put, Store
-from bagua_agent.store.connection import Connection
-from bagua_agent.store.key_range import KeyRange
-from bagua_agent.store.mirror import Change, Mirror, PrefixMirror, difference
+from bagua_agent.base.errors import StoreUnavailable
+from bagua_agent.etcd.client import KeyValue, Put, Store
+from bagua_agent.etcd.connection import Connection
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.mirror import Change, Mirror, PrefixMirror, difference
 
 from .conftest import Recorder, Relay, Server, free_port, wait_until
 

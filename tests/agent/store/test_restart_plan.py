@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.store.restart_plan import (
+from bagua_agent.etcd.server.restart_plan import (
     LONGEST_PAUSE_S,
     MOST_IN_VAIN,
     End,

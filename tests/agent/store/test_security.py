@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import StoreUnavailable, UserError
-from bagua_agent.store.client import Put, Store, absent
-from bagua_agent.store.embedded import EmbeddedEtcd, ServerTls
-from bagua_agent.store.leased_keys import LeasedKeys
-from bagua_agent.store.mirror import Change, PrefixMirror
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.mirror import Change, PrefixMirror
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
 
 from .conftest import Recorder, Server, free_port
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bagua_agent.membership.root_cause import Kind, classify
-from bagua_agent.workers.exit_cause import exit_cause
+from bagua_agent.membership.failures.root_cause import Kind, classify
+from bagua_agent.workers.exits.exit_cause import exit_cause
 
 DEADLINE_S = 60.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.workers.earlier_logs import MOST_EARLIER, EarlierLogs, too_many
+from bagua_agent.workers.output.earlier_logs import MOST_EARLIER, EarlierLogs, too_many
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start.spawn import spawn_worker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change accounts")
 
 ENTER = """
 import os, sys
-from bagua_agent.workers.account import find_account
-from bagua_agent.workers.enter_directory import enter_as
+from bagua_agent.workers.process.account import find_account
+from bagua_agent.workers.start.enter_directory import enter_as
 account, groups = find_account("nobody"), os.getgroups()
 try:
     enter_as(sys.argv[1], account)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bagua_agent.workers.exit_cause import SUMMARY_CHARACTERS, ExitCause, exit_cause
+from bagua_agent.workers.exits.exit_cause import SUMMARY_CHARACTERS, ExitCause, exit_cause
 
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nValueError: boom\n'

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.workers.exit_watch import ExitWatch
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.workers.exits.exit_watch import ExitWatch
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 
 Reports = queue.Queue[tuple[WorkerProcess, int, float]]

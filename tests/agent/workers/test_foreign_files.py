@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.workers.foreign_files import UnusableFile, read_ordinary
+from bagua_agent.workers.process.foreign_files import UnusableFile, read_ordinary
 
 
 def test_an_ordinary_file_is_read_whole(tmp_path: Path) -> None:

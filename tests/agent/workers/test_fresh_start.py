@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.stack_channel import StackChannel
-from bagua_agent.workers.warm_parent import WarmParent
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.process.stack_channel import StackChannel
+from bagua_agent.workers.start.warm_parent import WarmParent
 from tests.agent.workers.test_warm_parent import is_forked
 from tests.agent.workers.worker_lab import Ended, Workers, base_environment, wait_until
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.errors import InternalError
+from bagua_agent.base.errors import InternalError
 from bagua_agent.workers.guardian import Guardian
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 
@@ -29,9 +29,9 @@ child.wait()
 AGENT = """
 import os, signal, sys
 from pathlib import Path
-from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.guardian import Guardian
-from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.workers.start.spawn import spawn_worker
 guardian = Guardian()
 guardian.start()
 worker = spawn_worker(WorkerCommand(CommandKind.SCRIPT, sys.argv[1]), dict(os.environ), worker_id="w", slot=0,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.log_access import open_file
-from bagua_agent.workers.log_file import LogFile
-from bagua_agent.workers.log_layout import LogLayout
+from bagua_agent.base.errors import UserError
+from bagua_agent.workers.output.log_access import open_file
+from bagua_agent.workers.output.log_file import LogFile
+from bagua_agent.workers.output.log_layout import LogLayout
+from bagua_agent.workers.process.account import Account
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users")
 

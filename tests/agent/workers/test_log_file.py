@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.workers.log_file import LogFile
-from bagua_agent.workers.log_parts import extent, part_ends, part_path, read_piece
+from bagua_agent.workers.output.log_file import LogFile
+from bagua_agent.workers.output.log_parts import extent, part_ends, part_path, read_piece
 
 DEADLINE_S = 20.0
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.numa_binding import Processor, Topology, processors_of_slot
-from bagua_agent.workers.numa_topology import cpu_list, read_topology
-from bagua_agent.workers.spawn import spawn_worker
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start.numa_binding import Processor, Topology, processors_of_slot
+from bagua_agent.workers.start.numa_topology import cpu_list, read_topology
+from bagua_agent.workers.start.spawn import spawn_worker
 from tests.agent.workers.worker_lab import Workers
 
 

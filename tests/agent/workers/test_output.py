@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.workers.log_layout import LogLayout
-from bagua_agent.workers.output import OutputRouter
-from bagua_agent.workers.output_options import OutputOptions
-from bagua_agent.workers.terminal import BACKLOG_BYTES
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.base.errors import UserError
+from bagua_agent.workers.output.log_layout import LogLayout
+from bagua_agent.workers.output.output_options import OutputOptions
+from bagua_agent.workers.output.router import OutputRouter
+from bagua_agent.workers.output.terminal import BACKLOG_BYTES
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.agent.workers.worker_lab import Workers, wait_until
 
 MakeRouter = Callable[..., OutputRouter]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.workers.log_layout import LogLayout, open_log_dir, path_component
-from bagua_agent.workers.output_options import (
+from bagua_agent.base.errors import UserError
+from bagua_agent.workers.output.log_layout import LogLayout, open_log_dir, path_component
+from bagua_agent.workers.output.output_options import (
     OutputOptions,
     Streams,
     parse_filters,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind
-from bagua_agent.workers import worker_command
+from bagua_agent.config.job_config import CommandKind
+from bagua_agent.workers.start import worker_command
 from tests.agent.workers.worker_lab import Ended, Workers, is_running, wait_until
 
 IDENTITY = """

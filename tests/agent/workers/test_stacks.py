@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.workers import stacks
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.process_status import process_status, processes_of, signal_status
-from bagua_agent.workers.stack_channel import (
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.process.process_status import process_status, processes_of, signal_status
+from bagua_agent.workers.process.stack_channel import (
     DESCRIPTORS_VARIABLE,
     LARGEST_ANSWER_BYTES,
     StackChannel,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_agent.errors import InfrastructureLost
-from bagua_agent.job_config import CommandKind, WorkerCommand
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_agent.workers.store_host import StoreHost
-from bagua_agent.workers.warm_parent import WarmParent
 from tests.agent.workers.worker_lab import Workers, base_environment, is_running, wait_until
 
 HOST = "127.0.0.1"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.workers.stream_lines import MAX_LINE_BYTES, TAIL_LINE_BYTES, LineCutter, Segment, Tail
+from bagua_agent.workers.output.stream_lines import MAX_LINE_BYTES, TAIL_LINE_BYTES, LineCutter, Segment, Tail
 
 
 def cut(*chunks: bytes) -> list[Segment]:

@@ -7,8 +7,8 @@ import queue
 import signal
 import time
 
-from bagua_agent.workers.exit_watch import ExitWatch
-from bagua_agent.workers.termination import end_group, end_groups, is_group_running, kill_group
+from bagua_agent.workers.exits.exit_watch import ExitWatch
+from bagua_agent.workers.exits.termination import end_group, end_groups, is_group_running, kill_group
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 
 STUBBORN = """

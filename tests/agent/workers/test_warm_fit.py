@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.orphans import adopting, is_orphan, reap_orphans
-from bagua_agent.workers.warm_fit import StartPlace, can_be_warm, restart_delay_s, why_not_forked
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.exits.orphans import adopting, is_orphan, reap_orphans
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.start.warm_fit import StartPlace, can_be_warm, restart_delay_s, why_not_forked
 from tests.agent.workers.worker_lab import wait_until
 
 PARENT = StartPlace({"A": "1", "RANK": "0", "BAGUA_SLOT": "0"}, Path("/d"), "python", ("torch",))

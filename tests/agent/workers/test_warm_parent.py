@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.warm_parent import WarmParent
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.process.worker_process import WorkerProcess
+from bagua_agent.workers.start.warm_parent import WarmParent
 from tests.agent.workers.test_run_script import FAILURES, IDENTITY
 from tests.agent.workers.worker_lab import DEADLINE_S, Workers, base_environment, is_running, wait_until
 
@@ -276,7 +276,7 @@ def test_killed_under_running_workers_it_is_replaced(workers: Workers) -> None:
 def test_a_stopped_parent_that_does_not_answer_is_given_up(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bagua_agent.workers.warm_parent.FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("bagua_agent.workers.start.warm_parent.FORK_TIMEOUT_S", 0.3)
     workers.script("print('ran')\n")
     parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
     parent.start()
@@ -293,9 +293,9 @@ def test_a_stopped_parent_that_does_not_answer_is_given_up(
 AGENT = """
 import os, signal, sys
 from pathlib import Path
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.spawn import spawn_worker
-from bagua_agent.workers.warm_parent import WarmParent
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start.spawn import spawn_worker
+from bagua_agent.workers.start.warm_parent import WarmParent
 command = WorkerCommand(CommandKind.SCRIPT, "script.py")
 directory = Path(sys.argv[1])
 warm = WarmParent(command, dict(os.environ), directory=directory, preimport=())

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers import warm_parent
-from bagua_agent.workers.request_socket import LENGTH
-from bagua_agent.workers.warm_fit import StartPlace
-from bagua_agent.workers.warm_parent import WarmParent
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.process.request_socket import LENGTH
+from bagua_agent.workers.start import warm_parent
+from bagua_agent.workers.start.warm_fit import StartPlace
+from bagua_agent.workers.start.warm_parent import WarmParent
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "script.py")
 # Says that it is ready, then gives one answer to the first request.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.worker_command import check_command, command_line
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start.worker_command import check_command, command_line
 from tests.agent.workers.worker_lab import Ended, Workers, wait_until
 
 

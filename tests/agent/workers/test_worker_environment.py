@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from bagua_agent.errors import UserError
-from bagua_agent.workers.worker_environment import TorchrunPlace, torchrun_variables
+from bagua_agent.base.errors import UserError
+from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
 
 PLACE = TorchrunPlace(
     local_rank=1,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from bagua_agent.job_config import CommandKind, WorkerCommand
-from bagua_agent.workers.account import Account
-from bagua_agent.workers.spawn import spawn_worker
-from bagua_agent.workers.warm_parent import WarmParent
-from bagua_agent.workers.worker_process import WorkerProcess
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.process.worker_process import WorkerProcess
+from bagua_agent.workers.start.spawn import spawn_worker
+from bagua_agent.workers.start.warm_parent import WarmParent
 
 DEADLINE_S = 20.0
 

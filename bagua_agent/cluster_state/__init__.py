@@ -1,0 +1,1 @@
+"""What a daemon knows of the cluster, decoded from etcd."""

@@ -1,0 +1,1 @@
+"""A job's configuration, from arguments and files, and the credentials for etcd."""

@@ -1,0 +1,37 @@
+"""How does a job reach its etcd? Turns what was asked into the store's configuration.
+
+The one place where the password file is read; the password goes nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.connection import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoint
+
+
+def store_config(endpoints: Iterable[str], credentials: StoreCredentials) -> StoreConfig:
+    """Raises UserError for an endpoint or a password file that can't be read."""
+    return StoreConfig(
+        endpoints=tuple(parse_endpoint(endpoint) for endpoint in endpoints),
+        ca_cert=credentials.ca_file,
+        cert=credentials.cert_file,
+        key=credentials.key_file,
+        user=credentials.user,
+        password=None if credentials.password_file is None else _password_in(credentials.password_file),
+    )
+
+
+def _password_in(path: str) -> str:
+    try:
+        content = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"etcd password file {path!r} can't be read: {error}") from error
+    password = content.rstrip("\r\n")
+    if not password:
+        raise UserError(f"etcd password file {path!r} is empty")
+    return password

@@ -1,0 +1,1 @@
+"""The client of etcd: keys, leases, watches, transactions, mirrors of key ranges."""

@@ -1,0 +1,221 @@
+"""One endpoint of etcd: its channel, its token, and etcd3's client over them.
+
+Owns channel options, TLS and log-in. Knows nothing of other endpoints or of trying again: an attempt either
+succeeds or raises CallFailed, which says whether it may have been done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.endpoints import Endpoint
+from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
+from bagua_agent.etcd.stubs import AuthStub, WatchStub, etcd3
+from bagua_contract import etcd_pb2 as pb
+
+T = TypeVar("T")
+
+_CHANNEL_OPTIONS = (
+    # Channels to one address share a connection by default; a new channel must not inherit a dead one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # time given to one attempt to connect
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10000),  # etcd hangs up on clients that ping more than every 5 s
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """How to reach etcd. Paths are PEM files; user and password come together.
+
+    request_timeout_s bounds an operation with all its attempts; attempt_timeout_s bounds one attempt at one
+    endpoint, so a frozen one costs no more than that.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    ca_cert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    request_timeout_s: float = 5.0
+    attempt_timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise UserError("no etcd endpoint is given; write for instance etcd-1:2379")
+        if (self.cert is None) != (self.key is None):
+            given = f"certificate {self.cert!r}" if self.key is None else f"key {self.key!r}"
+            raise UserError(f"a client certificate needs both files, only the {given} is given")
+        if (self.user is None) != (self.password is None):
+            raise UserError(f"etcd user {self.user!r} and a password must be given together")
+        for endpoint in self.endpoints:
+            if endpoint.tls is False and not endpoint.is_unix and self.has_certificates:
+                raise UserError(
+                    f"certificates are given, but endpoint {str(endpoint)!r} is plain; write https://"
+                )
+        if self.request_timeout_s <= 0 or self.attempt_timeout_s <= 0:
+            raise UserError(
+                f"timeouts must be above 0, not {self.request_timeout_s} and {self.attempt_timeout_s} s"
+            )
+
+    @property
+    def has_certificates(self) -> bool:
+        return self.ca_cert is not None or self.cert is not None
+
+    def uses_tls(self, endpoint: Endpoint) -> bool:
+        return self.has_certificates if endpoint.tls is None else endpoint.tls
+
+
+class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
+    """etcd3's client over a channel that we made; its timeout is set by call and thread (`limited`)."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        # Not super().__init__(): that makes a channel of its own, to one host and port.
+        self.channel = channel
+        self.metadata: tuple[tuple[str, str], ...] | None = None
+        self.call_credentials = None  # the token travels as metadata, which plain channels carry too
+        self.uses_secure_channel = False
+        self.kvstub = etcd3.etcdrpc.KVStub(channel)
+        self.clusterstub = etcd3.etcdrpc.ClusterStub(channel)
+        self.leasestub = etcd3.etcdrpc.LeaseStub(channel)
+        self.maintenancestub = etcd3.etcdrpc.MaintenanceStub(channel)
+        self.transactions = etcd3.Transactions()
+        self._limit = threading.local()
+
+    @property
+    def timeout(self) -> float | None:
+        return getattr(self._limit, "timeout_s", None)
+
+    @contextmanager
+    def limited(self, timeout_s: float) -> Iterator[None]:
+        self._limit.timeout_s = timeout_s
+        try:
+            yield
+        finally:
+            self._limit.timeout_s = None
+
+    def raw(self, stub_method: Any, request: Any) -> Any:
+        """A call that etcd3 has no method for, or whose method hides part of the answer."""
+        return stub_method(request, self.timeout, metadata=self.metadata)
+
+
+class Connection:
+    """A channel to one endpoint, logged in when needed. Thread-safe; ends with `close`."""
+
+    def __init__(self, endpoint: Endpoint, config: StoreConfig) -> None:
+        """Raises UserError if a certificate cannot be read."""
+        self.endpoint = endpoint
+        self._config = config
+        self._closed = False
+        self._login = threading.Lock()
+        self._channel = _channel(endpoint, config)
+        self._client = EtcdClient(self._channel)
+        self._auth = AuthStub(self._channel)
+        self._watch = WatchStub(self._channel)
+        self._logged_in = config.user is None
+
+    def call(self, attempt: Callable[[EtcdClient], T], timeout_s: float) -> T:
+        """What `attempt` returns. Raises CallFailed; takes at most timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            return self._attempt(attempt, deadline)
+        except CallFailed as error:
+            if error.failure.trouble is not Trouble.TOKEN_REJECTED or self._config.user is None:
+                raise
+        # etcd forgets tokens when it restarts, and after a while
+        self._logged_in = False
+        return self._attempt(attempt, deadline)
+
+    def watch(self, requests: Iterator[pb.WatchRequest], timeout_s: float) -> Any:
+        """A stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
+        self._log_in(time.monotonic() + timeout_s)
+        with self._translated():
+            return self._watch.Watch(requests, metadata=self._client.metadata)
+
+    def forget_token(self) -> None:
+        """The next call logs in again."""
+        self._logged_in = self._config.user is None
+
+    def close(self) -> None:
+        """Calls in flight end with CallFailed."""
+        self._closed = True
+        self._channel.close()
+
+    def _attempt(self, attempt: Callable[[EtcdClient], T], deadline: float) -> T:
+        self._log_in(deadline)
+        with self._translated(), self._client.limited(max(0.001, deadline - time.monotonic())):
+            return attempt(self._client)
+
+    def _log_in(self, deadline: float) -> None:
+        with self._login:
+            if self._logged_in:
+                return
+            request = pb.AuthenticateRequest(name=self._config.user, password=self._config.password)
+            try:
+                with self._translated():
+                    answer = self._auth.Authenticate(request, timeout=max(0.001, deadline - time.monotonic()))
+                self._client.metadata = (("token", answer.token),)
+            except CallFailed as error:
+                if "authentication is not enabled" not in error.failure.detail:
+                    if error.failure.trouble is Trouble.MAYBE_DONE:  # logging in changes nothing
+                        raise CallFailed(Failure(Trouble.NOT_SENT, error.failure.detail)) from error
+                    raise
+                self._client.metadata = None  # as etcd's own client does: go on without a token
+            self._logged_in = True
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise CallFailed(_failure_of(error)) from error
+        except etcd3.Etcd3Exception as error:
+            raise CallFailed(_failure_of(error.__context__)) from error
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise CallFailed(Failure(Trouble.NOT_SENT, "the connection was closed")) from error
+
+
+def _failure_of(error: BaseException | None) -> Failure:
+    if not isinstance(error, grpc.Call):  # etcd3 hides it behind its own exception, as its context
+        return Failure(Trouble.MAYBE_DONE, repr(error))
+    return classify(error.code(), error.details())
+
+
+def _channel(endpoint: Endpoint, config: StoreConfig) -> grpc.Channel:
+    if not config.uses_tls(endpoint):
+        return grpc.insecure_channel(endpoint.target, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(config.ca_cert, "CA certificate"),
+        private_key=_read(config.key, "key"),
+        certificate_chain=_read(config.cert, "certificate"),
+    )
+    return grpc.secure_channel(endpoint.target, credentials, options=_CHANNEL_OPTIONS)
+
+
+def _read(path: str | None, what: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"etcd {what} {path!r} cannot be read: {error.strerror or error}") from error
+    if b"-----BEGIN" not in data:
+        raise UserError(f"etcd {what} {path!r} is not a PEM file")
+    return data

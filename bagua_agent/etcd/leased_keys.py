@@ -1,0 +1,387 @@
+"""Which keys should exist for as long as this process lives? One lease, its keep-alive, and the keys on it.
+
+`put` and `remove` state what should be; one thread makes it so and keeps it so: across outages, on a new
+lease if the old one was lost, again if the store lost its data. Invariants: a key that stands as it should is
+not written again (its create revision is the join order); a write that arrives late cannot undo a newer one
+(every write compares the revision it knows). Knows nothing of what the keys mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bagua_agent.base.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
+from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.02
+_LONGEST_BACKOFF_S = 0.5
+_KEYS_IN_A_WRITE = 100
+_CHECKS_AFTER_OUTAGE = 3  # at as many renewals: a frozen endpoint may do late what it was once asked
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    lease_id: int
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLapsed:
+    """The lease ended in etcd and its keys are gone; those put are written again on the next lease, those won
+    by `put_if_absent` are not."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAway:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    pass
+
+
+LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
+
+
+class LeasedKeys:
+    """Thread-safe; the thread runs from construction to `close`. on_event is called from it; if it raises,
+    that is our bug: it is logged, and the keys are kept on."""
+
+    def __init__(
+        self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], None] | None = None
+    ) -> None:
+        """ttl_s: after this long without a sign of this process its keys go; etcd counts in whole seconds."""
+        if not ttl_s > 0:
+            raise UserError(f"a lease of {ttl_s} s ends at once; give at least 1 s")
+        self._store = store
+        self._ttl_s = math.ceil(ttl_s)
+        self._on_event = on_event
+        self._request_s = max(
+            0.2, self._ttl_s / 2
+        )  # of each request, so that another still fits into the lease
+
+        self._changed = threading.Condition()
+        self._desired: dict[str, bytes] = {}
+        self._standing: dict[str, bytes] = {}  # as we wrote it or read it, on this lease
+        self._known_revision: dict[
+            str, int
+        ] = {}  # mod revision of a key as last seen; missing means "no such key"
+        self._removals: set[str] = set()
+        self._held: set[str] = set()  # won by put_if_absent, or being tried
+        self._lease_id = 0
+        self._renewal_due = 0.0
+        self._checks_left = 0
+        self._store_revision = 0
+        self._away = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="leased-keys", daemon=True)
+        self._thread.start()
+
+    @property
+    def lease_id(self) -> int:
+        """0 while there is none."""
+        with self._changed:
+            return self._lease_id
+
+    def put(self, key: str, value: bytes) -> None:
+        """From now on `key` should hold `value`. Returns at once; written in milliseconds if etcd answers."""
+        with self._changed:
+            self._refuse_if_closing()
+            self._removals.discard(key)
+            self._held.discard(key)
+            self._desired[key] = value
+            self._changed.notify_all()
+
+    def remove(self, key: str) -> None:
+        """From now on `key` should not be there, unless another process has it by now. Returns at once."""
+        with self._changed:
+            self._refuse_if_closing()
+            self._desired.pop(key, None)
+            self._standing.pop(key, None)
+            self._held.discard(key)
+            self._removals.add(key)
+            self._changed.notify_all()
+
+    def put_if_absent(self, key: str, value: bytes, timeout_s: float | None = None) -> int | None:
+        """The create revision of `key` if this process has it on the lease, from now on or since before; None
+        if another has it.
+
+        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; whatever
+        of the attempt stands then is removed later.
+        """
+        limit_s = self._store.config.request_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            self._refuse_if_closing()
+            held_before = key in self._held
+            self._held.add(key)
+        won: int | None = None
+        certain = False
+        try:
+            won = self._try_until(key, value, deadline, limit_s)
+            certain = True
+            return won
+        finally:
+            with self._changed:
+                if won is None and not held_before:
+                    self._held.discard(key)
+                if not certain:
+                    self._checks_left = _CHECKS_AFTER_OUTAGE
+
+    def recheck(self) -> None:
+        """Look whether the keys still stand; for an owner who saw one vanish."""
+        with self._changed:
+            self._checks_left = max(1, self._checks_left)
+            self._renewal_due = 0.0
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Whether everything stands as put and removed so far; waits at most timeout_s for it."""
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: self._closing or self._all_done(), timeout_s)
+                and self._all_done()
+            )
+
+    def close(self, revoke: bool = True) -> None:
+        """Ends the thread in bounded time. With revoke the keys go now, else when the lease ends."""
+        with self._changed:
+            self._closing = True
+            lease_id, self._lease_id = self._lease_id, 0
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(4 * self._request_s + 1)
+            if self._thread.is_alive():
+                raise InternalError("the thread of the leased keys did not end: a callback hangs?")
+        if revoke and lease_id:
+            try:
+                self._store.lease_revoke(lease_id, self._request_s)
+            except StoreUnavailable as error:
+                log.warning("the keys of this process stay for up to %d s: %s", self._ttl_s, error)
+
+    # ---- put_if_absent
+
+    def _try_until(self, key: str, value: bytes, deadline: float, limit_s: float) -> int | None:
+        while True:
+            with self._changed:
+                # a removal on its way would take the new key too
+                able = self._changed.wait_for(
+                    lambda: self._closing or (self._lease_id and key not in self._removals),
+                    deadline - time.monotonic(),
+                )
+                self._refuse_if_closing()
+                lease_id = self._lease_id
+            remaining_s = deadline - time.monotonic()
+            if not able or remaining_s <= 0:
+                raise StoreUnavailable(
+                    f"{key}: etcd neither grants nor denies it within {limit_s:g} s; is it up?"
+                )
+            try:
+                answer = self._store.transact(
+                    [absent(key)], [Put(key, value, lease_id)], timeout_s=remaining_s
+                )
+                if answer.succeeded:
+                    return answer.revision
+                kv = self._store.get(key, max(0.001, deadline - time.monotonic()))
+                if kv is not None:
+                    # ours by an attempt that got no answer, or since before
+                    return kv.create_revision if kv.lease_id == lease_id else None
+            except OutcomeUnknown:
+                continue  # the key is absent or somebody's: the same question gives the answer
+            except LeaseLost:
+                with self._changed:  # the thread finds out, says so, and takes a new lease
+                    self._renewal_due = 0.0
+                    self._changed.notify_all()
+                    self._changed.wait_for(
+                        lambda lost=lease_id: self._closing or self._lease_id != lost,  # type: ignore[misc]
+                        deadline - time.monotonic(),
+                    )
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            with self._changed:
+                while not self._closing and not self._work_is_due():
+                    self._changed.wait(max(0.0, self._renewal_due - time.monotonic()))
+                if self._closing:
+                    return
+            try:
+                self._work()
+            except (StoreUnavailable, OutcomeUnknown, UserError) as error:
+                # UserError: a right or a certificate that was taken away; it may be given back
+                self._note_outage(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                continue
+            except LeaseLost:
+                self._lapse(self.lease_id)
+                continue
+            except (
+                Exception
+            ) as error:  # a bug, or a limit of the host: without this thread the lease would end
+                if not self._away:  # once an outage
+                    log.exception("bug: the keys of this process could not be kept up; trying again")
+                self._note_outage(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                continue
+            backoff_s = _FIRST_BACKOFF_S
+            if self._away:
+                self._away = False
+                self._tell(StoreBack())
+
+    def _work_is_due(self) -> bool:
+        return not self._lease_id or not self._all_done() or time.monotonic() >= self._renewal_due
+
+    def _all_done(self) -> bool:
+        return not self._removals and self._desired == self._standing
+
+    def _work(self) -> None:
+        """One round: the lease, then what is to be written. Raises when etcd does not do it."""
+        with self._changed:
+            lease_id, renewal_due = self._lease_id, self._renewal_due
+        if not lease_id:
+            lease_id = self._grant()
+            if not lease_id:
+                return
+        elif time.monotonic() >= renewal_due:
+            self._renew(lease_id)
+        self._write(lease_id)
+        self._remove(lease_id)
+
+    def _grant(self) -> int:
+        granted = self._store.lease_grant(self._ttl_s, self._request_s)
+        with self._changed:
+            if self._closing:
+                return 0  # it ends by itself
+            self._lease_id = granted.lease_id
+            self._renewal_due = time.monotonic() + granted.ttl_s / 3
+            self._changed.notify_all()
+        self._tell(LeaseGranted(granted.lease_id, granted.ttl_s))
+        return granted.lease_id
+
+    def _renew(self, lease_id: int) -> None:
+        began = time.monotonic()
+        kept = self._store.lease_keepalive_once(lease_id, self._request_s)
+        if kept.ttl_s <= 0:
+            raise LeaseLost(f"etcd does not know lease {lease_id:x}")
+        with self._changed:
+            self._renewal_due = began + kept.ttl_s / 3
+            if kept.revision < self._store_revision:
+                self._checks_left = _CHECKS_AFTER_OUTAGE  # the store was set back
+            self._store_revision = kept.revision
+            check = self._checks_left > 0
+        if check:
+            self._check(lease_id)
+
+    def _check(self, lease_id: int) -> None:
+        """Compares what hangs on the lease with what should, and queues the difference."""
+        found = self._store.lease_keys(lease_id, self._request_s)
+        with self._changed:
+            for key in self._standing.keys() - found:
+                del self._standing[key]
+                self._known_revision.pop(key, None)
+            self._removals |= found - self._desired.keys() - self._held
+            self._checks_left = max(0, self._checks_left - 1)
+
+    def _write(self, lease_id: int) -> None:
+        with self._changed:
+            wrong = {key: value for key, value in self._desired.items() if self._standing.get(key) != value}
+            known = {key: self._known_revision.get(key, 0) for key in wrong}
+        keys = list(wrong)
+        for chunk in (keys[i : i + _KEYS_IN_A_WRITE] for i in range(0, len(keys), _KEYS_IN_A_WRITE)):
+            try:
+                answer = self._store.transact(
+                    [mod_revision_is(key, known[key]) for key in chunk],
+                    [Put(key, wrong[key], lease_id) for key in chunk],
+                    timeout_s=self._request_s,
+                )
+            except OutcomeUnknown:
+                self._read_back(chunk, lease_id)
+                raise
+            if answer.succeeded:
+                self._note_standing({key: (wrong[key], answer.revision) for key in chunk}, lease_id)
+            else:
+                self._read_back(chunk, lease_id)
+
+    def _read_back(self, keys: list[str], lease_id: int) -> None:
+        """Learns how these keys stand; the next round writes what is wrong."""
+        for key in keys:
+            kv: KeyValue | None = self._store.get(key, self._request_s)
+            if kv is not None and kv.lease_id == lease_id:
+                self._note_standing({key: (kv.value, kv.mod_revision)}, lease_id)
+                continue
+            with self._changed:
+                if kv is None:
+                    self._known_revision.pop(key, None)
+                else:
+                    self._known_revision[key] = kv.mod_revision
+
+    def _note_standing(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
+        with self._changed:
+            for key, (value, revision) in written.items():
+                self._known_revision[key] = revision
+                if lease_id == self._lease_id and key in self._desired:
+                    self._standing[key] = value
+                # else removed meanwhile: its removal is queued
+            self._changed.notify_all()
+
+    def _remove(self, lease_id: int) -> None:
+        with self._changed:
+            keys = sorted(self._removals)
+        for key in keys:
+            # only what hangs on our lease: by now the key may be somebody else's
+            self._store.transact([lease_is(key, lease_id)], deletes=[key], timeout_s=self._request_s)
+            with self._changed:
+                self._removals.discard(key)
+                self._known_revision.pop(key, None)
+                self._changed.notify_all()
+
+    # ---- what happened
+
+    def _lapse(self, lease_id: int) -> None:
+        """The lease is gone in etcd and everything on it."""
+        with self._changed:
+            if not lease_id or lease_id != self._lease_id:
+                return
+            self._lease_id = 0
+            self._standing.clear()
+            self._known_revision.clear()
+            self._removals.clear()
+            self._changed.notify_all()
+        self._tell(LeaseLapsed(lease_id))
+
+    def _note_outage(self, error: Exception) -> None:
+        with self._changed:
+            self._checks_left = _CHECKS_AFTER_OUTAGE
+            self._renewal_due = 0.0  # the lease is the most urgent once etcd answers again
+            first, self._away = not self._away, True
+        if first:
+            log.info("leased keys: %s", error)
+            self._tell(StoreAway(str(error)))
+
+    def _tell(self, event: LeaseEvent) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception:  # the owner's bug must not cost the lease, nor go unseen
+            log.exception("bug: on_event of the leased keys raised at %r", event)
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing:
+            raise InternalError("leased keys are used after they were closed")

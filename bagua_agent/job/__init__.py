@@ -1,0 +1,1 @@
+"""One node's part in one job: assembling it, its loop, its end."""

@@ -1,0 +1,221 @@
+"""Is there a job of this id already? Takes it as it is, writes a new one, or makes room where an old one has ended."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.base.errors import InfrastructureLost, StoreFull, UserError
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.history import job_history
+from bagua_agent.lost_store.recreation import nonce_of
+from bagua_agent.node.script.script_mode import Mode
+from bagua_agent.rpc.job_identity import JobIdentity, make_identity
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION
+
+REMOVED_AT_ONCE = 100
+OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
+
+
+@dataclass(frozen=True, slots=True)
+class JobFound:
+    """nodes: agents there were. before: the result of the job of this id that this agent made room for."""
+
+    spec: pb.JobSpec
+    identity: JobIdentity
+    nodes: int
+    before: pb.Result | None = None
+
+
+def ensure_job(
+    store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
+) -> JobFound:
+    """The job, written by whoever comes first. One of this id that has ended makes room.
+
+    mode: what a job that is written here begins as.
+
+    Raises UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
+    InfrastructureLost, StoreFull if etcd can't take the job now.
+    """
+    made: JobIdentity | None = None
+    before: pb.Result | None = None
+    removal = [cluster_keys.removal(config.submission)] if config.submission else []
+    for _ in range(20):  # each round either succeeds or somebody else got further
+        found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity, *removal], keys.agents)
+        if any(key in found for key in removal):
+            raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
+        if keys.result in found:
+            before = _result(found[keys.result].value)
+            _make_room(store, keys, found[keys.result])
+            continue
+        stands = found.get(keys.spec)
+        spec = None if stands is None else _spec(keys, stands.value)
+        if spec is not None and keys.identity in found:
+            return JobFound(spec, _identity(keys, found[keys.identity].value), nodes, before)
+        made = made or make_identity(keys.job_id)
+        if stands is not None:
+            # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
+            # can't be asked whether they live, nor ask: their leases tell.
+            still = mod_revision_is(keys.spec, stands.mod_revision)
+            try:
+                store.transact([still, absent(keys.identity)], [Put(keys.identity, made.encode())])
+            except StoreFull:
+                raise
+            except InfrastructureLost:
+                pass  # the next round reads whether it was done
+            continue
+        spec = pb.JobSpec(
+            protocol=PROTOCOL_VERSION,
+            nonce=secrets.token_hex(8),
+            max_restarts=config.max_restarts,
+            script=config.command.target,
+            mode=mode.value,
+        )
+        event = job_history.created(str(config.command))
+        desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
+        try:
+            store.transact(
+                [absent(keys.spec), absent(keys.result), *map(absent, removal)],
+                [
+                    Put(keys.spec, spec.SerializeToString()),
+                    Put(keys.identity, made.encode()),
+                    Put(keys.desired, desired.SerializeToString()),
+                    Put(keys.event(event.name), event.encode(node_name, time.time())),
+                ],
+            )
+        except StoreFull:
+            raise  # certainly not done, nor would it be in the next round
+        except InfrastructureLost:
+            continue  # unknown whether it was done: the next round reads
+    raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:
+    """Remove the job's key pair unless an agent is there that uses it; whoever comes later makes another.
+
+    The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
+    """
+    unused = [*conditions, none_below(keys.agents)]
+    return store.transact(unused, deletes=[keys.identity]).succeeded
+
+
+def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
+    """Whether the job's key pair is still this agent's one; put again where it was removed meanwhile.
+
+    To be asked whenever this agent's own key has begun to stand: before, the last agent that left may have seen no
+    other key and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made
+    another pair. A job that has ended, or was replaced, is no concern of this function: True. Raises InfrastructureLost
+    where it is to be asked again.
+    """
+    standing = store.get(keys.identity)
+    if standing is not None and standing.value == identity.encode():
+        return True
+    spec = store.get(keys.spec)
+    if spec is None or nonce_of(spec.value) != nonce or store.get(keys.result) is not None:
+        return True
+    if standing is not None:
+        return False
+    unchanged = [absent(keys.identity), absent(keys.result), mod_revision_is(keys.spec, spec.mod_revision)]
+    if not store.transact(unchanged, [Put(keys.identity, identity.encode())]).succeeded:
+        raise InfrastructureLost(f"{keys.identity} or {keys.spec} was written by others meanwhile")
+    return True
+
+
+def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:
+    try:
+        spec: pb.JobSpec = pb.JobSpec.FromString(value)
+    except DecodeError as error:
+        raise _unreadable(keys, keys.spec, error) from error
+    if spec.protocol != PROTOCOL_VERSION:
+        raise UserError(
+            f"job {keys.job_id!r} runs protocol {spec.protocol}, this bagua speaks "
+            f"{PROTOCOL_VERSION}; install the job's version"
+        )
+    return spec
+
+
+def _result(value: bytes) -> pb.Result | None:
+    """None for what can't be read: it ended the job all the same."""
+    try:
+        result: pb.Result = pb.Result.FromString(value)
+    except DecodeError:
+        return None
+    return result
+
+
+def _identity(keys: JobKeys, value: bytes) -> JobIdentity:
+    try:
+        return JobIdentity.decode(keys.job_id, value)
+    except ValueError as error:
+        raise _unreadable(keys, keys.identity, error) from error
+
+
+def _unreadable(keys: JobKeys, key: str, error: Exception) -> UserError:
+    return UserError(
+        f"{key} can't be read ({error}); choose another --rdzv-id, or remove what is left of job {keys.job_id!r} "
+        f"with `etcdctl del --prefix {keys.prefix}` and `etcdctl del {keys.identity}`"
+    )
+
+
+def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
+    """A worker has opened a session, so the job's workers follow in process. Done twice it does no harm.
+
+    Raises InfrastructureLost, also when the spec is gone or changes meanwhile: whoever puts it again may not know of
+    the session, so it is to be done again.
+    """
+    found = store.get(keys.spec)
+    if found is None:
+        raise InfrastructureLost(f"{keys.spec} is gone, so job {keys.job_id!r} can't be made live")
+    try:
+        spec = pb.JobSpec.FromString(found.value)
+    except DecodeError as error:  # somebody wrote over it; agents put it again
+        raise InfrastructureLost(
+            f"{keys.spec} can't be read ({error}), so job {keys.job_id!r} can't be made live"
+        ) from error
+    if spec.nonce != nonce or spec.mode != pb.JobSpec.RESTART:
+        return
+    spec.mode = pb.JobSpec.LIVE
+    unchanged = [mod_revision_is(keys.spec, found.mod_revision)]
+    if not store.transact(unchanged, [Put(keys.spec, spec.SerializeToString())]).succeeded:
+        raise InfrastructureLost(f"{keys.spec} was written by others meanwhile")
+
+
+def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
+    running, _ = store.get_prefix(keys.agents)
+    if running:
+        # Its agents go within moments of the result; their leases bound it.
+        deadline_s = time.monotonic() + OLD_AGENTS_LEAVE_S
+        while running and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # a rare wait at start-up, before there is any loop to wait in
+            running, _ = store.get_prefix(keys.agents)
+        if running:
+            raise UserError(
+                f"job {keys.job_id!r} has ended but {len(running)} agents are still in it; "
+                "choose another --rdzv-id"
+            )
+    # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
+    once = [mod_revision_is(keys.result, ended.mod_revision)]
+    old = [keys.result, keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.leader]
+    old += [keys.hang, keys.identity]
+    folders = (
+        keys.failures,
+        keys.finished_workers,
+        keys.departures,
+        keys.refusals,
+        keys.members,
+        keys.suspicions,
+        keys.events,
+        keys.records,
+    )
+    for folder in folders:
+        left = [kv.key for kv in store.get_prefix(folder)[0]]
+        for start in range(0, len(left), REMOVED_AT_ONCE):
+            store.transact(once, deletes=left[start : start + REMOVED_AT_ONCE])
+    store.transact(once, deletes=old)

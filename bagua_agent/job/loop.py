@@ -1,0 +1,503 @@
+"""The agent's loop: joins the job, takes what happened from the inbox, hands it to whom it concerns, and ends.
+
+Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
+others and comes back through the inbox. What the job's membership says is job_membership.py and store_news.py;
+what this node does with its workers lies behind worker_way.py; node_ending.py says when this node is done.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from bagua_agent.base.errors import InfrastructureLost, InternalError, StoreFull
+from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
+from bagua_agent.base.retrying_writes import DesiredWrites
+from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.base.timers import Timers
+from bagua_agent.config.job_config import JobConfig, launcher_variables
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseGranted, LeaseLapsed
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.history import job_history
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.history.history_writer import HistoryWriter
+from bagua_agent.job.batching import InboxReader
+from bagua_agent.job.create_or_join import JobFound, ensure_job, key_pair_stands, make_live
+from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job.messages import (
+    Gathered,
+    KeyPairReplaced,
+    LeadershipReported,
+    LeaseChanged,
+    ScopeFollowed,
+    StoreChanged,
+    StoreConnected,
+    WorkerSaid,
+)
+from bagua_agent.job.open_store import JobStore, is_exposed, open_store
+from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
+from bagua_agent.job.subscription import JobSight
+from bagua_agent.job_state import console
+from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.large_jobs.kept_records import KeptRecords
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.whole_records import WholeRecords
+from bagua_agent.leadership.leadership import Leadership, ProbeResult
+from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.membership.formation.departure import Prospect, prospect
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import JobView
+from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.live_workers import LiveWorkers
+from bagua_agent.node.node_ending import Ending, NodeSituation, how_it_ends
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.restarted_workers import RestartedWorkers
+from bagua_agent.node.runtime_directory import session_socket, store_directory
+from bagua_agent.node.script.script_mode import Mode
+from bagua_agent.node.stop_signals import Reaction, reaction
+from bagua_agent.node.torchrun.launcher_error_file import write_result
+from bagua_agent.node.worker_lifecycle import WorkerWay
+from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_contract import membership_pb2 as pb
+
+FULL_STORE_RETRY_S = 1.0
+KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
+
+
+class JobLoop:
+    def __init__(
+        self,
+        config: JobConfig,
+        agent_id: str,
+        node_name: str,
+        address: str,
+        directory: Path,
+        workers: NodeWorkers,
+        inbox: queue.SimpleQueue[object],
+        signals: SignalsToInbox,
+        mode: Mode,
+    ) -> None:
+        self._config = config
+        self._mode = mode
+        self._signals = signals
+        self._agent_id = agent_id
+        self._node_name = node_name
+        self._address = address
+        self._directory = directory
+        self._workers = workers
+        self._inbox = inbox
+        self._keys = JobKeys(config.job_id)
+        self._narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
+        self._timers = Timers(lambda: inbox.put(None))
+        self._closers: list[Callable[[], object]] = []
+        self._writes = DesiredWrites(self._timers)
+        self._closers.append(self._writes.stop)
+        self._connected = True
+        self._disconnected_since_s = 0.0
+        self._outages = 0
+        self._outage_noted = False
+        self._signals_taken: list[int] = []
+        self._reader = InboxReader(inbox, self._timers)
+        self._sessions = SessionServer(
+            str(session_socket(directory)),
+            config.slots,
+            lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message)),
+        )
+        self._closers.append(self._sessions.stop)
+        workers.admit_to(session_socket(directory))
+        for worker_id in workers.worker_ids:
+            self._sessions.expect(worker_id)
+        workers.on_spawning = self._sessions.expect
+        workers.on_not_spawned = self._sessions.forget
+
+    # -- joining the job
+
+    def run(self) -> int:
+        """The exit code of this node's part. Raises BaguaError when the job can't be joined."""
+        if not self._open_store() or not self._join():
+            assert self._signals.first is not None
+            self._narrator.tell("interrupted before the job was joined")
+            return 128 + self._signals.first
+        self._way.begin()
+        self._membership.follow_leader(time.monotonic())
+        while (ending := self._ending()) is None:
+            self._take(self._reader.next())
+        return self._end(ending)
+
+    def _open_store(self) -> bool:
+        """False: a signal came first."""
+        config = self._config
+        opened = open_store(
+            config,
+            self._address,
+            store_directory(self._directory),
+            lambda: self._signals.first is not None,
+            self._narrator.tell,
+            self._narrator.show,
+        )
+        if opened is None:
+            return False
+        self._job_store: JobStore = opened
+        self._closers.append(opened.close)
+        if opened.server is not None:
+            opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
+        for line in console.store_opened(config, opened.endpoint, self._hosts_for_others, is_exposed(config)):
+            self._narrator.tell(line)
+        return True
+
+    @property
+    def _hosts_for_others(self) -> bool:
+        return self._job_store.server is not None and self._config.max_nodes > 1
+
+    def _find_job(self) -> JobFound | None:
+        """The job, found or written; None: a signal came first. An etcd that is full is waited for, as one that is
+        away: up to join_timeout_s. The store says so."""
+        config = self._config
+        deadline_s = None if config.join_timeout_s is None else time.monotonic() + config.join_timeout_s
+        while self._signals.first is None:
+            try:
+                return ensure_job(self._job_store.store, self._keys, config, self._node_name, self._mode)
+            except StoreFull as error:
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    raise StoreFull(
+                        f"{error} (tried for {config.join_timeout_s:g} s; --rdzv-conf join_timeout=S changes that)"
+                    ) from error
+            self._signals.wait(FULL_STORE_RETRY_S)
+        return None
+
+    def _join(self) -> bool:
+        """Find or write the job, and put this agent's key. False: a signal came first."""
+        config, inbox, store = self._config, self._inbox, self._job_store.store
+        kept, limits = KeptRecords(), Limits.from_environment()
+        self._limits = limits
+        found = self._find_job()
+        if found is None:
+            return False
+        self._identity, nodes = found.identity, found.nodes
+        if found.before is not None and found.before.outcome == pb.Result.STOPPED:
+            self._narrator.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
+        self._control = ControlServer(
+            self._address, self._identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
+        )
+        self._closers.append(self._control.stop)
+        self._seen = JobSeen(spec=found.spec, view=JobView())
+        self._seen.remembered[self._keys.identity] = self._identity.encode()
+        lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
+        leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
+        self._closers.append(leased.close)
+        writer = HistoryWriter(store)
+        self._closers.append(writer.stop)
+        self._job = JoinedJob(
+            self._agent_id,
+            self._node_name,
+            self._keys,
+            self._seen,
+            store,
+            leased,
+            self._writes,
+            self._timers,
+            self._narrator,
+            HistoryKeeper(self._keys, self._node_name, writer),
+        )
+        self._records = records = WholeRecords(
+            store, self._keys, self._identity, self._agent_id, self._control.address, kept, limits
+        )
+        leadership = Leadership(
+            store,
+            self._keys,
+            leased,
+            self._identity,
+            config.probe_window_s,
+            lambda report: inbox.put(LeadershipReported(report)),
+            records.stored,
+        )
+        self._closers.append(leadership.stop)
+        self._sight = JobSight(
+            store,
+            self._keys,
+            self._agent_id,
+            records,
+            limits,
+            inbox,
+            hosts_store=self._hosts_for_others,
+            nodes=nodes,
+        )
+        self._lost_keys = LostKeys(self._job, self._sight.state, limits, config.submission)
+        self._policy = _policy(config, self._seen.failures_allowed, lease_ttl_s)
+        self._own_key = OwnKey(
+            leased,
+            self._keys,
+            agent_id=self._agent_id,
+            node_name=self._node_name,
+            control_address=self._control.address,
+            slots=config.slots,
+            node_rank=config.node_rank,
+        )
+        self._membership = JobMembership(
+            self._job,
+            self._policy,
+            leadership,
+            self._control.address,
+            self._sight.value,
+            self._lost_keys.settling_for_s,
+            has_checkpoints=bool(config.checkpoint_dir),
+            limits=limits,
+        )
+        self._outlook = JobOutlook(self._job, self._sight, self._membership, self._lost_keys)
+        self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
+        hang_orders = HangOrders(self._job, self._workers, self._sessions.tell_disagreement)
+        self._closers.append(hang_orders.stop)
+        self._news = StoreNews(
+            self._agent_id,
+            self._keys,
+            self._seen,
+            self._way,
+            self._narrator,
+            self._job.history,
+            self._membership.follow_leader,
+            leased.recheck,
+            self._become_live,
+            hang_orders.take,
+        )
+        self._own_key.put()
+        if nodes <= limits.whole_picture_nodes:  # of a large job's nodes the generations tell enough
+            self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
+        self._sight.start()
+        self._closers.append(self._sight.stop)
+        return True
+
+    def _live_workers(self) -> WorkerWay:
+        return LiveWorkers(
+            self._job,
+            self._workers,
+            self._sessions,
+            self._policy,
+            self._membership.suspect_leader,
+            self._own_key.one_slot_less,
+        )
+
+    def _restarted_workers(self) -> WorkerWay:
+        job = self._job
+        nonce = job.seen.spec.nonce
+        return RestartedWorkers(
+            job,
+            self._workers,
+            self._sessions,
+            self._own_key,
+            on_session=lambda: job.writes.until_done("mode", lambda: make_live(job.store, job.keys, nonce)),
+            on_suspicion=self._membership.suspect_leader,
+            shutdown_timeout_s=self._config.shutdown_timeout_s,
+        )
+
+    def _become_live(self) -> None:
+        """A worker somewhere has opened a session: from now on nobody is started again for a new generation."""
+        self._narrator.tell("the script follows membership in its process: workers stay from now on")
+        self._way = self._live_workers()
+        self._news.follow_with(self._way)
+        self._way.begin()
+
+    # -- the loop
+
+    def _take(self, message: object) -> None:
+        now_s = time.monotonic()
+        match message:
+            case None:
+                pass
+            case WorkerSaid():
+                self._way.said(message.worker_id, message.message, now_s)
+            case WorkerExited():
+                self._way.exited(message.worker_id, message.returncode, now_s)
+            case Gathered():
+                self._take_gathered(message, now_s)
+            case StoreConnected():
+                self._store_connected(message.connected, now_s)
+            case LeaseChanged():
+                if isinstance(message.event, LeaseLapsed):
+                    self._membership.follow_leader(now_s)
+                elif isinstance(message.event, LeaseGranted):
+                    self._writes.until_done("key pair", self._look_at_key_pair)
+            case KeyPairReplaced():
+                self._key_pair_replaced()
+            case LeadershipReported():
+                self._outlook.reported(message, now_s)
+            case ScopeFollowed():
+                self._outlook.followed(message, now_s)
+            case HealthAsked():
+                message.answered.set()
+            case SignalCame():
+                self._signalled(message.number, now_s)
+            case HelperFailed():
+                raise InternalError(
+                    f"{message.what} failed: {message.reason}; this node can't go on with the job, start it again"
+                )
+            case _:
+                raise AssertionError(f"nobody sends {message!r}")
+        for due in self._timers.take_due(now_s):
+            due(now_s)
+
+    def _look_at_key_pair(self) -> None:
+        """In the writes' thread: the last agent that left may have removed the pair before this agent's key stood."""
+        job = self._job
+        if not job.leased.flush(KEY_STANDS_WITHIN_S):
+            raise InfrastructureLost("this agent's key does not stand yet")
+        if not key_pair_stands(job.store, job.keys, job.seen.spec.nonce, self._identity):
+            self._inbox.put(KeyPairReplaced())
+
+    def _key_pair_replaced(self) -> None:
+        reason = "agents that came meanwhile made another key pair for the job"
+        if self._seen.view.committed_generation == 0:
+            raise JobReplaced(reason)
+        # This node may hold the job's state. Its lease tells the others whether it lives, as theirs tell it.
+        self._narrator.tell_once(
+            "key pair", f"{reason}: whether their hosts live shows only when leases end; training goes on"
+        )
+
+    def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
+        self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)
+        self._reader.decided(now_s, self._limits, len(self._seen.view.agents))
+
+    def _take_changes(
+        self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
+    ) -> None:
+        self._seen.keepers = self._records.keepers
+        judges = not self._outlook.too_little_to_judge()
+        if judges:
+            self._lost_keys.notice(changes, now_s)
+        happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
+        if happened:
+            self._membership.advance(*happened)
+        if judges:
+            self._lost_keys.mend(changes, now_s)
+        self._job.history.saw(changes)
+        self._outlook.look_around()
+
+    def _store_changed(self, message: StoreChanged, now_s: float) -> None:
+        self._take_changes(message.changes, (), now_s)
+
+    def _store_connected(self, connected: bool, now_s: float) -> None:
+        if connected == self._connected:
+            return
+        away_s = now_s - self._disconnected_since_s
+        self._connected = connected
+        self._disconnected_since_s = now_s
+        history = self._job.history
+        if connected:
+            if self._outage_noted:
+                history.own(job_history.store_back(self._agent_id, self._outages, away_s))
+            self._narrator.tell("etcd answers again")
+            self._job.leased.recheck()
+        else:
+            self._outages += 1
+            self._outage_noted = self._membership.leading  # one agent's word is enough, and both ends are its
+            if self._outage_noted:
+                history.own(job_history.store_away(self._agent_id, self._outages))
+            self._narrator.tell("etcd does not answer; training goes on, changes of membership wait")
+
+    # -- leaving and ending
+
+    def _signalled(self, number: int, now_s: float) -> None:
+        called_for = reaction(self._signals_taken, number)
+        self._signals_taken.append(number)
+        if called_for is Reaction.LEAVE:
+            self._leave(number, now_s)
+        elif called_for is Reaction.INTERRUPT and self._workers.worker_ids:
+            self._narrator.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
+            self._way.interrupt()
+        else:
+            self._seen.leaving_since_s = float("-inf")
+
+    def _leave(self, number: int, now_s: float) -> None:
+        seen = self._seen
+        seen.leaving_since_s = now_s
+        seen.leaving_signal = number
+        seen.leave_within_s = self._config.shutdown_timeout_s
+        self._own_key.leaving()
+        self._job.history.own(job_history.node_leaving(self._agent_id))
+        when = self._way.leave()
+        by_hand = number == signal.SIGINT
+        then = "a second Ctrl-C interrupts the script" if by_hand else "a second signal ends it at once"
+        self._narrator.tell(f"leaving {when}; {then}")
+        if not self._way.ready_workers:
+            seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
+
+    def _ending(self) -> Ending | None:
+        now_s, seen = time.monotonic(), self._seen
+        left = self._prospect() if seen.leaving_since_s is not None else Prospect(False, False, "")
+        return how_it_ends(
+            NodeSituation(
+                workers_running=len(self._workers.worker_ids),
+                result=None if seen.result is None else (seen.result.outcome, seen.result.exit_code),
+                leaving_signal=seen.leaving_signal,
+                leaving_for_s=None if seen.leaving_since_s is None else now_s - seen.leaving_since_s,
+                shutdown_timeout_s=self._config.shutdown_timeout_s,
+                job_goes_on=left.goes_on and seen.result is None,
+                awaits_result=left.awaits_result,
+                prospect=left.text,
+                trained=self._way.trained,
+                store_away_for_s=0.0 if self._connected else now_s - self._disconnected_since_s,
+                own_exit_code=self._way.exit_code,
+            )
+        )
+
+    def _prospect(self) -> Prospect:
+        """What becomes of the job without this node."""
+        return prospect(
+            self._seen.view,
+            self._agent_id,
+            others_stay=self._seen.others_stay(self._agent_id),
+            ends_when_all_leave=self._config.ends_when_all_leave,
+        )
+
+    def _end(self, ending: Ending) -> int:
+        if ending.end_workers_within_s is not None:
+            self._workers.end_all(ending.end_workers_within_s)
+        if self._seen.result is not None:
+            write_result(launcher_variables(self._config, os.environ), self._seen.result, self._agent_id)
+            for line in console.result(self._config.job_id, self._seen.result, self._workers.shows_errors_of):
+                self._narrator.tell(line)
+        elif ending.reason:
+            self._narrator.tell(ending.reason)
+        self._sessions.stop()
+        if self._connected:
+            say_last_words(self._job)
+            if self._seen.result is None:
+                # whoever stays by now may leave in the same moment: the last one finds no other's key
+                self._own_key.remove()
+                remove_key_pair(self._job)
+            if self._hosts_for_others:
+                wait_for_followers(self._job, self._inbox, self._store_changed)
+        return ending.exit_code
+
+    def close(self) -> None:
+        """Everything that `run` and the constructor opened, last first, whatever fails on the way."""
+        with ExitStack() as stack:
+            for closer in self._closers:
+                stack.callback(closer)
+
+
+def _policy(config: JobConfig, max_restarts: int, lease_ttl_s: float) -> Policy:
+    return Policy(
+        last_call_s=config.last_call_s,
+        node_window_s=config.node_window_s,
+        holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
+        below_minimum_timeout_s=config.below_minimum_timeout_s,
+        probe_window_s=config.probe_window_s,
+        lease_ttl_s=lease_ttl_s,
+        ends_when_all_leave=config.ends_when_all_leave,
+        max_restarts=max_restarts,
+        hang_notice_s=config.hang_notice_s,
+        hang_renew_s=config.hang_renew_s,
+        hang_timeout_s=config.hang_timeout_s,
+    )

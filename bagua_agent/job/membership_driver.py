@@ -1,0 +1,277 @@
+"""What does membership want done, and who does it? Gives events to the pure machine and performs its actions.
+
+Owns this agent's part in leading: standing for election, and what the answers to a leader's acts mean. Decides nothing:
+membership/machine.py forms generations. Knows nothing of workers and processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
+from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
+from bagua_agent.leadership.leadership import (
+    Act,
+    Elected,
+    GenerationRefused,
+    Leadership,
+    NotElected,
+    ProbeFailed,
+    ProbeResult,
+    Report,
+    WriteFailed,
+    Written,
+)
+from bagua_agent.membership import actions as do
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.failures.root_cause import casualties_line, ended, root_cause
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.state_machine.machine import State, new_state, step_all
+from bagua_agent.membership.view import FailureView
+from bagua_agent.workers.exits.exit_cause import shell_exit_code
+from bagua_contract import membership_pb2 as pb
+
+STAND_AGAIN_S = 0.5
+STAND_AFTER_RESIGNING_S = 10.0  # the others stand meanwhile; what this agent met may have been mended by then
+WAIT_WORTH_TELLING_S = 2.0
+
+
+class JobMembership:
+    """stored(key): the value that stands in the store, as far as this agent has seen. stands_after_s(now_s): how long
+    to wait before standing for election."""
+
+    def __init__(
+        self,
+        job: JoinedJob,
+        policy: Policy,
+        leadership: Leadership,
+        control_address: str,
+        stored: Callable[[str], bytes | None],
+        stands_after_s: Callable[[float], float] = lambda now_s: 0.0,
+        has_checkpoints: bool = False,
+        limits: Limits = USUAL_LIMITS,
+    ) -> None:
+        self._limits = limits
+        # workers here can't go on: since when, and when that was last told
+        self._in_trouble_s = (float("-inf"), float("-inf"))
+        self._job = job
+        self._policy = policy
+        self._leadership = leadership
+        self._control_address = control_address
+        self._stored = stored
+        self._stands_after_s = stands_after_s
+        self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
+        spec = job.seen.spec
+        self._state: State = new_state(
+            job.agent_id, spec.nonce, has_checkpoints=has_checkpoints, restarts=job.seen.restarts
+        )
+        self._wait = ""
+        self._stands_not_before_s = float("-inf")
+
+    @property
+    def leading(self) -> bool:
+        return self._state.leading
+
+    # -- the machine
+
+    def advance(self, *happened: ev.Event) -> None:
+        """Give events to the machine and do what follows."""
+        if not happened:
+            return
+        result = step_all(self._state, happened, self._policy)
+        self._state = result.state
+        self._job.seen.view = result.state.view
+        self._narrate_wait(result.reason if self._state.leading else "")
+        for action in result.actions:
+            self._perform(action)
+
+    def _narrate_wait(self, reason: str) -> None:
+        """What the job waits for, if it still does after a while: most waits are over before they are read."""
+        timers, tell = self._job.timers, self._job.narrator
+        if not reason.startswith("waiting"):
+            timers.cancel("wait")
+            return
+        timers.set_once(
+            "wait", time.monotonic() + WAIT_WORTH_TELLING_S, lambda _: tell.tell_once("wait", self._wait)
+        )
+        self._wait = reason
+
+    def _perform(self, action: do.Action) -> None:
+        match action:
+            case do.WriteGeneration():
+                self._leadership.write_generation(
+                    action.generation,
+                    self._job.seen.generation_revision
+                    if action.expected_previous_number
+                    else self._job.seen.unreadable.get(self._job.keys.generation, 0),
+                    self._job.seen.unwritten(self._job.keys.result),
+                    {a.agent_id: a.control_address for a in self._state.view.agents.values()},
+                )
+            case do.WriteResult():
+                failure = self._failure_record(action.failure)
+                exit_code = action.exit_code if failure is None else shell_exit_code(failure.exit_code)
+                casualties = self._casualties(action.failure)
+                unwritten = self._job.seen.unwritten(self._job.keys.result)
+                self._leadership.write_result(
+                    unwritten, action.outcome, exit_code, action.reason, failure, casualties
+                )
+            case do.ProbeAgents():
+                for question in action.questions:
+                    self._leadership.ask(question, action.sequence)
+            case do.RefuseMember():
+                self._leadership.refuse(action.worker_id, action.difference)
+            case do.WriteHangOrder():
+                self._leadership.write_hang_order(action.order)
+            case do.RemoveDeadAgent():
+                ids = self._members_of(action.agent_id)
+                self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
+            case do.WakeAt():
+                self._job.timers.set(
+                    "machine", action.time_s, lambda now_s: self.advance(ev.TimePassed(now_s=now_s))
+                )
+
+    def _members_of(self, agent_id: str) -> list[str]:
+        return [m.worker_id for m in self._state.view.members.values() if m.agent_id == agent_id]
+
+    def _failure_record(self, failure: FailureView | None) -> pb.Failure | None:
+        if failure is None:
+            return None
+        stored = self._stored(self._job.keys.failure(failure.worker_id))
+        try:
+            return None if stored is None else pb.Failure.FromString(stored)
+        except DecodeError:
+            return None  # somebody wrote over it; the result can do without
+
+    def _casualties(self, failure: FailureView | None) -> str:
+        """One line about the failures that the shown one explains, as far as they are known by now."""
+        if failure is None:
+            return ""
+        found = root_cause(
+            ended(record, f.order)
+            for f in self._state.view.failures.values()
+            if f.generation == failure.generation and (record := self._failure_record(f)) is not None
+        )
+        return casualties_line(found) if found is not None and found.casualties else ""
+
+    # -- leading
+
+    def follow_leader(self, now_s: float) -> None:
+        """The leader's key changed, or should be looked at again."""
+        leader = self._job.seen.leader
+        if leader is None or leader.agent_id != self._job.agent_id:
+            self._step_down(now_s)
+            self._job.history.leader_is(leader.agent_id if leader is not None else None, leading=False)
+        if leader is None:
+            if self._job.seen.result is None:
+                self._stand(now_s)
+        elif leader.agent_id != self._job.agent_id:
+            self._leader_watch.leader_is(leader)
+
+    def _stand(self, now_s: float) -> None:
+        wait_s = max(self._stands_after_s(now_s), self._stands_not_before_s - now_s)
+        if wait_s > 0:
+            self._job.timers.set("election", now_s + wait_s, self._stand_again)
+        else:
+            self._stands_not_before_s = float("-inf")
+            self._leadership.stand(self._job.agent_id, self._control_address)
+
+    def _step_down(self, now_s: float) -> None:
+        if self._state.leading:
+            self._leadership.lost()
+            self.advance(ev.LeadershipLost(now_s=now_s))
+
+    def suspect_leader(self, now_s: float) -> None:
+        """A worker can't go on. Should the leader itself be what is missing, somebody else has to find out; not all of
+        a large job at once."""
+        since_s, last_s = self._in_trouble_s
+        if now_s - last_s > 2 * self._limits.next_asking_after_s:
+            since_s = now_s
+        self._in_trouble_s = (since_s, now_s)
+        if now_s - since_s < self._limits.turn_s(self._job.agent_id, self._job.seen.nodes):
+            return
+        leader = self._state.view.agents.get(self._leader_watch.leader_id)
+        revision = 0 if leader is None else leader.join_revision
+        self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
+
+    def _leader_is_dead(self, leader: DeadLeader) -> None:
+        """Whoever is elected next finds it gone and need not ask again: that would cost another probe window."""
+        agent = self._state.view.agents.get(leader.agent_id)
+        name = leader.agent_id if agent is None else agent.node_name
+        self._job.narrator.tell_once(
+            "dead leader", f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
+        )
+        self._leadership.remove_dead_leader(
+            leader.agent_id,
+            leader.create_revision,
+            leader.agent_revision,
+            self._members_of(leader.agent_id),
+        )
+
+    def take(self, report: Report, now_s: float) -> None:
+        """What became of something that `Leadership` was asked for."""
+        match report:
+            case Elected() if now_s < self._stands_not_before_s:
+                self._leadership.resign()  # won by an attempt that was under way when this node resigned
+            case Elected():
+                if self._state.leading:
+                    self.advance(ev.LeadershipLost(now_s=now_s))
+                self._job.narrator.tell("this node leads: it forms the generations")
+                self._leader_watch.leader_is(None)
+                self._job.history.leader_is(self._job.agent_id, leading=True)
+                self.advance(ev.LeadershipWon(now_s=now_s, revision=report.create_revision))
+            case NotElected() | Written():
+                pass
+            case GenerationRefused():
+                self.advance(ev.GenerationWriteRefused(now_s=now_s, number=report.number, why=report.reason))
+            case ProbeResult():
+                self.advance(*self.answers([report], now_s))
+            case ProbeFailed():
+                self._job.narrator.tell_once(
+                    "probe", f"agent {report.agent_id} could not be asked whether it lives: {report.reason}"
+                )
+            case WriteFailed():
+                if report.ends_leading:
+                    self._resign(report, now_s)
+                elif report.act is Act.ELECTION:
+                    self._job.timers.set("election", now_s + STAND_AGAIN_S, self._stand_again)
+                elif report.act is Act.RESULT:
+                    self._result_refused(report.reason, now_s)
+
+    def _resign(self, failed: WriteFailed, now_s: float) -> None:
+        """This agent can't carry out what a leader decides: another may lead, and this one stands again later."""
+        self._job.narrator.tell_once(
+            "resigned",
+            f"{failed.what} failed: {failed.reason}; this node does not lead for {STAND_AFTER_RESIGNING_S:g} s, "
+            "so that another one can",
+        )
+        self._stands_not_before_s = now_s + STAND_AFTER_RESIGNING_S
+        self._leadership.resign()
+        self._step_down(now_s)
+        self._job.timers.set("election", self._stands_not_before_s, self._stand_again)
+
+    def _result_refused(self, why: str, now_s: float) -> None:
+        if self._state.leading and self._job.seen.result is None:
+            self.advance(ev.ResultWriteRefused(now_s=now_s, why=why))
+
+    def answers(self, reports: Iterable[ProbeResult], now_s: float) -> list[ev.Event]:
+        """What the machine should hear of them."""
+        return [
+            ev.ProbeAnswered(
+                now_s=now_s,
+                agent_id=report.agent_id,
+                sequence=report.sequence,
+                verdict=report.verdict,
+                relayed=report.relayed,
+                workers=report.workers,
+            )
+            for report in reports
+            if not self._leader_watch.took(report, now_s)
+        ]
+
+    def _stand_again(self, now_s: float) -> None:
+        if self._job.seen.leader is None and not self._state.leading:
+            self.follow_leader(now_s)

@@ -1,0 +1,163 @@
+"""Where is this job's store: given, hosted here for others, or private to this node?"""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
+from bagua_agent.etcd.server.embedded import START_TIMEOUT_S, PortTaken
+from bagua_agent.etcd.server.hosted import HostedEtcd
+from bagua_agent.node.listening_address import listening_target
+from bagua_agent.node.local_address import LOOPBACK
+
+_IS_ANYONE_THERE_S = 0.5
+_LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
+_UNLIMITED_S = 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStore:
+    """server: the etcd that this agent hosts, if any. endpoint: what others write to reach it."""
+
+    store: Store
+    endpoint: str
+    server: HostedEtcd | None = None
+
+    def close(self) -> None:
+        self.store.close()
+        if self.server is not None:
+            self.server.stop()
+            shutil.rmtree(self.server.directory, ignore_errors=True)  # its data mean nothing without the job
+
+
+def open_store(
+    config: JobConfig,
+    address: str,
+    directory: Path,
+    interrupted: Callable[[], bool],
+    tell: Callable[[str], object] = lambda text: None,
+    show: Callable[[str], object] = lambda text: None,
+) -> JobStore | None:
+    """Connected; None if `interrupted` became true first.
+
+    directory: for the data of an etcd hosted here. tell(text): of
+    an etcd that does not answer yet, once, and that it does at last. show(text): how long it will be waited for, often.
+
+    Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
+    """
+    if config.endpoints is None:
+        listen = "unix" if config.max_nodes == 1 else f"{address}:{_free_port(address)}"
+        return _hosted(config, listen, directory)
+    store = Store(store_config(config.endpoints, config.store_credentials))
+    if config.hosts_store:
+        try:
+            return _host(config, store, directory)
+        except BaseException:
+            store.close()
+            raise
+    limit_s = _UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s
+    limit = "without limit" if config.join_timeout_s is None else f"for up to {limit_s:g} s"
+    deadline_s = time.monotonic() + limit_s
+    told = False
+    try:
+        while not interrupted():
+            remaining_s = deadline_s - time.monotonic()
+            try:
+                store.connect(min(_LOOK_UP_EVERY_S, max(round(remaining_s, 2), 0.01)))
+            except StoreUnavailable as error:
+                if remaining_s <= _LOOK_UP_EVERY_S:
+                    raise StoreUnavailable(
+                        f"{error} (tried for {limit_s:g} s; --rdzv-conf join_timeout=S changes that)"
+                    ) from error
+                if not told:
+                    tell(f"{error}; trying {limit} (--rdzv-conf join_timeout=S)")
+                told = True
+                left = "" if config.join_timeout_s is None else f", {max(remaining_s, 0):.0f} s left"
+                show(f"waiting for etcd at {','.join(config.endpoints)}{left}")
+            else:
+                if told:
+                    tell("etcd answers")
+                return JobStore(store, ",".join(config.endpoints))
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return None
+
+
+def is_exposed(config: JobConfig) -> bool:
+    """Whether the store is reached beyond this machine without TLS: worth one warning."""
+    if config.endpoints is None:
+        return False
+    settings = store_config(config.endpoints, config.store_credentials)
+    return any(
+        not endpoint.is_unix and not settings.uses_tls(endpoint) and not _is_this_machine(endpoint)
+        for endpoint in settings.endpoints
+    )
+
+
+def _is_this_machine(endpoint: Endpoint) -> bool:
+    host = endpoint.target.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
+    """An etcd at the endpoint: the one that answers there, or one that is started here. Raises UserError."""
+    assert config.endpoints is not None
+    answers = JobStore(store, ",".join(config.endpoints))
+    try:
+        store.connect(_IS_ANYONE_THERE_S)
+    except StoreUnavailable:
+        target = parse_endpoint(config.endpoints[0]).target
+    else:
+        return answers
+    try:
+        hosted = _hosted(config, listening_target(target), directory, target)
+    except PortTaken as taken:
+        # Another agent of this host may have begun to host it in the same moment.
+        try:
+            store.connect(START_TIMEOUT_S)
+        except StoreUnavailable:
+            raise taken from None
+        return answers
+    store.close()
+    return hosted
+
+
+def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | None = None) -> JobStore:
+    """reached_at: what the others write, if it is not where it listens."""
+    server = HostedEtcd.start(listen, directory=directory)
+    store = Store(store_config((server.endpoint,), config.store_credentials))
+    try:
+        store.connect(_IS_ANYONE_THERE_S)
+    except BaseException:
+        store.close()
+        server.stop()
+        raise
+    return JobStore(store, reached_at or server.endpoint.removeprefix("http://"), server)
+
+
+def _free_port(address: str) -> int:
+    """etcd's own port if nobody has it, else any that is free now."""
+    for port in (DEFAULT_PORT, 0):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address or LOOPBACK, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise UserError(f"no TCP port can be taken on {address}; give --local-addr, or --rdzv-endpoint")

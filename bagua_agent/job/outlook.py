@@ -1,0 +1,65 @@
+"""How much of the job must this agent see now, and may it lead yet?
+
+Whoever is elected in a large job must first see all of it: the election is held back until all has been told. Called
+from the loop's thread only.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job.messages import LeadershipReported, ScopeFollowed
+from bagua_agent.job.subscription import JobSight
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.leadership.leadership import Elected
+from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.lost_store.recreation import nonce_of
+
+
+class JobOutlook:
+    def __init__(
+        self, job: JoinedJob, sight: JobSight, membership: JobMembership, lost_keys: LostKeys
+    ) -> None:
+        self._job = job
+        self._sight = sight
+        self._membership = membership
+        self._lost_keys = lost_keys
+        self._elected: Elected | None = None  # and the whole picture is yet to be seen
+        job.seen.whole = sight.whole
+
+    def too_little_to_judge(self) -> bool:
+        """Another job's spec stands, and what its workers did is yet to be seen."""
+        return not self._sight.whole and self._strange_spec()
+
+    def look_around(self) -> None:
+        """What this agent is to see may have changed."""
+        seen = self._job.seen
+        if seen.leader is not None and seen.leader.agent_id != self._job.agent_id:
+            self._elected = None  # and lost again meanwhile
+        self._sight.look(
+            leads=self._membership.leading or self._elected is not None,
+            strange_spec=self._strange_spec(),
+            nodes=len(seen.view.agents),
+        )
+        seen.whole = self._sight.whole
+
+    def reported(self, message: LeadershipReported, now_s: float) -> None:
+        if isinstance(message.report, Elected) and not self._sight.whole:
+            self._elected = message.report
+        else:
+            self._membership.take(message.report, now_s)
+        self.look_around()
+
+    def followed(self, message: ScopeFollowed, now_s: float) -> None:
+        """Raises JobReplaced."""
+        self._sight.followed(message)
+        self._job.seen.whole = self._sight.whole
+        if not self._sight.whole:
+            return
+        self._lost_keys.look(now_s)
+        elected, self._elected = self._elected, None
+        if elected is not None:
+            self._membership.take(elected, now_s)
+
+    def _strange_spec(self) -> bool:
+        stands = self._sight.value(self._job.keys.spec)
+        return stands is not None and nonce_of(stands) != self._job.seen.spec.nonce

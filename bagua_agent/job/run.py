@@ -1,0 +1,114 @@
+"""What does a node do for one job? Starts its workers, joins the job, and follows it to its end.
+
+`run_job` prepares and starts the workers before it loads what is slow to load; the loop is job_loop.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from bagua_agent.base.errors import BaguaError
+from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
+from bagua_agent.base.plain_logging import log_to_stderr
+from bagua_agent.base.plain_text import plain_lines
+from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.config.job_config import JobConfig, launcher_variables
+from bagua_agent.lost_store.job_replaced import JobReplaced
+from bagua_agent.node.local_address import local_address
+from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
+from bagua_agent.node.runtime_directory import make_runtime_directory
+from bagua_agent.node.script.script_mode import Mode, guess_mode
+from bagua_agent.node.torchrun.health_server import HealthServer, health_port
+from bagua_agent.node.torchrun.launcher_error_file import write_own_error
+
+MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
+
+
+def run_job(
+    config: JobConfig,
+    on_error: Callable[[str], None] = lambda reason: None,
+    environment: Mapping[str, str] = os.environ,
+) -> int:
+    """Run this node's part of the job; returns the exit code. Errors are printed, one line each.
+
+    on_error: told of the one that ended it. environment: of the workers, but for the variables of their own.
+    """
+    log_to_stderr(logging.WARNING, "bagua-launch: ")
+    try:
+        for _ in range(MOST_RETURNS):
+            try:
+                return _run(config, environment)
+            except JobReplaced as replaced:
+                print(plain_lines(f"bagua-launch: {replaced}; joining again"), file=sys.stderr, flush=True)
+        return _run(config, environment)
+    except BaguaError as error:
+        print(plain_lines(f"bagua-launch: {error}"), file=sys.stderr, flush=True)
+        on_error(str(error))
+        write_own_error(launcher_variables(config, os.environ), error)
+        return error.exit_code
+    except Exception as error:
+        write_own_error(launcher_variables(config, os.environ), error)
+        raise
+
+
+def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
+    for name, value in NO_GRPC_FORK_HANDLERS.items():
+        os.environ.setdefault(name, value)  # before gRPC is loaded
+    node_name = config.node_name or socket.gethostname().split(".")[0] or "node"
+    agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
+    address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
+    port = health_port(launcher_variables(config, os.environ))
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    directory = make_runtime_directory(config.run_as)
+    workers = NodeWorkers(
+        config,
+        agent_id,
+        node_name,
+        address,
+        directory,
+        lambda worker_id, code: inbox.put(WorkerExited(worker_id, code)),
+        lambda what, failed: inbox.put(HelperFailed(what, failed.reason)),
+        environment=environment,
+    )
+    try:
+        tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
+        with tell as signals, ExitStack() as helpers:
+            if port is not None:
+                health = HealthServer(port, inbox.put)
+                helpers.callback(health.stop)
+                health.start()
+            mode = guess_mode(config.command, Path.cwd()).mode
+            workers.start(at_once=mode is Mode.LIVE)
+            # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
+            from bagua_agent.job.loop import JobLoop
+
+            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)
+            try:
+                return loop.run()
+            finally:
+                loop.close()
+    finally:
+        workers.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _store_target(config: JobConfig) -> str | None:
+    if config.endpoints is None:
+        return None
+    from bagua_agent.etcd.endpoints import parse_endpoint
+
+    return parse_endpoint(config.endpoints[0]).target
+
+
+def _key_part(node_name: str) -> str:
+    """A host name as a part of ids and keys."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name)[:40] or "node"

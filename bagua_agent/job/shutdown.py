@@ -1,0 +1,63 @@
+"""What does a node still owe the job when its part is over? Its last writes, and the etcd that others still need.
+
+Bounded, whatever the store does. When the node's part is over is node_ending.py.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+
+from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.base.messages import HealthAsked, SignalCame
+from bagua_agent.job.create_or_join import remove_unused_identity
+from bagua_agent.job.messages import StoreChanged
+from bagua_agent.job_state.context import JoinedJob
+
+LAST_WORDS_S = 2.0
+FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
+LOOK_S = 0.2
+
+
+def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
+    """Returns when the store has this node's writes, or has not taken them in time, which is told."""
+    deadline_s = time.monotonic() + timeout_s
+    if not job.writes.flush(timeout_s) or not job.leased.flush(max(0.0, deadline_s - time.monotonic())):
+        job.narrator.tell("etcd did not take this node's last words in time")
+        return
+    job.history.flush(max(0.0, deadline_s - time.monotonic()))
+
+
+def remove_key_pair(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
+    """The job is left without a result, so nobody else removes its key pair: the last of its agents does."""
+    if not job.leased.flush(timeout_s):
+        job.narrator.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
+        return
+    try:
+        remove_unused_identity(job.store, job.keys)
+    except (InfrastructureLost, UserError) as error:
+        job.narrator.tell(f"the job's key pair stays in etcd: {error}")
+
+
+def wait_for_followers(
+    job: JoinedJob,
+    inbox: queue.SimpleQueue[object],
+    on_change: Callable[[StoreChanged, float], None],
+    timeout_s: float = FOLLOWERS_LEAVE_S,
+) -> None:
+    """For the node that hosts etcd, which goes last so that the others learn how it ended. A signal ends the wait."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if all(agent_id == job.agent_id for agent_id in job.seen.view.agents):
+            return
+        try:
+            message = inbox.get(timeout=LOOK_S)
+        except queue.Empty:
+            continue
+        if isinstance(message, StoreChanged):
+            on_change(message, time.monotonic())
+        elif isinstance(message, HealthAsked):
+            message.answered.set()
+        elif isinstance(message, SignalCame):
+            return

@@ -1,0 +1,110 @@
+"""How much of the job's keys does this agent see? Follows them, and hands on what changed with whole records.
+
+The shell around large_jobs/: scope.py decides what to follow, whole_records.py completes what is read. Called from the
+loop's thread; what it learns comes back through the inbox.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from bagua_agent.base.errors import BaguaError
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change, Mirror
+from bagua_agent.job.messages import ScopeFollowed, StoreChanged, StoreConnected
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
+from bagua_agent.large_jobs.whole_records import WholeRecords
+
+START_S = 10.0  # to read a large record that stands when this agent joins
+
+
+class JobSight:
+    """nodes: agents there are as this one joins."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: JobKeys,
+        agent_id: str,
+        records: WholeRecords,
+        limits: Limits,
+        inbox: queue.SimpleQueue[object],
+        *,
+        hosts_store: bool,
+        nodes: int,
+    ) -> None:
+        self._keys = keys
+        self._agent_id = agent_id
+        self._records = records
+        self._limits = limits
+        self._inbox = inbox
+        self._hosts_store = hosts_store
+        self._scope, _ = scope_of(Situation(False, hosts_store, False, nodes, Scope.WHOLE), limits)
+        self._wanted = self._scope
+        self._starting_thread: int | None = None
+        self._start_failed: BaguaError | None = None
+        self._mirror = Mirror(
+            store,
+            ranges_of(self._scope, keys, agent_id),
+            self._changed,
+            lambda connected: inbox.put(StoreConnected(connected)),
+        )
+
+    def start(self) -> None:
+        """Tells what stands as one batch, then what changes. Raises StoreUnavailable, UserError."""
+        self._starting_thread = threading.get_ident()
+        self._mirror.start()
+        if self._start_failed is not None:
+            self.stop()
+            raise self._start_failed
+
+    def stop(self) -> None:
+        self._records.stop()
+        self._mirror.stop()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all keys are followed, and told so far."""
+        return self._scope is Scope.WHOLE
+
+    def state(self) -> dict[str, KeyValue] | None:
+        """What stands as far as it is followed, with whole records; None while one is still being read."""
+        return self._records.whole_state(self._mirror.state())
+
+    def value(self, key: str) -> bytes | None:
+        """As it stands in the store, if it is followed; a head where a large record is."""
+        return self._mirror.value(key)
+
+    def look(self, *, leads: bool, strange_spec: bool, nodes: int) -> None:
+        """The situation may be another: follow what it calls for. A change of scope ends in ScopeFollowed."""
+        now = Situation(leads, self._hosts_store, strange_spec, nodes, self._wanted)
+        scope, _ = scope_of(now, self._limits)
+        if scope is self._wanted:
+            return
+        self._wanted = scope
+        if scope is Scope.OWN:
+            self._scope = scope  # what is told no more is missing from now on
+        self._mirror.follow(
+            ranges_of(scope, self._keys, self._agent_id), lambda: self._inbox.put(ScopeFollowed(scope))
+        )
+
+    def followed(self, message: ScopeFollowed) -> None:
+        """From the inbox: everything of that scope has been told."""
+        if message.scope is self._wanted:
+            self._scope = message.scope
+
+    def _changed(self, changes: tuple[Change, ...]) -> None:
+        if threading.get_ident() == self._starting_thread:
+            # What stands at the start is told in the caller's thread, which must not wait for a store that went away.
+            try:
+                changes = self._records.whole(changes, within_s=START_S)
+            except BaguaError as error:
+                self._start_failed = error
+                return
+        else:
+            changes = self._records.whole(changes)
+        if changes:
+            self._inbox.put(StoreChanged(changes))

@@ -1,0 +1,197 @@
+"""What do changes in the store mean for this node? Keeps JobSeen up to date and tells the node's parts what is new.
+
+Returns what the membership machine should hear. Writes nothing to the store. What a key's value means is
+store_events.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.history import job_history
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state import console
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.decode import LeaderKey, StoreEvents
+from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.hang import HangOrder
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation, GenerationKind
+
+
+class Followers(Protocol):
+    """The part of worker_way.WorkerWay that hears of records."""
+
+    def follow(self, generation: Generation) -> None: ...
+
+    def close_joins(self) -> None: ...
+
+    def refuse(self, worker_id: str, difference: str) -> None: ...
+
+    def met(self, generation: int, address: str) -> None: ...
+
+    @property
+    def ready_workers(self) -> frozenset[str]: ...
+
+
+class StoreNews:
+    """on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
+    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's word on a hang is new;
+    None: it is over."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        keys: JobKeys,
+        seen: JobSeen,
+        followers: Followers,
+        tells: Narrator,
+        history: HistoryKeeper,
+        on_leader_changed: Callable[[float], None],
+        on_own_key_gone: Callable[[], None],
+        on_live: Callable[[], None],
+        on_hang_order: Callable[[HangOrder | None], None] = lambda order: None,
+    ) -> None:
+        self._agent_id = agent_id
+        self._keys = keys
+        self._seen = seen
+        self._followers = followers
+        self._narrator = tells
+        self._history = history
+        self._on_leader_changed = on_leader_changed
+        self._on_own_key_gone = on_own_key_gone
+        self._on_live = on_live
+        self._on_hang_order = on_hang_order
+        self._agents: set[str] = set()  # that have a key
+        self._events = StoreEvents(keys, self._unreadable)
+
+    def follow_with(self, followers: Followers) -> None:
+        """From now on these hear of records."""
+        self._followers = followers
+
+    def take(self, changes: tuple[Change, ...], now_s: float) -> list[ev.Event]:
+        """What the machine should hear, in order."""
+        happened = []
+        for change in changes:
+            event = self._events.event_of(change, now_s)
+            if change.value is None and self._is_own(change.key):
+                # A leader that took this node for dead removed it; or etcd lost its data.
+                self._on_own_key_gone()
+            if isinstance(event, ev.GenerationSeen) and event.generation.nonce != self._seen.spec.nonce:
+                continue  # of another job of this id, from before or after the store lost its keys
+            if isinstance(event, ev.MemberReady) and event.nonce != self._seen.spec.nonce:
+                continue  # its state belongs to the other job: a generation of ours must not contain it
+            if isinstance(event, ev.ModeSeen) and not self._is_own_spec(change):
+                continue
+            if event is not None:
+                happened.append(event)
+            self._note(change, event, now_s)
+        return happened
+
+    def _note(self, change: Change, event: ev.Event | None, now_s: float) -> None:
+        keys, seen = self._keys, self._seen
+        self._remember(change, event)
+        if change.key in (keys.generation, keys.closing, keys.result):
+            seen.unreadable.pop(change.key, None)
+            if change.value is not None and event is None:
+                seen.unreadable[change.key] = change.mod_revision
+        if change.key == keys.generation and event is None:
+            # Also of what can't be read: the next write compares the revision of whatever stands there.
+            seen.generation_revision = change.mod_revision if change.value is not None else 0
+        elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
+            seen.generation_revision = change.mod_revision
+            self._generation_seen(event.generation)
+        elif isinstance(event, ev.ModeSeen):
+            if seen.restarts and not event.restarts:
+                seen.spec.mode = pb.JobSpec.LIVE
+                self._on_live()
+        elif isinstance(event, ev.HangOrderSeen):
+            self._on_hang_order(event.order)
+        elif change.key == keys.meeting:
+            meeting = self._events.meeting_of(change)
+            if meeting is not None:
+                self._followers.met(meeting.generation, meeting.address)
+        elif change.key == keys.leader:
+            leader = self._events.message_of(pb.Leader, change)
+            if leader is not None or change.value is None:
+                seen.leader = _leader_key(leader, change)
+                self._on_leader_changed(now_s)
+        elif isinstance(event, ev.ClosingSeen) and not seen.closing:
+            seen.closing = True
+            self._followers.close_joins()
+            self._narrator.tell("every worker has committed its last step")
+        elif change.key == keys.result and isinstance(event, ev.ResultSeen):
+            seen.result = self._events.message_of(pb.Result, change)
+            if seen.result is not None:
+                outcome = pb.Result.Outcome.Name(seen.result.outcome).lower()
+                self._history.of_job(job_history.ended(outcome, seen.result.reason))
+        elif isinstance(event, ev.AgentSeen):
+            self._agents.add(event.agent_id)
+        elif isinstance(event, ev.AgentGone):
+            self._agents.discard(event.agent_id)
+        elif isinstance(event, ev.MemberRefused):
+            refusal = self._events.message_of(pb.Refusal, change)
+            self._followers.refuse(event.worker_id, refusal.difference if refusal else "(unreadable)")
+        elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
+            before = seen.view.desired
+            if before is not None:
+                was, wanted = (before.min_nodes, before.max_nodes), (event.min_nodes, event.max_nodes)
+            if before is not None and was != wanted:
+                text = console.scaled(was, wanted)
+                self._narrator.tell_once("scaled", text)
+                self._history.of_job(job_history.scaled(change.mod_revision, text))
+
+    def _remember(self, change: Change, event: ev.Event | None) -> None:
+        """Never what can't be read, nor another job's spec."""
+        keys, remembered = self._keys, self._seen.remembered
+        if change.value is None:
+            return
+        if change.key == keys.spec:
+            spec = self._events.message_of(pb.JobSpec, change)
+            if spec is not None and spec.nonce == self._seen.spec.nonce:
+                remembered[change.key] = change.value
+        elif change.key in (keys.desired, keys.closing, keys.result) and event is not None:
+            remembered[change.key] = change.value
+
+    def _is_own_spec(self, change: Change) -> bool:
+        spec = self._events.message_of(pb.JobSpec, change)
+        return spec is not None and spec.nonce == self._seen.spec.nonce
+
+    def _is_own(self, key: str) -> bool:
+        own = {self._keys.agent(self._agent_id), *map(self._keys.member, self._followers.ready_workers)}
+        return key in own and self._seen.result is None
+
+    def _generation_seen(self, generation: Generation) -> None:
+        before = self._seen.generation
+        if before is not None and generation.number <= before.number:
+            return  # put again by somebody, after the store had lost it
+        self._seen.generation = generation
+        if not self._seen.whole and not self._followers.ready_workers <= {
+            m.worker_id for m in generation.members
+        }:
+            self._on_own_key_gone()  # perhaps: these keys are not followed
+        self._followers.follow(generation)
+        text = console.generation_written(before, generation)
+        self._narrator.tell(text)
+        if before is not None and generation.kind is GenerationKind.LOSS and self._seen.whole:
+            # Not when the agent's key goes: after an outage of the store all keys may go and come back.
+            staying = {m.agent_id for m in generation.members} | self._agents
+            for agent_id, node_name in sorted({(m.agent_id, m.node_name) for m in before.members}):
+                if agent_id not in staying:
+                    self._history.of_job(job_history.node_lost(agent_id, node_name, generation.number))
+        self._history.of_job(job_history.formed(generation, text))
+
+    def _unreadable(self, key: str, why: str) -> None:
+        self._narrator.tell_once(
+            f"unreadable {key}", f"passing over {key}: {why}; remove it with etcdctl del"
+        )
+
+
+def _leader_key(leader: pb.Leader | None, change: Change) -> LeaderKey | None:
+    if leader is None:
+        return None
+    return LeaderKey(leader.agent_id, leader.control_address, change.create_revision)

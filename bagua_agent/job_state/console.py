@@ -1,0 +1,207 @@
+"""What does the terminal say about the job? One line per thing that happened; pure text in, pure text out.
+
+Lines read the same on a terminal and in a log file: a time, the node, what happened, why. `show` alone moves a cursor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from bagua_agent.base.plain_text import shortened
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.membership.failures import root_cause
+from bagua_agent.rpc.message_pace import LineBudget
+from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
+from bagua_contract.distribution import original_beside
+from bagua_contract.records import Generation, GenerationKind, Placement
+
+PROGRESS_EVERY_S = 5.0
+MOST_NAMES = 6
+LONGEST_WORKER_LINE = 4000
+
+
+def names(items: Iterable[str]) -> str:
+    listed = sorted(set(items))
+    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
+    return ", ".join(listed[:MOST_NAMES]) + more
+
+
+def describe_change(before: Generation | None, after: Generation) -> str:
+    """Which nodes came and went from `before` to `after`, as "+host-3 -host-1"; workers where nodes stay."""
+    if before is None:
+        return names(m.node_name for m in after.members)
+    was, now = _by_identity(before), _by_identity(after)
+    parts = []
+    for sign, ids, other, records in (
+        ("+", now.keys() - was.keys(), was, now),
+        ("-", was.keys() - now.keys(), now, was),
+    ):
+        staying = {m.agent_id for m in other.values()}
+        whole = {records[i].node_name for i in ids if records[i].agent_id not in staying}
+        single = {f"{records[i].node_name}:{records[i].slot}" for i in ids if records[i].agent_id in staying}
+        if whole or single:
+            parts.append(sign + names(whole | single))
+    return " ".join(parts) or "same workers"
+
+
+def _by_identity(generation: Generation) -> dict[str, Placement]:
+    """In restart mode every worker is new, and its slot is what stays."""
+    if generation.kind is GenerationKind.RESTART:
+        return {f"{m.agent_id} {m.slot}": m for m in generation.members}
+    return {m.worker_id: m for m in generation.members}
+
+
+def generation_written(before: Generation | None, after: Generation) -> str:
+    when = "at the next step boundary" if after.kind is GenerationKind.PLANNED and after.base else "now"
+    if after.is_gathering:
+        if not after.members:
+            return after.reason
+        return (
+            f"generation {after.number}, before the loop: {_count(after.world_size, 'worker')} on "
+            f"{_count(after.node_count, 'node')} have their ranks; {after.reason}"
+        )
+    if not after.members:
+        return f"generation {after.number}, {when}: no workers; {after.reason}"
+    return (
+        f"generation {after.number}, {when}: {_count(after.world_size, 'worker')} on "
+        f"{_count(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
+    )
+
+
+def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, float], generation: int) -> str:
+    shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
+    pace = f"  {steps_per_s:.1f} steps/s" if steps_per_s else ""  # not known yet after the first step
+    return f"epoch {epoch}  step {step}{pace}{shown}  (generation {generation})"
+
+
+def joining(config: JobConfig, endpoint: str) -> str:
+    least, most = config.min_nodes, config.max_nodes
+    nodes = _count(most, "node") if least == most else f"{least} to {_count(most, 'node')}"
+    store = endpoint if most > 1 or config.endpoints else "private"
+    return f"job {config.job_id}: {_count(config.slots, 'worker')} here, {nodes}, store {store}"
+
+
+def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
+    workers = "" if slots == 1 else f" --nproc-per-node {slots}"
+    return (
+        "other nodes join with:\n"
+        f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
+    )
+
+
+def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
+    """exposed: etcd is reached beyond this machine without TLS."""
+    yield joining(config, endpoint)
+    if beside := original_beside():
+        yield f"WARNING: {beside}"
+    if hosts_for_others:
+        yield joining_command(
+            endpoint,
+            config.job_id,
+            f"{config.min_nodes}:{config.max_nodes}",
+            config.slots,
+            str(config.command),
+        )
+    if exposed or hosts_for_others:
+        yield (
+            "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
+            "so keep it on a private network"
+        )
+
+
+def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
+    """The job of this id was stopped, and another begins under it."""
+    start = f"goes on from the newest checkpoint in {checkpoint_dir}" if checkpoint_dir else "begins anew"
+    return f"job {job_id} was stopped before ({before.reason}); it {start}"
+
+
+def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
+    return f"{wanted[0]} to {_count(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
+
+
+def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:
+    where = f"global rank {told.global_rank}"
+    if placement is not None:
+        where += f" ({placement.node_name}, slot {placement.slot})"
+    if told.recovered:
+        return f"{where} keeps pace again"
+    times = f"{told.computing_s / told.others_s:.1f} times as long as" if told.others_s > 0 else "longer than"
+    return (
+        f"{where} is the slowest: it computes {told.computing_s:.3g} s a step, {times} the others "
+        f"({told.others_s:.3g} s), and they wait for it"
+    )
+
+
+def suspicion(told: session_pb2.Suspected) -> str:
+    """Of a worker that lost its peers, or that can't reach new ones."""
+    if told.kind == pb.Suspicion.UNBUILT:
+        return f"a worker here goes on without the pending generation: {told.detail}"
+    return f"a worker here waits for another generation: {told.detail}"
+
+
+def result(
+    job_id: str, ended: pb.Result, is_shown: Callable[[pb.Failure], bool] = lambda failure: False
+) -> Iterator[str]:
+    """How the job ended and, if it failed, what failed first. is_shown(failure): this terminal has shown what that
+    worker wrote, so its traceback is not repeated."""
+    words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
+    yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
+    if not ended.HasField("failure"):
+        return
+    found = root_cause.RootCause(root_cause.ended(ended.failure, 0), "")
+    yield from root_cause.lines(found, is_shown=is_shown(ended.failure))
+    if ended.casualties:
+        yield ended.casualties
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+class Narrator:
+    """Prefixes lines with time and node, and holds back progress that comes too often."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        node_name: str,
+        show: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._say = say
+        self._show = show
+        self._node_name = node_name
+        self._last: dict[str, str] = {}
+        self._progress_at_s = float("-inf")
+        self._worker_lines = LineBudget()
+
+    def tell(self, text: str) -> None:
+        self._say(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
+
+    def show(self, text: str) -> None:
+        """A line that the next one replaces, where stderr is a terminal."""
+        self._show(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
+
+    def tell_once(self, topic: str, text: str) -> None:
+        """Only if it differs from the last text on this topic."""
+        if self._last.get(topic) != text:
+            self._last[topic] = text
+            self.tell(text)
+
+    def tell_of_worker(self, now_s: float, topic: str, text: str) -> None:
+        """What follows from a worker's word alone: as `tell_once`, in a bounded number of lines of bounded length."""
+        if self._last.get(topic) == text:
+            return
+        self._last[topic] = text
+        left_out = self._worker_lines.take(now_s)
+        if left_out is None:
+            return
+        if left_out:
+            self.tell(f"left out {left_out} lines about what workers here said: they came too fast")
+        self.tell(shortened(text, LONGEST_WORKER_LINE))
+
+    def tell_progress(self, now_s: float, text: str) -> None:
+        if now_s - self._progress_at_s >= PROGRESS_EVERY_S:
+            self._progress_at_s = now_s
+            self.tell(text)

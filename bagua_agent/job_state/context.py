@@ -1,0 +1,30 @@
+"""What do the parts of an agent share once it has joined a job? Its name there, what it has seen, and how to act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_agent.base.retrying_writes import DesiredWrites
+from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.job_state import JobSeen
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedJob:
+    """store: only from the threads of `writes`, as the loop never waits for etcd."""
+
+    agent_id: str
+    node_name: str
+    keys: JobKeys
+    seen: JobSeen
+    store: Store
+    leased: LeasedKeys
+    writes: DesiredWrites
+    timers: Timers
+    narrator: Narrator
+    history: HistoryKeeper

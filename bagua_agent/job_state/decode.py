@@ -1,0 +1,231 @@
+"""What do changed keys mean? Translates the store's changes into events of the membership machine.
+
+Pure but for the clock value it is given. A value that can't be read is reported and passed over: one corrupted key must
+not stop an agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.view import DepartureView, Run
+from bagua_agent.rpc.prober import endpoint_of
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.collective_wait import CollectiveWait
+from bagua_contract.records import LARGEST_NUMBER, Generation, Stage, StateName, SuspicionKind
+
+M = TypeVar("M", bound=Message)
+
+LONGEST_DURATION_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderKey:
+    """control/leader as it stands."""
+
+    agent_id: str
+    control_address: str
+    create_revision: int
+
+
+class StoreEvents:
+    """on_unreadable(key, why) hears of values that no agent of this protocol writes."""
+
+    def __init__(self, keys: JobKeys, on_unreadable: Callable[[str, str], None]) -> None:
+        self._keys = keys
+        self._on_unreadable = on_unreadable
+
+    def event_of(self, change: Change, now_s: float) -> ev.Event | None:
+        """None for a change that membership does not care about."""
+        try:
+            return self._removed(change, now_s) if change.value is None else self._put(change, now_s)
+        except (DecodeError, ValueError) as error:
+            self._on_unreadable(change.key, str(error))
+            return None
+
+    def message_of(self, kind: type[M], change: Change) -> M | None:
+        """The message that was put; None for a removal, and for a value that can't be read."""
+        if change.value is None:
+            return None
+        try:
+            return kind.FromString(change.value)
+        except DecodeError as error:
+            self._on_unreadable(change.key, str(error))
+            return None
+
+    def meeting_of(self, change: Change) -> pb.Meeting | None:
+        """The meeting that was put; None for a removal, and for one that has no host and port to connect to."""
+        meeting = self.message_of(pb.Meeting, change)
+        if meeting is not None and endpoint_of(meeting.address) is None:
+            self._on_unreadable(change.key, f"{meeting.address[:100]!r} is no address with a port")
+            return None
+        return meeting
+
+    def _removed(self, change: Change, now_s: float) -> ev.Event | None:
+        keys = self._keys
+        if agent_id := keys.id_in(keys.agents, change.key):
+            return ev.AgentGone(now_s=now_s, agent_id=agent_id)
+        if worker_id := keys.id_in(keys.members, change.key):
+            return ev.MemberGone(now_s=now_s, worker_id=worker_id)
+        if worker_id := keys.id_in(keys.suspicions, change.key):
+            return ev.SuspicionCleared(now_s=now_s, worker_id=worker_id)
+        if change.key == keys.hang:
+            return ev.HangOrderSeen(now_s=now_s, order=None)
+        return None
+
+    def _put(self, change: Change, now_s: float) -> ev.Event | None:
+        keys, key, value = self._keys, change.key, change.value or b""
+        if agent_id := keys.id_in(keys.agents, key):
+            a = pb.Agent.FromString(value)
+            _check_owner(agent_id, a.agent_id)
+            return ev.AgentSeen(
+                now_s=now_s,
+                agent_id=a.agent_id,
+                node_name=a.node_name,
+                slots=a.slots,
+                topology=a.topology,
+                leaving=a.leaving,
+                control_address=a.control_address,
+                join_revision=change.create_revision,
+                ready=a.ready,
+                run_generation=a.run_generation,
+                run=Run(a.run),
+            )
+        if worker_id := keys.id_in(keys.members, key):
+            m = pb.Member.FromString(value)
+            _check_owner(worker_id, m.worker_id)
+            if m.committed_generation > LARGEST_NUMBER:
+                raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
+            return ev.MemberReady(
+                now_s=now_s,
+                worker_id=m.worker_id,
+                agent_id=m.agent_id,
+                slot=m.slot,
+                store_address=m.store_address,
+                fingerprint=dict(m.fingerprint),
+                committed_generation=m.committed_generation,
+                join_revision=change.create_revision,
+                nonce=m.nonce,
+                stage=Stage(m.stage),
+            )
+        if worker_id := keys.id_in(keys.suspicions, key):
+            s = pb.Suspicion.FromString(value)
+            _check_owner(worker_id, s.worker_id)
+            return ev.SuspicionRaised(
+                now_s=now_s,
+                worker_id=s.worker_id,
+                generation=s.generation,
+                kind=SuspicionKind(s.kind),
+                hosts=tuple(s.hosts),
+                sequence=s.sequence,
+                detail=s.detail,
+                waited_s=_duration(s.waited_s),
+                usual_step_s=_duration(s.usual_step_s),
+                waits_in=CollectiveWait.from_proto(s.waits_in) if s.HasField("waits_in") else None,
+            )
+        if worker_id := keys.id_in(keys.failures, key):
+            f = pb.Failure.FromString(value)
+            _check_owner(worker_id, f.worker_id)
+            return ev.FailureRecorded(
+                now_s=now_s,
+                worker_id=f.worker_id,
+                node_name=f.node_name,
+                step=f.step,
+                in_step=f.in_step,
+                script_failure=f.script_failure,
+                summary=f.cause,
+                order=change.create_revision,
+                was_member=f.in_step or f.global_rank >= 0,
+                generation=f.generation,
+                exit_code=f.exit_code,
+                global_rank=f.global_rank,
+                log_path=f.log_path,
+                traceback_tail=f.traceback_tail,
+                kills_in_a_row=f.kills_in_a_row,
+            )
+        if worker_id := keys.id_in(keys.finished_workers, key):
+            finished = pb.Finished.FromString(value)
+            _check_owner(worker_id, finished.worker_id)
+            return ev.WorkerFinished(now_s=now_s, worker_id=worker_id, step=finished.step)
+        if worker_id := keys.id_in(keys.departures, key):
+            departure = pb.Departure.FromString(value)
+            _check_owner(worker_id, departure.worker_id)
+            return ev.WorkerDeparted(now_s=now_s, departure=_departure(departure))
+        if worker_id := keys.id_in(keys.refusals, key):
+            return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
+        if key == keys.spec:
+            return ev.ModeSeen(now_s=now_s, restarts=pb.JobSpec.FromString(value).mode == pb.JobSpec.RESTART)
+        if key == keys.generation:
+            return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
+        if key == keys.desired:
+            d = pb.Desired.FromString(value)
+            if not 1 <= d.min_nodes <= d.max_nodes:
+                raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
+            return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
+        if key == keys.hang:
+            return ev.HangOrderSeen(now_s=now_s, order=_hang_order(pb.HangOrder.FromString(value)))
+        if key == keys.closing:
+            closing = pb.Closing.FromString(value)
+            if not closing.generation:
+                raise ValueError("it closes no generation")
+            return ev.ClosingSeen(now_s=now_s, generation=closing.generation)
+        if key == keys.result:
+            if pb.Result.FromString(value).outcome == pb.Result.OUTCOME_UNSPECIFIED:
+                raise ValueError("it tells no outcome")  # and ends nothing
+            return ev.ResultSeen(now_s=now_s)
+        return None
+
+
+def _departure(d: pb.Departure) -> DepartureView:
+    last = d.last
+    if last.parts and last.part >= last.parts:
+        raise ValueError(f"it tells of part {last.part} of {last.parts}")
+    state = StateName(last.state.generation, last.state.step, last.state.operations)
+    return DepartureView(
+        worker_id=d.worker_id,
+        node_name=d.node_name,
+        generation=d.generation,
+        world_size=d.world_size,
+        state=state,
+        part=last.part,
+        parts=last.parts,
+        written=last.written,
+        problem=last.problem,
+        holds_nothing=d.HasField("last") and state.is_none,
+    )
+
+
+_HANG_OUTCOMES = {
+    pb.HangOrder.NAME: Outcome.NAME,
+    pb.HangOrder.RENEW: Outcome.RENEW,
+    pb.HangOrder.REPLACE: Outcome.REPLACE,
+    pb.HangOrder.GIVE_UP: Outcome.GIVE_UP,
+    pb.HangOrder.DISAGREE: Outcome.DISAGREE,
+}
+
+
+def _hang_order(order: pb.HangOrder) -> HangOrder:
+    outcome = _HANG_OUTCOMES.get(order.outcome)
+    if outcome is None:
+        raise ValueError(f"it orders {order.outcome}, which nobody knows")
+    return HangOrder(order.generation, outcome, tuple(order.workers), order.reason)
+
+
+def _duration(value_s: float) -> float:
+    if not 0 <= value_s < LONGEST_DURATION_S:  # not a number fails too
+        raise ValueError(f"it tells of {value_s} s")
+    return value_s
+
+
+def _check_owner(in_key: str, in_value: str) -> None:
+    """Raises ValueError if they differ: the key's removal would leave behind what its value had put."""
+    if in_key != in_value:
+        raise ValueError(f"it is about {in_value!r}")

@@ -1,0 +1,86 @@
+"""What has this node seen of the job so far? The newest records, and whether this node itself is leaving.
+
+Changed in the loop's thread alone: by store_news.py for what the store says, by job_membership.py for the picture,
+by job_loop.py for the rest. Everybody else reads. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bagua_agent.etcd.client import Compare, mod_revision_is
+from bagua_agent.job_state.decode import LeaderKey
+from bagua_agent.membership.view import JobView
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+
+@dataclass(slots=True)
+class JobSeen:
+    """view: the picture. whole: all of it; else it has no other agents and their workers, as in large jobs. keepers: of
+    a large record, by address. generation: the newest record. generation_revision: of what stands in the store, 0 if
+    nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
+    unreadable: by key, the revision of what stands there and nobody can read. closing: nobody joins any more.
+    waits: workers here that can't go on, with the generation.
+    leaving_since_s: of the first signal; minus infinity once workers are to end at once, or if there is nothing to wait
+    for. leaving_signal: the first one. leave_within_s: the grace period that began with it."""
+
+    spec: pb.JobSpec
+    view: JobView
+    generation: Generation | None = None
+    generation_revision: int = 0
+    leader: LeaderKey | None = None
+    closing: bool = False
+    result: pb.Result | None = None
+    leaving_since_s: float | None = None
+    leaving_signal: int = 0
+    leave_within_s: float = 0.0
+    remembered: dict[str, bytes] = field(default_factory=dict)
+    unreadable: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
+    whole: bool = True
+    keepers: tuple[str, ...] = ()
+
+    def unwritten(self, key: str) -> Compare:
+        """That nothing stands under `key` but what nobody can read."""
+        return mod_revision_is(key, self.unreadable.get(key, 0))
+
+    @property
+    def restarts(self) -> bool:
+        """Workers are started again for each generation."""
+        return bool(self.spec.mode == pb.JobSpec.RESTART)
+
+    @property
+    def stopping(self) -> bool:
+        """Ends of workers are expected."""
+        return self.result is not None or self.leaving_since_s is not None
+
+    @property
+    def failures_allowed(self) -> int:
+        """The budget is the job's, not this node's: everybody judges by the same number."""
+        return int(self.spec.max_restarts)
+
+    def relay_address(self, own_agent_id: str) -> str:
+        """Of an agent that is neither this one nor the leader; empty if there is none."""
+        if self.leader is None:
+            return ""
+        taken = (own_agent_id, self.leader.agent_id)
+        known = (a.control_address for a in self.view.agents.values() if a.agent_id not in taken)
+        # a keeper may be this agent itself, whose word then counts for nothing more than its own
+        others = (k for k in self.keepers if k != self.leader.control_address)
+        return next(known, None) or next(others, "")
+
+    @property
+    def nodes(self) -> int:
+        """Agents there are, as far as this one sees them."""
+        record = 0 if self.generation is None else self.generation.node_count
+        return max(len(self.view.agents), record)
+
+    def others_stay(self, own_agent_id: str) -> bool:
+        """Whether another node is there that does not leave; in part of the picture, whether the record has one."""
+        if any(a.agent_id != own_agent_id and not a.leaving for a in self.view.agents.values()):
+            return True
+        record = self.generation
+        return (
+            not self.whole and record is not None and any(m.agent_id != own_agent_id for m in record.members)
+        )

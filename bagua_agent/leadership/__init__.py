@@ -1,0 +1,1 @@
+"""Election of the agent that writes generations, writes fenced by it, and probes of the leader."""

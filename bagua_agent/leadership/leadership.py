@@ -1,0 +1,415 @@
+"""Carries out the leader's decisions: election, writes that the leadership key fences, probes.
+
+Owns the transactions that the leadership key fences. Runs store operations in one thread of its own, so that the
+agent's loop never waits for etcd. Each operation ends in exactly one report, whatever it raises (background.py); what
+a failure means is `ends_leading`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_agent.base.background import Background, Failed, OperationEnd
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.failpoints import Failpoints
+from bagua_agent.etcd.client import (
+    MOST_OPERATIONS_IN_A_TRANSACTION,
+    Compare,
+    Put,
+    Store,
+    create_revision_is,
+    mod_revision_is,
+)
+from bagua_agent.etcd.key_range import KeyRange
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.large_jobs.record_parts import StoredRecord
+from bagua_agent.membership import hang
+from bagua_agent.membership.actions import Outcome, Question
+from bagua_agent.membership.hang import HangOrder
+from bagua_agent.membership.view import Verdict
+from bagua_agent.rpc.job_identity import JobIdentity
+from bagua_agent.rpc.prober import probe, probe_through
+from bagua_contract import control_pb2
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation
+
+log = logging.getLogger(__name__)
+
+# Whoever can't reach etcd for longer than this may itself be what is cut off: its word is stale by then.
+REMOVAL_TIMEOUT_S = 1.0
+MOST_PROBES_AT_ONCE = 16
+
+HANG_OUTCOMES = {
+    hang.Outcome.NAME: pb.HangOrder.NAME,
+    hang.Outcome.RENEW: pb.HangOrder.RENEW,
+    hang.Outcome.REPLACE: pb.HangOrder.REPLACE,
+    hang.Outcome.GIVE_UP: pb.HangOrder.GIVE_UP,
+    hang.Outcome.DISAGREE: pb.HangOrder.DISAGREE,
+}
+
+_VERDICTS = {
+    control_pb2.ProbeReply.ALIVE: Verdict.ALIVE,
+    control_pb2.ProbeReply.REFUSED: Verdict.REFUSED,
+    control_pb2.ProbeReply.UNANSWERED: Verdict.UNANSWERED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    create_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotElected:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRefused:
+    """The transaction was not done, or nobody knows: read the record that stands there."""
+
+    number: int
+    reason: str
+
+
+class Act(Enum):
+    """What a write of the leader, or of an agent that wants to lead, is about."""
+
+    ELECTION = "election"
+    LEADER_REMOVAL = "leader-removal"
+    GENERATION = "generation"
+    RESULT = "result"
+    REFUSAL = "refusal"
+    HANG_ORDER = "hang-order"
+    AGENT_REMOVAL = "agent-removal"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """ends_leading: trying again would fail again, so another agent should lead."""
+
+    act: Act
+    what: str
+    reason: str
+    ends_leading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """The question could not be asked: this says nothing about the agent."""
+
+    agent_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    agent_id: str
+    sequence: int
+    relayed: bool
+    verdict: Verdict
+    workers: tuple[str, ...] | None = None  # alive there, if it answered
+
+
+def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
+    verdict = _VERDICTS[reply.verdict]
+    workers = tuple(reply.workers) if verdict is Verdict.ALIVE else None
+    return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
+
+
+Report = Elected | NotElected | Written | GenerationRefused | WriteFailed | ProbeResult | ProbeFailed
+
+
+def ends_leading(error: BaseException) -> bool:
+    """Whether an agent whose write failed with `error` should give the leadership up; pure.
+
+    An outage passes, and the lease decides who leads after it. A right that was withdrawn, a request that etcd refuses,
+    or a bug fails each time: the key would stand, kept by the lease, and no decision of the job would be carried out.
+    """
+    return not isinstance(error, InfrastructureLost)
+
+
+class Leadership:
+    def __init__(
+        self,
+        store: Store,
+        keys: JobKeys,
+        leased: LeasedKeys,
+        identity: JobIdentity,
+        probe_window_s: float,
+        report: Callable[[Report], None],
+        stored: Callable[[Generation, Mapping[str, str]], StoredRecord],
+    ) -> None:
+        """stored(record, addresses of agents): how a record is written."""
+        self._stored = stored
+        self._store = store
+        self._keys = keys
+        self._leased = leased
+        self._identity = identity
+        self._probe_window_s = probe_window_s
+        self._report = report
+        self._writer = Background("bagua-leader")
+        self._probers = Background("bagua-probe", MOST_PROBES_AT_ONCE)
+        self._fence = 0
+        self._failpoints = Failpoints.from_environment()
+
+    # -- election
+
+    def stand(self, agent_id: str, control_address: str) -> None:
+        """Try to become the leader. Reports Elected, NotElected or WriteFailed."""
+        value = pb.Leader(agent_id=agent_id, control_address=control_address).SerializeToString()
+
+        def elect() -> Report:
+            self._failpoints.reach("election.before")
+            revision = self._leased.put_if_absent(self._keys.leader, value)
+            if revision is None:
+                return NotElected()
+            self._failpoints.reach("election.after")
+            self._fence = revision
+            return Elected(revision)
+
+        self._write(Act.ELECTION, "standing for election", elect)
+
+    def lost(self) -> None:
+        """The key is not ours any more. Writes under way fail by themselves: they are fenced."""
+        self._fence = 0
+
+    def resign(self) -> None:
+        """Remove our leadership key, so that another agent can lead. Returns at once."""
+        self._fence = 0
+        self._leased.remove(self._keys.leader)
+
+    def remove_dead_leader(
+        self, agent_id: str, create_revision: int, agent_revision: int, worker_ids: Sequence[str]
+    ) -> None:
+        """Remove the keys of a leader whose death was confirmed: its leadership and its part in the job, in one
+        transaction. create_revision: of its leadership; agent_revision: of its agent key. If either has changed,
+        nothing is removed. agent_revision 0: its leadership alone is removed; its other keys are not seen here.
+
+        Keys of workers that exceed etcd's limit are removed in transactions after it, while no agent of its id is
+        there.
+        """
+        act, what = Act.LEADER_REMOVAL, "removing a dead leader's keys"
+        compares = [create_revision_is(self._keys.leader, create_revision)]
+        deletes = [self._keys.leader]
+        own = self._keys.agent(agent_id)
+        if agent_revision:
+            compares.append(create_revision_is(own, agent_revision))
+            deletes += [own, *self._keys_of_workers(worker_ids)]
+
+        def remove() -> Report:
+            size = MOST_OPERATIONS_IN_A_TRANSACTION
+            for start in range(0, len(deletes), size):
+                refused = self._transact(
+                    act,
+                    compares if not start else [create_revision_is(own, 0)],
+                    deletes=deletes[start : start + size],
+                    timeout_s=REMOVAL_TIMEOUT_S,
+                )
+                if refused:
+                    return WriteFailed(act, what, refused)
+            return Written(act)
+
+        self._write(act, what, remove)
+
+    def _keys_of_workers(self, worker_ids: Sequence[str]) -> list[str]:
+        return [f(w) for w in worker_ids for f in (self._keys.member, self._keys.suspicion)]
+
+    # -- fenced writes
+
+    def write_generation(
+        self,
+        generation: Generation,
+        previous_mod_revision: int,
+        unended: Compare,
+        addresses: Mapping[str, str],
+    ) -> None:
+        """previous_mod_revision: of what stands where `generation` will; 0 if nothing does. unended: that the job
+        has no result. addresses: of the agents' control services."""
+        fence, number = self._fence, generation.number
+
+        def write() -> Report:
+            form = self._stored(generation, addresses)
+            try:
+                for part in form.parts:
+                    self._store.put(part.key, part.value)  # not fenced: nobody reads what no head points to
+                refused = self._transact(
+                    Act.GENERATION,
+                    [
+                        create_revision_is(self._keys.leader, fence),
+                        mod_revision_is(self._keys.generation, previous_mod_revision),
+                        unended,
+                    ],
+                    puts=[Put(self._keys.generation, form.value)],
+                    generation=number,
+                )
+            except InfrastructureLost as error:
+                refused = str(error)
+            if refused:
+                return GenerationRefused(number, refused)
+            if form.parts:
+                self._remove_parts_before(number - 1)
+            return Written(Act.GENERATION)
+
+        self._write(Act.GENERATION, f"writing generation {number}", write)
+
+    def _remove_parts_before(self, number: int) -> None:
+        """Of records that nobody needs any more. One that could not be removed goes with the next."""
+        first, end = (f"{self._keys.records}{n:020d}".encode() for n in (0, number))
+        try:
+            self._store.delete_range(KeyRange(first, end))
+        except InfrastructureLost as error:
+            log.info("records before generation %d stay for now: %s", number, error)
+
+    def write_result(
+        self,
+        unended: Compare,
+        outcome: Outcome,
+        exit_code: int,
+        reason: str,
+        failure: pb.Failure | None,
+        casualties: str = "",
+    ) -> None:
+        result = pb.Result(
+            outcome=outcome.value,
+            exit_code=exit_code,
+            reason=reason,
+            failure=failure,
+            casualties=casualties,
+        )
+        self._fenced(
+            Act.RESULT,
+            "writing the result",
+            [unended],
+            puts=[Put(self._keys.result, result.SerializeToString())],
+            deletes=[self._keys.identity],  # nobody joins any more
+        )
+
+    def refuse(self, worker_id: str, difference: str) -> None:
+        refusal = pb.Refusal(worker_id=worker_id, difference=difference)
+        self._fenced(
+            Act.REFUSAL,
+            f"refusing {worker_id}",
+            puts=[Put(self._keys.refused(worker_id), refusal.SerializeToString())],
+        )
+
+    def write_hang_order(self, order: HangOrder | None) -> None:
+        """None: nobody is late any more."""
+        if order is None:
+            self._fenced(Act.HANG_ORDER, "removing the hang order", deletes=[self._keys.hang])
+            return
+        value = pb.HangOrder(
+            generation=order.generation,
+            outcome=HANG_OUTCOMES[order.outcome],
+            workers=order.workers,
+            reason=order.reason,
+        )
+        self._fenced(
+            Act.HANG_ORDER,
+            "writing the hang order",
+            puts=[Put(self._keys.hang, value.SerializeToString())],
+        )
+
+    def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
+        """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""
+        own = self._keys.agent(agent_id)
+        # The agent's own key goes last: while it stands, whoever leads next finds the agent dead and removes the rest.
+        deletes = [*self._keys_of_workers(worker_ids), own]
+        self._fenced(
+            Act.AGENT_REMOVAL,
+            f"removing the dead agent {agent_id}",
+            [create_revision_is(own, join_revision)],
+            deletes=deletes,
+        )
+
+    def _fenced(
+        self,
+        act: Act,
+        what: str,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+    ) -> None:
+        """One transaction; of more deletes than etcd takes in one, the first ones go in transactions before it."""
+        fenced = [create_revision_is(self._keys.leader, self._fence), *compares]
+        most = MOST_OPERATIONS_IN_A_TRANSACTION - len(puts)
+
+        def write() -> Report:
+            left = list(deletes)
+            while len(left) > most:
+                chunk, left = left[:MOST_OPERATIONS_IN_A_TRANSACTION], left[MOST_OPERATIONS_IN_A_TRANSACTION:]
+                if refused := self._transact(act, fenced, deletes=chunk):
+                    return WriteFailed(act, what, refused)
+            if refused := self._transact(act, fenced, puts, left):
+                return WriteFailed(act, what, refused)
+            return Written(act)
+
+        self._write(act, what, write)
+
+    def _transact(
+        self,
+        act: Act,
+        compares: Sequence[Compare],
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        timeout_s: float | None = None,
+        generation: int = 0,
+    ) -> str:
+        """Empty if done, else which comparison failed. Raises what the store raises.
+
+        act: names the failpoints. generation: the number being written.
+        """
+        self._failpoints.reach(f"{act.value}.before", generation)
+        succeeded = self._store.transact(compares, puts, deletes, timeout_s).succeeded
+        self._failpoints.reach(f"{act.value}.after", generation)
+        return "" if succeeded else "a comparison failed"
+
+    def _write(self, act: Act, what: str, operation: Callable[[], Report]) -> None:
+        def ended(end: OperationEnd[Report]) -> None:
+            if isinstance(end, Failed):
+                self._report(WriteFailed(act, what, end.reason, ends_leading(end.error)))
+            else:
+                self._report(end.value)
+
+        self._writer.run(what, operation, ended)
+
+    # -- probes
+
+    def ask(self, question: Question, sequence: int) -> None:
+        """Reports one direct answer and, if there is a relay, one relayed; ProbeFailed if it could not be asked."""
+        window_s = self._probe_window_s
+
+        def ask_one(relayed: bool, asked: Callable[[], control_pb2.ProbeReply]) -> None:
+            def ended(end: OperationEnd[control_pb2.ProbeReply]) -> None:
+                if isinstance(end, Failed):
+                    self._report(ProbeFailed(question.agent_id, end.reason))
+                else:
+                    self._report(_result(question, sequence, relayed, end.value))
+
+            self._probers.run(f"asking agent {question.agent_id}", asked, ended)
+
+        ask_one(False, lambda: probe(self._identity, question.control_address, question.agent_id, window_s))
+        if question.relay_agent_id:
+            ask_one(
+                True,
+                lambda: probe_through(
+                    self._identity,
+                    question.relay_address,
+                    question.control_address,
+                    question.agent_id,
+                    window_s,
+                ),
+            )
+
+    def stop(self) -> None:
+        self._writer.stop()
+        self._probers.stop()

@@ -1,0 +1,160 @@
+"""What does the picture say about a hang? Reads from it what hang.py decides on, and says what should follow when.
+
+Pure. The newest generation in which somebody waits is looked at; one in which a collective broke is formation.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from bagua_agent.membership.disagreement import Place, described
+from bagua_agent.membership.failures.detection import named
+from bagua_agent.membership.hang import (
+    HangDecision,
+    HangOrder,
+    MemberState,
+    Outcome,
+    Situation,
+    decide_hang,
+    order_for,
+)
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.standing import Standing, in_force
+from bagua_agent.membership.view import Evidence, JobView, SuspicionView
+from bagua_contract.records import Generation, Placement, SuspicionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """order: what agents should have been told. due: RENEW, REPLACE and GIVE_UP may be acted on now, for stacks had
+    their time. wake_at_s: look again then."""
+
+    decision: HangDecision
+    order: HangOrder | None
+    due: bool
+    wake_at_s: float | None
+
+    @property
+    def renews(self) -> bool:
+        return self.due and self.decision.outcome is Outcome.RENEW
+
+    @property
+    def gives_up(self) -> bool:
+        return self.due and self.decision.outcome is Outcome.GIVE_UP
+
+
+_NONE = Hang(HangDecision(Outcome.NOTHING, "nobody waits"), None, False, None)
+
+
+def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
+    """Whether the job hangs now, and what is to be done."""
+    stalls = {s.worker_id: s for s in standing.suspicions if s.kind is SuspicionKind.STALLED}
+    if not stalls:
+        return _NONE
+    record = view.record(max(s.generation for s in stalls.values()))
+    if record is None:
+        return _NONE  # this agent never saw it
+    situation = _situation(view, standing, evidence, record, stalls)
+    decision = decide_hang(situation, now_s, policy.hang_limits)
+    order = order_for(decision, record.number, view.hang_order)
+    if decision.outcome in (Outcome.NOTHING, Outcome.NAME, Outcome.DISAGREE) or decision.cut:
+        return Hang(decision, order, decision.cut, decision.wake_at_s)
+    due_s = view.hang_order_since_s + policy.stacks_first_s
+    stands = order is not None and order is view.hang_order
+    if not stands or now_s >= due_s:
+        return Hang(decision, order, stands, decision.wake_at_s)
+    return Hang(decision, order, False, due_s)
+
+
+def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Hang | None:
+    """What follows if members ended with exit code 0 and another one can't go on without them; None: no such thing.
+
+    Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait. Not while the
+    node of a member is gone: that explains why others can't go on, and is dealt with as any loss.
+    """
+    record = view.record(standing.in_force)
+    if record is None or any(_is_gone(view, m) for m in record.members):
+        return None
+    ended = [
+        m
+        for m in record.members
+        if m.worker_id in view.finished and (record.base == 0 or m.since_generation < record.number)
+    ]
+    stuck = [s for s in standing.suspicions if s.generation == record.number]
+    ranks = {m.worker_id: m.global_rank for m in record.members}
+    stuck = [s for s in stuck if s.worker_id in ranks and s.kind is not SuspicionKind.UNBUILT]
+    if not ended or not stuck:
+        return None
+    how = {
+        m.global_rank: f"ended with exit code 0 (its last report was of step {view.finished_steps.get(m.worker_id, 0)})"
+        for m in ended
+    }
+    places = [Place(ranks[s.worker_id], s.waits_in) for s in stuck]
+    reason = described(places, how)
+    since_s = min(s.broken_since_s if s.broken else s.waiting_since_s for s in stuck)
+    due_s = since_s + policy.disagreement_s
+    if now_s < due_s:
+        return Hang(HangDecision(Outcome.NOTHING, reason), None, False, due_s)
+    decision = HangDecision(Outcome.DISAGREE, reason, tuple(m.worker_id for m in ended))
+    return Hang(decision, order_for(decision, record.number, view.hang_order), False, None)
+
+
+def _is_gone(view: JobView, placement: Placement) -> bool:
+    """Whether its node is gone and not by its own word, nor had it ended before."""
+    ended = placement.worker_id in view.finished or placement.worker_id in view.failures
+    return placement.agent_id not in view.agents and not ended and placement.worker_id not in view.departures
+
+
+def standing_order(view: JobView) -> HangOrder | None:
+    """The order that stands, if it may still be true though nobody looked: of the generation in force or newer."""
+    order = view.hang_order
+    return None if order is None or order.generation < in_force(view, view.generation) else order
+
+
+def _situation(
+    view: JobView,
+    standing: Standing,
+    evidence: Evidence,
+    record: Generation,
+    stalls: dict[str, SuspicionView],
+) -> Situation:
+    holders = {s.worker_id for s in standing.survivors if s.holder}
+    agents = sorted(view.agents)
+    members = []
+    for placement in record.members:
+        member = standing.present.get(placement.worker_id)
+        if member is None:
+            continue  # it has ended, and nobody waits for it as far as it is known
+        stall = stalls.get(placement.worker_id)
+        # Who waits in the generation before waits for the same worker as the newcomers of this one do.
+        if stall is not None and stall.generation not in (record.number, record.base):
+            stall = None
+        members.append(
+            MemberState(
+                worker_id=placement.worker_id,
+                global_rank=placement.global_rank,
+                node_name=placement.node_name,
+                waiting_since_s=None if stall is None else stall.waiting_since_s,
+                outside_since_s=view.went_on.get(placement.worker_id),
+                answers=placement.agent_id not in evidence.probes,
+                holder=placement.worker_id in holders,
+                newcomer=record.base > 0 and member.committed_generation < placement.since_generation,
+                cannot_reach=()
+                if stall is None
+                else tuple(view.agents[a].node_name for a in named(view, stall, agents) if stall.hosts),
+                # In the generation before, others number other operations.
+                waits_in=stall.waits_in if stall is not None and stall.generation == record.number else None,
+            )
+        )
+    usual = [s.usual_step_s for s in stalls.values() if s.usual_step_s > 0]
+    order, replacements = view.hang_order, view.replacements
+    if order is not None and order.outcome is Outcome.REPLACE and order.generation == record.number:
+        replacements -= len(order.workers)  # those are only about to be
+    return Situation(
+        generation=record.number,
+        members=tuple(members),
+        usual_step_s=median(usual) if usual else None,
+        renewals=view.attempts.count,
+        replacements=max(0, replacements),
+    )

@@ -1,0 +1,140 @@
+"""When does a worker's failure end the job, and when is its successor started?
+
+Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and what they
+take along (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a
+worker that fails before it was ever a member does not count either: the same script works elsewhere. Knows nothing of
+generations: a poison sample is found by the step that two workers failed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bagua_agent.base import backoff
+from bagua_agent.membership.failures.root_cause import first_cause, is_casualty, tells_of_another
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import FailureView
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """first_failure: the one to show first, since the others are often its consequence; see root_cause.py."""
+
+    fail: bool
+    reason: str
+    first_failure: FailureView | None = None
+
+
+def judge(
+    failures: Iterable[FailureView],
+    max_restarts: int,
+    *,
+    trained: bool = False,
+    most_kills: int = Policy().most_kills_in_a_row,
+) -> Verdict:
+    """Whether these failures end the job. trained: a step of it is known to have been committed.
+
+    most_kills: in a row, in one slot, without progress in between.
+    """
+    failures = sorted(failures, key=lambda f: f.order)
+    for failure in failures:
+        if reason := killed_too_often(failure, max_restarts, most_kills):
+            return Verdict(True, reason, failure)
+    script = [f for f in failures if _counts(f, trained)]
+    first_in_step: dict[int, FailureView] = {}
+    for failure in script:
+        if not failure.in_step or is_casualty(failure.summary, failure.traceback_tail):
+            continue  # what a lost peer explains says nothing of the samples
+        first = first_in_step.setdefault(failure.step, failure)
+        if first.worker_id != failure.worker_id:
+            # The same samples would fail holder after holder until nobody has the state.
+            return Verdict(
+                True,
+                f"two workers failed in step {failure.step}, so it is likely to fail always: "
+                f"{first.worker_id} on {first.node_name} ({first.summary}), "
+                f"{failure.worker_id} on {failure.node_name} ({failure.summary})",
+                first,
+            )
+    cause = first_cause(script)
+    if cause is not None and len(script) > max_restarts:
+        return Verdict(
+            True,
+            f"{len(script)} script failures, {max_restarts} allowed; first: "
+            f"{cause.worker_id} on {cause.node_name} ({cause.summary})",
+            cause,
+        )
+    return Verdict(False, f"{len(script)} of {max_restarts} script failures used")
+
+
+def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -> str:
+    """Why a worker that was killed ends the job; "" if it does not. A budget beyond most_kills allows as many kills."""
+    if failure.kills_in_a_row <= max(most_kills, max_restarts):
+        return ""
+    return (
+        f"{failure.kills_in_a_row} workers in a row were killed in one slot of {failure.node_name} without a "
+        f"committed step in between; the last, {failure.worker_id}: {failure.summary}"
+    )
+
+
+def in_doubt(
+    failures: Iterable[FailureView], max_restarts: int, *, trained: bool, since_s: float
+) -> tuple[FailureView, ...]:
+    """Of failures that end the job, those seen from since_s on that tell of another's end, which may yet become known;
+    none if the job ends without them too."""
+    every = list(failures)
+    doubtful = tuple(
+        f
+        for f in every
+        if _counts(f, trained) and f.seen_since_s >= since_s and tells_of_another(f.summary, f.traceback_tail)
+    )
+    rest = [f for f in every if f not in doubtful]
+    return () if not doubtful or judge(rest, max_restarts, trained=trained).fail else doubtful
+
+
+def _counts(failure: FailureView, trained: bool) -> bool:
+    return failure.script_failure and (failure.was_member or not trained)
+
+
+def respawn_delay_s(early_crashes: int, policy: Policy) -> float:
+    """How long to wait before a slot's next worker, in seconds.
+
+    early_crashes: workers of this slot in a row that ended before their first ready step.
+    """
+    return backoff.delay_s(early_crashes - 1, policy.respawn_first_delay_s, policy.respawn_longest_delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What follows a worker's end in its slot: another one after delay_s, or none (None). reason: why none.
+    fails_job: because the whole job ends with it."""
+
+    delay_s: float | None
+    reason: str = ""
+    fails_job: bool = False
+
+
+def succession(
+    earlier: Iterable[FailureView],
+    failure: FailureView,
+    early_crashes: int,
+    max_restarts: int,
+    policy: Policy,
+    *,
+    trained: bool,
+) -> Succession:
+    """earlier: the job's failures before `failure`. early_crashes: of the slot, in a row, this one included.
+
+    A slot whose workers never come to their first step is given up: it is the node that does not work, and starting
+    processes forever mends nothing. The job goes on without it.
+    """
+    verdict = judge([*earlier, failure], max_restarts, trained=trained, most_kills=policy.most_kills_in_a_row)
+    if verdict.fail:
+        return Succession(None, verdict.reason, fails_job=True)
+    if early_crashes >= policy.crashes_before_quarantine:
+        return Succession(
+            None,
+            f"{early_crashes} workers in a row ended before their first step, the last with: {failure.summary}; "
+            "no more are started here, and the job goes on without",
+        )
+    return Succession(respawn_delay_s(early_crashes, policy))

@@ -1,0 +1,1 @@
+"""Which generation follows? Decided from offers, standings and losses, without IO."""

@@ -1,0 +1,89 @@
+"""Which nodes could come in, and since when: complete nodes in join order.
+
+A node is complete when all its slots are ready, or when its own short window has passed since the first of
+the workers that wait. Knows nothing of generations: whoever asks says which workers are in already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from bagua_agent.membership.formation.admission import misfits
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import AgentView, JobView, MemberView
+from bagua_contract.records import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A node's workers that wait to come in. complete_at_s: when nobody waits for its others any more."""
+
+    agent: AgentView
+    workers: tuple[MemberView, ...]
+    complete_at_s: float
+
+
+def offers(
+    view: JobView,
+    present: Mapping[str, MemberView],
+    inside: Collection[str],
+    policy: Policy,
+    stages: Collection[Stage] = (Stage.LOOP,),
+) -> list[Offer]:
+    """Offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken. stages: of workers
+    that count."""
+    unfit = misfits(view)
+    taken: defaultdict[str, set[int]] = defaultdict(set)
+    waiting: defaultdict[str, list[MemberView]] = defaultdict(list)
+    for worker_id in inside:
+        if worker_id in present:
+            taken[present[worker_id].agent_id].add(present[worker_id].slot)
+    for member in sorted(present.values(), key=lambda m: m.join_revision, reverse=True):
+        # the newest worker of a slot: an older one of the same slot has ended
+        if (
+            member.worker_id not in inside
+            and member.stage in stages
+            and member.worker_id not in unfit
+            and member.slot not in taken[member.agent_id]
+            and not view.agents[member.agent_id].leaving
+        ):
+            taken[member.agent_id].add(member.slot)
+            waiting[member.agent_id].append(member)
+    found = [
+        Offer(
+            agent=view.agents[agent_id],
+            workers=tuple(sorted(workers, key=lambda m: m.slot)),
+            complete_at_s=_complete_at_s(view.agents[agent_id], workers, len(taken[agent_id]), policy),
+        )
+        for agent_id, workers in waiting.items()
+    ]
+    return sorted(found, key=lambda o: (o.agent.join_revision, o.agent.agent_id))
+
+
+def _complete_at_s(agent: AgentView, workers: list[MemberView], ready: int, policy: Policy) -> float:
+    if ready >= agent.slots:
+        return max(w.ready_since_s for w in workers)
+    return min(w.ready_since_s for w in workers) + policy.node_window_s
+
+
+def readiness(
+    view: JobView, present: Mapping[str, MemberView], stages: Collection[Stage] = (Stage.LOOP,)
+) -> str:
+    """Which nodes are awaited and what they lack, for the reason of a wait; empty if none."""
+    ready: defaultdict[str, set[int]] = defaultdict(set)
+    for member in present.values():
+        if member.stage not in stages:
+            continue
+        ready[member.agent_id].add(member.slot)
+    lacking = [
+        f"{a.node_name} has {len(ready[a.agent_id])} of {a.slots} workers ready"
+        for a in sorted(view.agents.values(), key=lambda a: a.join_revision)
+        if not a.leaving and len(ready[a.agent_id]) < a.slots
+    ]
+    # a line of the log is read by a person: a thousand names help nobody
+    shown = lacking[:8] + ([f"and {len(lacking) - 8} more"] if len(lacking) > 8 else [])
+    # its agent is there, and has given up all its slots
+    shown += [f"{a.node_name} starts no more workers" for a in view.agents.values() if a.slots == 0][:8]
+    return f" ({', '.join(shown)})" if shown else ""

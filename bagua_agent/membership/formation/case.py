@@ -1,0 +1,127 @@
+"""All that a decision about the next generation looks at, and the forms that its answers share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
+from bagua_agent.membership.failures.detection import Inquiry
+from bagua_agent.membership.formation import targets
+from bagua_agent.membership.formation.candidates import Offer, offers, readiness
+from bagua_agent.membership.formation.ending import fail
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.ranks import Chosen
+from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
+from bagua_contract.records import GenerationKind, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that a decision looks at."""
+
+    view: JobView
+    desired: Desired
+    standing: Standing
+    evidence: Evidence
+    now_s: float
+    policy: Policy
+
+    def offers(
+        self,
+        inside: Iterable[str],
+        without: Collection[str] = (),
+        stages: Collection[Stage] = (Stage.LOOP,),
+    ) -> Waiters:
+        found = offers(self.view, self.standing.present, frozenset(inside), self.policy, stages)
+        complete = [o for o in found if o.agent.agent_id not in without and o.complete_at_s <= self.now_s]
+        held = {
+            o.agent.agent_id for o in complete if self.evidence.is_quarantined(o.agent.agent_id, self.now_s)
+        }
+        return Waiters(
+            ready=[o for o in complete if o.agent.agent_id not in held],
+            reserve=[o for o in complete if o.agent.agent_id in held],
+            next_at_s=min(
+                (o.complete_at_s for o in found if o.complete_at_s > self.now_s),
+                default=None,
+            ),
+            released_at_s=min((self.evidence.quarantines[a].until_s for a in held), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiters:
+    """ready: complete nodes that wait to come in. reserve: those in quarantine. next_at_s: when another is complete.
+    released_at_s: when the next quarantine ends."""
+
+    ready: list[Offer]
+    reserve: list[Offer]
+    next_at_s: float | None
+    released_at_s: float | None
+
+    @property
+    def soon_s(self) -> float | None:
+        return earlier(self.next_at_s, self.released_at_s)
+
+
+def written(
+    case: Case,
+    kind: GenerationKind,
+    workers: tuple[Chosen, ...],
+    base: int,
+    reason: str,
+    *,
+    again: bool = False,
+    answers_at: tuple[str, ...] = (),
+) -> Decision:
+    """again, answers_at: see Generation."""
+    record = targets.record_of(case.view, kind, workers, base, reason)
+    generation = replace(record, again=again, answers_at=answers_at)
+    previous = case.view.generation_number
+    return Decision(
+        WriteGeneration(generation, previous),
+        f"generation {generation.number} ({kind.name}, {counted(len(workers), 'worker')}): {reason}",
+    )
+
+
+def too_few(
+    case: Case,
+    nodes: int,
+    soon_s: float | None,
+    why: str = "",
+    stages: Collection[Stage] = (Stage.LOOP,),
+) -> Decision:
+    lacking = readiness(case.view, case.standing.present, stages)
+    so_far = f"{nodes} of {counted(case.desired.min_nodes)}{lacking}{why}"
+    wake_s, limit_s = soon_s, case.policy.below_minimum_timeout_s
+    if limit_s is not None:
+        until_s = case.evidence.waited_since_s(Waiting.MINIMUM, case.now_s) + limit_s
+        if case.now_s >= until_s:
+            return fail(f"too few nodes for {limit_s:g} s: {so_far}")
+        wake_s = until_s if soon_s is None else min(soon_s, until_s)
+    return Decision(None, f"waiting: {so_far}", wake_s, Waiting.MINIMUM)
+
+
+def asking(case: Case, inquiry: Inquiry) -> Decision:
+    """Ask the agents that the suspicions call in question, or wait for their answers."""
+    suspects = some([s.worker_id for s in case.standing.suspicions])
+    return Decision(
+        AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
+        f"asking whether {some(inquiry.ask + inquiry.awaited)} live: suspected by {suspects}",
+        inquiry.again_at_s,
+    )
+
+
+def earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return min((t for t in (one_s, other_s) if t is not None), default=None)
+
+
+def counted(number: int, what: str = "node") -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def some(names: Iterable[str], most: int = 8) -> str:
+    """The first names and how many more there are: a log line with a thousand names is unreadable."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

@@ -1,0 +1,396 @@
+"""What generation should be written now, if any? Rules 1 to 8 of ARCHITECTURE.md.
+
+Looks at the whole picture each time (level-triggered) and remembers nothing, so it never matters how the
+picture came about. The result is an action or a wait, always with a reason a person can act on.
+
+Invariants: after a first commit no generation without a holder (I6), except an empty one, in which nobody
+steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless that one can't come into
+force any more, for a newcomer of it died or somebody could not build it; nodes that stay are never more than the most.
+
+**Nothing planned before a commit.** Also a LOSS or first generation is followed by a planned one only once a
+commit in it is known. The store keeps the newest record alone: a commit proves that every member has taken
+this one, so none can be left behind in an older generation by a record that it never saw.
+
+**Too few nodes would remain.** Workers do not know the minimum, so a generation below it would step. A leave
+that brings the job below the minimum therefore writes an empty generation: the leaver goes, the others step
+aside at the same boundary, keep their state and wait. Once enough nodes are there again a LOSS generation
+takes in those who kept the state together with the newcomers. After a loss nothing is written instead, since
+the survivors cannot step anyhow; unless one of them wants to leave and waits for a generation without it.
+
+**The last holders leave.** As long as a newcomer could take over the state, they stay until it has committed.
+Until then they do not count towards the most: the state matters more than one node too many for some steps.
+
+**Everybody lives and it does not work.** A generation that breaks, or a pending one that can't be built, is written
+again, each time later, and after some attempts without somebody (left_out.py). Who is left out is in quarantine: its
+workers are offered again after a while, or at once where the minimum can't be met without them.
+
+**Everybody waits.** hang.py says for whom a step waits. If all of them wait and connections between them are cut, or it
+lasts, the same members meet again; a cut that is still there then costs a node at once, for its ends name each other.
+
+**Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a LOSS record with base 0. Its
+members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bagua_agent.base.backoff import delay_s
+from bagua_agent.membership.actions import Decision
+from bagua_agent.membership.failures import hanging, trouble
+from bagua_agent.membership.failures.detection import gathering_until_s, inquire
+from bagua_agent.membership.formation import gathering, targets
+from bagua_agent.membership.formation.candidates import Offer, readiness
+from bagua_agent.membership.formation.case import Case, asking, counted, earlier, some, too_few, written
+from bagua_agent.membership.formation.departure import parting
+from bagua_agent.membership.formation.ending import decide_end, fail
+from bagua_agent.membership.hang import HangDecision, Outcome
+from bagua_agent.membership.left_out import WayOut
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.standing import Standing, stand
+from bagua_agent.membership.view import Evidence, JobView, Waiting
+from bagua_contract.records import Generation, GenerationKind
+
+# A worker that comes while all have stepped aside asks a few of them; see before_loop.py of the core.
+_MOST_ANSWERING = 16
+
+
+def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    """What should be done now. Pure: the same picture gives the same decision at every agent."""
+    standing = stand(view, evidence, now_s, policy)
+    if not view.closing:
+        disagree = _disagreement(view, standing, now_s, policy)
+        if disagree is not None:
+            return disagree
+    end = decide_end(view, standing, evidence, now_s, policy)
+    if end is not None:
+        return end
+    if view.desired is None:
+        return Decision(None, "waiting: the desired number of nodes is not written yet")
+    case = Case(view, view.desired, standing, evidence, now_s, policy)
+    before_loop = gathering.decide(case)
+    if before_loop is not None:
+        return before_loop
+    urgent = _who_is_there(case)
+    if urgent is not None:
+        return replace(urgent, hang_order=hanging.standing_order(view))
+    hang = hanging.look(view, standing, evidence, now_s, policy)
+    if hang.gives_up:
+        decision = fail(hang.decision.reason)
+    elif hang.renews:
+        decision = _renewed(case, hang.decision)
+    else:
+        decision = _who_should_be_there(case)
+        if hang.order is not None:
+            decision = replace(decision, reason=f"{hang.order.reason}; {decision.reason}")
+    return replace(decision, hang_order=hang.order, wake_at_s=earlier(decision.wake_at_s, hang.wake_at_s))
+
+
+def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Decision | None:
+    """The end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is known
+    they don't."""
+    order = hanging.standing_order(view)
+    if order is not None and order.outcome is Outcome.DISAGREE:
+        due_s = view.hang_order_since_s + policy.stacks_first_s
+        if now_s < due_s:
+            return Decision(None, order.reason, due_s, hang_order=order)
+        return replace(fail(order.reason), hang_order=order)
+    early = hanging.ended_early(view, standing, now_s, policy)
+    if early is None:
+        return None
+    return Decision(None, early.decision.reason, early.wake_at_s, hang_order=early.order)
+
+
+def _who_is_there(case: Case) -> Decision | None:
+    """What the absence of members, or the suspicion of it, calls for; None: all that are missed by anybody live."""
+    view, standing, evidence = case.view, case.standing, case.evidence
+    record = view.generation
+    if not standing.survivors if record is None else _nobody_ever_trained(view, record):
+        return _first(case)
+    if standing.lost:
+        why = f"lost {some(standing.lost)}"
+        wait_s = gathering_until_s(view, standing, evidence, case.now_s, case.policy)
+        if wait_s is not None:
+            return Decision(None, f"{why}; asking whether others are too", wait_s)
+        return _at_once(case, why, broken=True)
+    inquiry = inquire(view, standing, evidence, case.now_s, case.policy)
+    if not inquiry.settled:
+        return asking(case, inquiry)
+    if inquiry.broken:
+        broken = some([s.worker_id for s in standing.suspicions if s.broken])
+        return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
+    return None
+
+
+def _who_should_be_there(case: Case) -> Decision:
+    """What joins, leaves and wishes call for, while the generation in force works as far as anybody says."""
+    view, standing, now_s = case.view, case.standing, case.now_s
+    record = view.generation
+    if record is None:
+        # etcd lost its keys: the members of one generation put theirs again within moments
+        again_s = max(m.ready_since_s for m in standing.present.values()) + case.policy.last_call_s
+        if now_s < again_s:
+            return Decision(None, "waiting: the record is lost, members come back", again_s)
+        return _at_once(case, "the record was lost", broken=False)
+    if not record.members:
+        return _at_once(case, "after all stepped aside", broken=False)
+    if standing.unbuilt and not standing.newcomers_gone and not standing.missing:
+        return _built_again(case, record)
+    if view.committed_generation < record.number and not standing.newcomers_gone:
+        # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
+        wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
+        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet", wake_s)
+    if standing.missing:
+        # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
+        # them would never be brought by all, and if somebody misses them a suspicion will say so.
+        wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
+        return Decision(None, f"waiting: {some(standing.missing)} gone and nobody suspects them", wake_s)
+    return _planned(case, record)
+
+
+def _nobody_ever_trained(view: JobView, record: Generation) -> bool:
+    """All of a first generation failed in its first step: there is no state to wait for."""
+    ends = [view.failures.get(m.worker_id) for m in record.members]
+    return record.base == 0 and all(f is not None and f.in_step and f.step == 0 for f in ends)
+
+
+def _first(case: Case) -> Decision:
+    """Rule 1."""
+    if gathering.is_called_for(case):
+        return gathering.gather(case, "", again=False)
+    most = case.desired.max_nodes
+    waiters = case.offers(())
+    complete, soon_s = waiters.ready, waiters.soon_s
+    if len(complete) < case.desired.min_nodes:
+        complete = complete + waiters.reserve
+    if len(complete) < case.desired.min_nodes:
+        return too_few(case, len(complete), soon_s)
+    # counted anew from each arrival: nodes of one start come in a stream
+    last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
+    if len(complete) < most and case.now_s < last_call_until_s:
+        wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
+        return Decision(None, f"last call: {len(complete)} of at most {counted(most)} ready", wake_s)
+    chosen = targets.first(case.view, complete[:most])
+    # base 0: it follows nothing, so nobody has to bring a state
+    return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most))} ready")
+
+
+def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
+    """A LOSS generation of the survivors, with newcomers only where they are too few.
+
+    broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
+    """
+    view, standing, record = case.view, case.standing, case.view.generation
+    waiters = case.offers(s.worker_id for s in standing.survivors)
+    for ready in (waiters.ready, waiters.ready + waiters.reserve):
+        target = targets.survivors(view, case.desired, standing, ready)
+        if _may_be_written(case, target):
+            return written(case, GenerationKind.LOSS, target.workers, _base(case), why)
+    leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
+    # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
+    planned = record is not None and record.kind is GenerationKind.PLANNED
+    bound = record is not None and (bool(record.members) or (broken and planned))
+    if leaver is not None and bound:
+        why = f"{why}; too few nodes remain and {leaver.node_name} wants to leave"
+        return _empty(case, GenerationKind.LOSS, why)
+    if not target.has_holder:
+        return _no_holder(case, why)
+    return too_few(case, target.nodes, waiters.soon_s, f"; {why}")
+
+
+def _may_be_written(case: Case, target: targets.Target) -> bool:
+    return target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing)
+
+
+def _made_again(case: Case, why: str) -> Decision:
+    """A communicator is broken and everybody lives: the same once more, but not in a tight loop and not forever."""
+    view, policy, attempts = case.view, case.policy, case.view.attempts
+    # what was tried before this pending record was about its newcomers, and these go now
+    failed = 0 if case.standing.pending else attempts.count
+    wait_s = delay_s(failed, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
+    again_s = attempts.newest_since_s + wait_s
+    tried = f"{why} (attempt {failed + 1})" if failed else why
+    leaves_out = failed >= policy.rebuilds_before_leaving_out
+    if leaves_out:
+        # the others report the same break a moment later, and whom they can't reach
+        first_s = min(s.broken_since_s for s in case.standing.suspicions if s.broken)
+        again_s = max(again_s, first_s + policy.probe_window_s)
+    if case.now_s < again_s:
+        return Decision(None, f"waiting before generation {view.generation_number + 1}: {tried}", again_s)
+    return _without_somebody(case, tried) if leaves_out else _at_once(case, tried, broken=True)
+
+
+def _renewed(case: Case, hang: HangDecision) -> Decision:
+    """Everybody lives and waits. hang.py has spaced the attempts already."""
+    failed = case.view.attempts.count
+    tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
+    # A cut that outlasts a new communicator is no accident, and both its ends have said of whom they hear nothing.
+    if hang.cut and failed and not case.standing.pending:
+        return _without_somebody(case, tried)
+    return _at_once(case, tried, broken=True)
+
+
+def _without_somebody(case: Case, tried: str) -> Decision:
+    """A LOSS generation of the survivors without a node that is in trouble, if there is a way to do without one."""
+    view = case.view
+    for way in trouble.of_survivors(view, case.standing, case.evidence):
+        waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
+        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+            target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
+            if _may_be_written(case, target):
+                reason = f"{tried}; {_left_out(case, way)}"
+                decision = written(case, GenerationKind.LOSS, target.workers, _base(case), reason)
+                return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
+    return _at_once(case, f"{tried}; no node can be left out", broken=True)
+
+
+def _built_again(case: Case, record: Generation) -> Decision:
+    """The pending record can't come into force, and the generation before it goes on: the same target once more, in the
+    end without a newcomer."""
+    view, policy, attempts = case.view, case.policy, case.view.attempts
+    wait_s = delay_s(attempts.count + 1, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
+    again_s = attempts.newest_since_s + wait_s
+    where = some(
+        dict.fromkeys(
+            view.agents[view.members[s.worker_id].agent_id].node_name for s in case.standing.unbuilt
+        )
+    )
+    tried = f"it could not be built on {where} (attempt {attempts.count + 1})"
+    if case.now_s < again_s:
+        return Decision(None, f"waiting before generation {record.number} is written again: {tried}", again_s)
+    inside = {m.worker_id for m in record.members}
+    leaves_out = attempts.count + 1 >= policy.rebuilds_before_leaving_out
+    ways = trouble.of_newcomers(view, case.standing, case.evidence) if leaves_out else []
+    for way in (*ways, None):
+        without = frozenset() if way is None else way.agent_ids
+        waiters = case.offers(inside, without)
+        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+            target = targets.planned(view, record, case.desired, case.standing, ready, without)
+            if not _may_be_written(case, target):
+                continue
+            why = targets.changes(record, target)
+            reason = f"{tried}{'; ' + why if why else ''}{'; ' + _left_out(case, way) if way else ''}"
+            decision = written(case, GenerationKind.PLANNED, target.workers, _base(case), reason)
+            return replace(
+                decision,
+                leaves_out=tuple(sorted(without)),
+                leaves_out_why="" if way is None else f"{way.why}; {tried}",
+            )
+    return _planned(case, record)
+
+
+def _left_out(case: Case, way: WayOut) -> str:
+    names = some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
+    return f"{way.why}, so {names} is left out for a while"
+
+
+def _planned(case: Case, record: Generation) -> Decision:
+    inside = {m.worker_id for m in record.members}
+    waiters = case.offers(inside)
+    ready, soon_s = waiters.ready, waiters.soon_s
+    target = targets.planned(case.view, record, case.desired, case.standing, ready)
+    if not _may_be_written(case, target) and waiters.reserve:
+        target = targets.planned(case.view, record, case.desired, case.standing, ready + waiters.reserve)
+    ids = {w.worker_id for w in target.workers}
+    if ids == inside:
+        held, spare = some(target.held_back), some(o.agent.node_name for o in ready)
+        return Decision(
+            None,
+            f"generation {record.number} stands with {counted(record.world_size, 'worker')}"
+            + f" on {counted(record.node_count)}"
+            + (f"; {held} leaves once another node has the state" if held else "")
+            + (f"; spare: {spare}" if spare else "")
+            + _in_quarantine(case, waiters.reserve),
+            soon_s,
+        )
+    why = targets.changes(record, target)
+    if _may_be_written(case, target):
+        return written(case, GenerationKind.PLANNED, target.workers, _base(case), why)
+    if waiters.next_at_s is not None:
+        # a node that is nearly complete may save the job a stop
+        return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
+    # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
+    kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
+    remain = f"{target.nodes} of at least {counted(case.desired.min_nodes)} remain, so all step aside"
+    return _empty(case, kind, f"{why}; {remain}")
+
+
+def _in_quarantine(case: Case, reserve: Iterable[Offer]) -> str:
+    parts = [
+        f"; {o.agent.node_name} is left out ({case.evidence.quarantines[o.agent.agent_id].why})"
+        for o in reserve
+    ]
+    return "".join(parts[:8])
+
+
+def _base(case: Case) -> int:
+    record = case.view.generation
+    if record is None:
+        return case.view.committed_generation
+    # nobody steps in an empty generation: in force before was what it followed
+    return case.standing.in_force if record.members else record.base
+
+
+def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
+    """Its base is the record that lists whoever keeps the state; see standing.py."""
+    record = case.view.generation
+    base = 0 if record is None else record.number if record.members else record.base
+    stay = [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
+    present = case.standing.present
+    answers_at = tuple(present[s.worker_id].store_address for s in stay[:_MOST_ANSWERING])
+    return written(case, kind, (), base, reason, answers_at=answers_at)
+
+
+def _no_holder(case: Case, why: str) -> Decision:
+    """Rule 2."""
+    view, limit_s = case.view, case.policy.holder_timeout_s
+    held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
+    since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
+    left = parting(view)
+    if left is not None:  # nobody will come back with the state, so there is nothing to wait for
+        if left.failed and not view.has_checkpoints:
+            return fail(f"workers failed while others left ({left.reason})")
+        return _begin_again(case, left.reason, case.now_s)
+    if held and held <= view.failures.keys():
+        why = f"every worker that held the state has ended ({why})"
+    elif case.now_s >= since_s + limit_s:
+        since_s += limit_s
+        why = f"no worker that holds the state came back within {limit_s:g} s ({why})"
+    else:
+        reason = f"waiting: nobody that holds the state is there ({why})"
+        return Decision(None, reason, since_s + limit_s, Waiting.HOLDER)
+    return _begin_again(case, why, since_s) if view.has_checkpoints else fail(why)
+
+
+def _begin_again(case: Case, why: str, since_s: float) -> Decision:
+    """From the newest checkpoint, or anew if there are none. All that are there begin again together: like a first
+    generation, but taken at once and with a number that goes on, so that every member knows that whatever it kept is
+    void. since_s: when that became the only way on."""
+    what = "begin again from a checkpoint" if case.view.has_checkpoints else "begin anew"
+    waiters = case.offers(())
+    complete = waiters.ready
+    if len(complete) < case.desired.min_nodes:
+        complete = complete + waiters.reserve
+    if len(complete) < case.desired.min_nodes and gathering.is_called_for(case):
+        # Those wait for a job to begin or to go on, and it does neither without them.
+        decision = gathering.gather(case, f"{what}, since {why}", again=True)
+        # still the same wait: forgotten, it would begin anew
+        return decision if decision.action is not None else replace(decision, waiting=Waiting.HOLDER)
+    if len(complete) < case.desired.min_nodes:
+        lacking = readiness(case.view, case.standing.present)
+        so_far = f"{len(complete)} of {counted(case.desired.min_nodes)}{lacking}; {why}"
+        limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
+        if limit_s is not None and case.now_s >= since_s + limit_s:
+            return fail(f"too few nodes for {limit_s:g} s to {what}: {so_far}")
+        if limit_s is not None:
+            wake_s = earlier(wake_s, since_s + limit_s)
+        # still the same wait: forgotten, it would begin anew
+        return Decision(None, f"waiting to {what}: {so_far}", wake_s, Waiting.HOLDER)
+    last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
+    if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
+        reason = f"waiting to {what}: last call; {why}"
+        return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
+    chosen = targets.first(case.view, complete[: case.desired.max_nodes])
+    start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
+    return written(case, GenerationKind.LOSS, chosen, 0, f"{start}, since {why}")

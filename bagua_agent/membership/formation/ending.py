@@ -1,0 +1,187 @@
+"""Is the job over, and how did it end?
+
+Decides the result from what has happened; forms no generation. Rules 6 and 8 of ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
+from bagua_agent.membership.failures.detection import agents_in_question, who_lives
+from bagua_agent.membership.failures.restart_policy import in_doubt, judge
+from bagua_agent.membership.formation.departure import parting
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
+
+
+def decide_end(
+    view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
+) -> Decision | None:
+    """The result, or a wait for it; None while the job goes on."""
+    if view.closing:
+        return _closing(view, standing, evidence, now_s, policy)
+    verdict = judge(
+        view.failures.values(),
+        policy.max_restarts,
+        trained=view.has_trained,
+        most_kills=policy.most_kills_in_a_row,
+    )
+    if verdict.fail:
+        doubtful = in_doubt(
+            view.failures.values(),
+            policy.max_restarts,
+            trained=view.has_trained,
+            since_s=now_s - policy.cause_window_s,
+        )
+        # A host that is known to be gone explains them, as its worker's agent will say: go on without it.
+        if not doubtful or not _misses_a_host(view, standing, evidence):
+            wait = _awaiting_cause(view, standing, evidence, doubtful, now_s, policy) if doubtful else None
+            return wait or _failed(verdict.reason, verdict.first_failure)
+    if policy.ends_when_all_leave and (reason := _begins_nowhere(view)):
+        if now_s < standing.missing_until_s and standing.missing:
+            return Decision(None, f"waiting: nodes may come back; {reason}", standing.missing_until_s)
+        last = max(view.failures.values(), key=lambda f: f.order, default=None)
+        return _failed(reason + (f"; the last: {last.summary}" if last else ""), last)
+    if _all_ended_well(view, standing):
+        return _succeeded("every worker ended with 0")
+    if policy.ends_when_all_leave and view.agents and all(a.leaving for a in view.agents.values()):
+        return _all_leave(view, standing, now_s)
+    return None
+
+
+def _begins_nowhere(view: JobView) -> str:
+    """A job that has trained waits for other nodes; one that has not would wait with a script that runs on none."""
+    if view.has_trained or view.members or not view.agents or any(a.slots for a in view.agents.values()):
+        return ""
+    names = ", ".join(a.node_name for a in view.agents.values())
+    return f"on every node ({names}) the workers of every slot ended before their first step, again and again"
+
+
+def _all_leave(view: JobView, standing: Standing, now_s: float) -> Decision | None:
+    if now_s < standing.missing_until_s and standing.missing:
+        # other agents may only be putting their keys again
+        reason = "waiting: all nodes that are there leave, others may come back"
+        return Decision(None, reason, standing.missing_until_s)
+    left = parting(view)
+    if left is not None:
+        return (
+            _stopped(left.reason) if left.may_stop else Decision(None, f"not marked stopped: {left.reason}")
+        )
+    if not standing.present and view.generation is None and not view.has_trained:
+        return _stopped("every node left before the first generation")
+    return None
+
+
+def _stopped(reason: str) -> Decision:
+    return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+
+
+def _awaiting_cause(
+    view: JobView,
+    standing: Standing,
+    evidence: Evidence,
+    doubtful: tuple[FailureView, ...],
+    now_s: float,
+    policy: Policy,
+) -> Decision | None:
+    """A failure that only tells of another end is often the first to be known: ask whether all hosts live, and wait
+    briefly for what else fails. None: nothing else is known to have ended."""
+    since_s = max(f.seen_since_s for f in doubtful)
+    inquiry = who_lives(view, evidence, agents_in_question(view, standing), since_s, now_s, policy)
+    failed = f"a worker failed ({doubtful[0].summary})"
+    if not inquiry.settled:
+        return Decision(
+            AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
+            f"{failed}; asking whether the other nodes live",
+            inquiry.again_at_s,
+        )
+    # After a generation without somebody who was gone, the failed worker's agent will say that this explains it.
+    is_known_soon = view.attempts.newest_since_s > since_s
+    until_s = since_s + (policy.cause_window_s if is_known_soon else policy.blame_window_s)
+    return Decision(None, f"{failed}; waiting for what else fails", until_s) if now_s < until_s else None
+
+
+def _misses_a_host(view: JobView, standing: Standing, evidence: Evidence) -> bool:
+    """Whether an agent of the generations that may be in force is gone, or known to be dead."""
+    records = (view.record(standing.in_force), view.generation)
+    agents = {m.agent_id for g in records if g is not None for m in g.members}
+    return any(a not in view.agents or evidence.is_dead(view.agents[a]) for a in agents)
+
+
+def fail(reason: str) -> Decision:
+    return _failed(reason, None)
+
+
+def _failed(reason: str, failure: FailureView | None) -> Decision:
+    return Decision(WriteResult(Outcome.FAILED, 1, reason, failure), f"the job failed: {reason}")
+
+
+def _succeeded(reason: str) -> Decision:
+    return Decision(WriteResult(Outcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
+
+
+def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:
+    """Workers of the generation in force, with their agents: those who must end well.
+
+    Newcomers of a pending generation never trained, and those it leaves out may still be in force.
+    """
+    record = view.record(standing.in_force)
+    if record is not None and record.members:
+        return {m.worker_id: m.agent_id for m in record.members}
+    if view.generation is not None and view.generation.members:
+        return {
+            m.worker_id: m.agent_id
+            for m in view.generation.members
+            if m.since_generation <= standing.in_force
+        }
+    return {s.worker_id: s.agent_id for s in standing.survivors}
+
+
+def _all_ended_well(view: JobView, standing: Standing) -> bool:
+    """Without closing: a script that left its loop early, or that never trained."""
+    workers = _last_workers(view, standing)
+    if view.generation is not None:
+        # a worker of a node that leaves ends with 0 too, and that is no success
+        stay = all(a in view.agents and not view.agents[a].leaving for a in workers.values())
+        return bool(workers) and stay and workers.keys() <= view.finished
+    # A script may train nothing. Each node must have come first, or one that starts late would do nothing.
+    slots = sum(a.slots for a in view.agents.values() if not a.leaving)
+    return (
+        view.desired is not None
+        and len([a for a in view.agents.values() if not a.leaving]) >= view.desired.min_nodes
+        and not standing.present
+        and len(view.finished) >= slots > 0
+    )
+
+
+def _closing(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    workers = _last_workers(view, standing)
+    failed = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
+    if failed:
+        first = failed[0]
+        return _failed(
+            f"{first.worker_id} on {first.node_name} failed after training was done ({first.summary})",
+            first,
+        )
+    left = sorted(w for w in workers if w not in view.finished and w not in view.departures)
+    if not left:
+        asked = sorted(w for w in workers if w in view.departures)
+        if asked:  # on purpose, so it is no failure; what its script had yet to do was not done
+            where = view.departures[asked[0]].node_name
+            return _stopped(f"training was done, but {asked[0]} on {where} left before its script ended")
+        return _succeeded("training is done and every worker ended with 0")
+    gone = [w for w in left if workers[w] not in view.agents or evidence.is_dead(view.agents[workers[w]])]
+    if not gone:
+        return Decision(None, f"closing: {len(left)} of {len(workers)} workers have yet to end, as {left[0]}")
+    # Its agent may come back and say how it ended. A host lost here may have been writing the final model.
+    since_s = evidence.waited_since_s(Waiting.ENDING, now_s)
+    if now_s >= since_s + policy.holder_timeout_s:
+        return fail(
+            f"training was done, but the agents of {', '.join(gone)} were lost before saying how these ended"
+        )
+    return Decision(
+        None,
+        f"closing: {', '.join(gone)} have yet to end and their agents are gone",
+        since_s + policy.holder_timeout_s,
+        Waiting.ENDING,
+    )

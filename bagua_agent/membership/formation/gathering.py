@@ -1,0 +1,199 @@
+"""What should happen before the job's first step, where scripts ask for ranks before they have a model? Pure.
+
+The job's first workers, the *cohort*, meet in init_process_group(): a GATHERING record gives them ranks and a
+communicator, and no state. Once all of them stand at their first step boundary the first generation follows, with the
+same workers and ranks. If one of them is lost before, none can go on: what it had done before the loop (a download, its
+part in a broadcast) is gone, and the others have passed it. So an empty GATHERING record follows, which ends them all,
+and their successors gather anew.
+
+A worker in init_process_group() (WAITING) is in no other generation. One that comes while the job trains goes on by
+itself (PREPARING) and joins at its first step boundary (LOOP). A script that asks for nothing before is LOOP at once.
+
+Invariants: a gathering lists whole nodes; the ranks of the first generation are those of its gathering; no gathering
+follows a generation with a holder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bagua_agent.base.backoff import delay_s
+from bagua_agent.membership.actions import Decision
+from bagua_agent.membership.failures import hanging, trouble
+from bagua_agent.membership.failures.detection import inquire
+from bagua_agent.membership.formation import targets
+from bagua_agent.membership.formation.candidates import Offer
+from bagua_agent.membership.formation.case import Case, asking, counted, earlier, some, too_few, written
+from bagua_agent.membership.formation.ending import fail
+from bagua_agent.membership.left_out import WayOut
+from bagua_agent.membership.ranks import Chosen
+from bagua_agent.membership.view import AgentView
+from bagua_contract.records import Generation, GenerationKind, Placement, Stage
+
+# One at a step boundary is of a script that asks for nothing before its loop on this rank.
+_GATHERED = (Stage.WAITING, Stage.LOOP)
+
+
+def is_called_for(case: Case) -> bool:
+    """Whether workers wait in init_process_group(), so that a first generation has to begin with a gathering."""
+    return any(m.stage is Stage.WAITING for m in case.standing.present.values())
+
+
+def decide(case: Case) -> Decision | None:
+    """What follows a gathering; None: the newest record is none."""
+    record = case.view.generation
+    if record is None or not record.is_gathering:
+        return None
+    return _gathered(case, record) if record.members else gather(case, "", again=record.again)
+
+
+def gather(case: Case, why: str, *, again: bool) -> Decision:
+    """The next cohort: every worker of every node that is there, up to the most. why: what came before, if anything.
+    again: the job trained before."""
+    record = case.view.generation
+    if record is None or not record.is_gathering:
+        stages = {m.stage for m in case.standing.present.values()}
+        # What such a worker asked for before its loop was answered by members that are gone.
+        if Stage.PREPARING in stages or (again and Stage.LOOP in stages):
+            return _restart(case, why or "some of them are ahead of the others", again=again)
+    least, most = case.desired.min_nodes, case.desired.max_nodes
+    waiters = case.offers((), stages=_GATHERED)
+    whole = [o for o in waiters.ready if _is_whole(o)]
+    usable = whole + ([o for o in waiters.reserve if _is_whole(o)] if len(whole) < least else [])
+    reason = f"; {why}" if why else ""
+    if len(usable) < least:
+        return too_few(case, len(usable), waiters.released_at_s, reason, _GATHERED)
+    complete = {o.agent.agent_id for o in usable}
+    awaited = [a for a in _coming(case) if a.agent_id not in complete]
+    if awaited and len(usable) < most:
+        names = some(a.node_name for a in awaited)
+        return Decision(
+            None,
+            f"waiting for every worker of {names} to come to init_process_group() or its first step{reason}",
+            waiters.released_at_s,
+        )
+    last_call_until_s = max(o.complete_at_s for o in usable) + case.policy.last_call_s
+    if len(usable) < most and case.now_s < last_call_until_s:
+        reason = f"last call: {len(usable)} of at most {counted(most)} ready{reason}"
+        return Decision(None, reason, earlier(waiters.released_at_s, last_call_until_s))
+    chosen = targets.first(case.view, usable[:most])
+    found = f"{counted(min(len(usable), most))} before the loop"
+    return written(case, GenerationKind.GATHERING, chosen, 0, f"{found}{reason}", again=again)
+
+
+def _is_whole(offer: Offer) -> bool:
+    return len(offer.workers) >= offer.agent.slots
+
+
+def _coming(case: Case) -> list[AgentView]:
+    """Nodes whose workers are expected."""
+    return [
+        a
+        for a in sorted(case.view.agents.values(), key=lambda a: a.join_revision)
+        if not a.leaving
+        and a.slots > 0
+        and not case.evidence.is_dead(a)
+        and not case.evidence.is_quarantined(a.agent_id, case.now_s)
+    ]
+
+
+def _gathered(case: Case, record: Generation) -> Decision:
+    """The cohort runs the code before the loop."""
+    order = hanging.standing_order(case.view)
+    urgent = _who_is_missing(case)
+    if urgent is not None:
+        return replace(urgent, hang_order=order)
+    standing = case.standing
+    before = [m for m in record.members if standing.present[m.worker_id].stage is not Stage.LOOP]
+    if not before:
+        chosen = tuple(_enters(case, m) for m in record.members)
+        reason = f"all of generation {record.number} are at their first step"
+        kind = GenerationKind.LOSS if record.again else GenerationKind.PLANNED
+        return replace(written(case, kind, chosen, 0, reason), hang_order=order)
+    # No worker is replaced: what one does before the loop (a download, a data set) may take longer than any hang.
+    patient = replace(case.policy, hang_timeout_s=None)
+    hang = hanging.look(case.view, standing, case.evidence, case.now_s, patient)
+    if hang.gives_up:
+        decision = fail(hang.decision.reason)
+    elif hang.renews:
+        decision = _restart(case, hang.decision.reason)
+    else:
+        at_loop = record.world_size - len(before)
+        decision = Decision(
+            None,
+            f"before the loop: {at_loop} of {counted(record.world_size, 'worker')} of generation {record.number} at "
+            f"the first step; awaiting {some(_name(m) for m in before)}",
+        )
+        if hang.order is not None:
+            decision = replace(decision, reason=f"{hang.order.reason}; {decision.reason}")
+    return replace(decision, hang_order=hang.order, wake_at_s=earlier(decision.wake_at_s, hang.wake_at_s))
+
+
+def _who_is_missing(case: Case) -> Decision | None:
+    """What the absence of members, or the suspicion of it, calls for; None: all of them are there."""
+    standing, now_s = case.standing, case.now_s
+    lost = (*standing.lost, *standing.newcomers_gone)
+    if lost:
+        return _restart(case, f"lost {some(lost)} before the first step")
+    inquiry = inquire(case.view, standing, case.evidence, now_s, case.policy)
+    if not inquiry.settled:
+        return asking(case, inquiry)
+    if inquiry.broken:
+        return _broken(case)
+    if standing.missing:
+        # They ended with 0, and so may the others; or they put their keys again in a moment.
+        wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
+        return Decision(None, f"waiting: {some(standing.missing)} gone before the first step", wake_s)
+    return None
+
+
+def _broken(case: Case) -> Decision:
+    """A communicator is broken and all live: the cohort starts again, each time later, in the end without a node."""
+    attempts, policy = case.view.attempts, case.policy
+    broken = some([s.worker_id for s in case.standing.suspicions if s.broken])
+    why = f"the communicator of {broken} is broken and all members live (attempt {attempts.count + 1})"
+    wait_s = delay_s(attempts.count, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
+    again_s = attempts.newest_since_s + wait_s
+    if case.now_s < again_s:
+        return Decision(None, f"waiting before the first workers start again: {why}", again_s)
+    if attempts.count >= policy.rebuilds_before_leaving_out:
+        for way in trouble.of_survivors(case.view, case.standing, case.evidence):
+            if _remain(case, way) >= case.desired.min_nodes:
+                decision = _restart(case, f"{why}; {way.why}")
+                return replace(
+                    decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=f"{way.why}; {why}"
+                )
+    return _restart(case, why)
+
+
+def _remain(case: Case, way: WayOut) -> int:
+    return len({s.agent_id for s in case.standing.survivors} - set(way.agent_ids))
+
+
+def _restart(case: Case, why: str, *, again: bool | None = None) -> Decision:
+    """again: by default what the record says."""
+    record = case.view.generation
+    if again is None:
+        again = record is not None and record.again
+    return written(
+        case, GenerationKind.GATHERING, (), 0, f"the first workers start again: {why}", again=again
+    )
+
+
+def _enters(case: Case, placement: Placement) -> Chosen:
+    """The member in the first generation. Its order is the record's: a key that was put again has a later revision."""
+    return Chosen(
+        worker_id=placement.worker_id,
+        agent_id=placement.agent_id,
+        node_name=placement.node_name,
+        slot=placement.slot,
+        topology=case.view.agents[placement.agent_id].topology,
+        store_address=case.standing.present[placement.worker_id].store_address,
+        since_generation=targets.next_number(case.view),
+        join_revision=placement.join_revision,
+        holder=False,
+    )
+
+
+def _name(placement: Placement) -> str:
+    return f"global rank {placement.global_rank} on {placement.node_name}"

@@ -1,0 +1,200 @@
+"""Which workers should the next generation hold, and what does its record say?
+
+Chooses among survivors and offers; formation.py decides whether the choice may be written. Nodes that are in
+stay before others come in; above the most the youngest go first. A node that only stays until somebody else
+has the state does not count towards the most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from bagua_agent.membership.formation.admission import job_fingerprint
+from bagua_agent.membership.formation.candidates import Offer
+from bagua_agent.membership.ranks import Chosen, assign
+from bagua_agent.membership.standing import Standing, Survivor, is_there
+from bagua_agent.membership.view import Desired, JobView, MemberView
+from bagua_contract.records import Generation, GenerationKind
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """held_back: names of leaving nodes that stay because nobody else has the state yet."""
+
+    workers: tuple[Chosen, ...]
+    held_back: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return len({w.agent_id for w in self.workers})
+
+    @property
+    def has_holder(self) -> bool:
+        return any(w.holder for w in self.workers)
+
+
+def next_number(view: JobView) -> int:
+    # above what members remember too: the record may be lost
+    return max(view.committed_generation, view.generation_number) + 1
+
+
+def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
+    """The fewest nodes that the next generation may have.
+
+    A minimum raised above what is in force stops nobody: as many nodes as before may go on.
+    """
+    record = view.generation
+    if record is None or not record.members or standing.pending:
+        return desired.min_nodes
+    return min(desired.min_nodes, record.node_count)
+
+
+def first(view: JobView, complete: Iterable[Offer]) -> tuple[Chosen, ...]:
+    number = next_number(view)
+    return tuple(_newcomer(view, m, number) for o in complete for m in o.workers)
+
+
+def survivors(
+    view: JobView,
+    desired: Desired,
+    standing: Standing,
+    ready: Iterable[Offer],
+    without: Collection[str] = (),
+) -> Target:
+    """Survivors that stay; newcomers only if these are too few. without: agents that are left out."""
+    inside = [_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without]
+    kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
+    if len({c.agent_id for c in kept}) < least_nodes(view, desired, standing):
+        kept = _joined(view, desired, kept, dropped, ready)
+    return _with_holder(view, kept, inside)
+
+
+def planned(
+    view: JobView,
+    record: Generation,
+    desired: Desired,
+    standing: Standing,
+    ready: Iterable[Offer],
+    without: Collection[str] = (),
+) -> Target:
+    """All that are in and stay, and whoever may come in. without: agents whose newcomers are left out."""
+    carried = {s.worker_id for s in standing.survivors}
+    inside = [_carried(view, standing, s) for s in standing.survivors] + [
+        # came with the pending record: in it without a break, but without state
+        _newcomer(view, standing.present[p.worker_id], p.since_generation)
+        for p in record.members
+        if is_there(p, standing.present) and p.worker_id not in carried and p.agent_id not in without
+    ]
+    kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
+    return _with_holder(view, _joined(view, desired, kept, dropped, ready), inside)
+
+
+def record_of(
+    view: JobView, kind: GenerationKind, workers: Iterable[Chosen], base: int, reason: str
+) -> Generation:
+    return Generation(
+        number=next_number(view),
+        base=base,
+        kind=kind,
+        members=assign(workers),
+        nonce=view.nonce,
+        reason=reason,
+        fingerprint=dict(job_fingerprint(view)),
+    )
+
+
+def changes(record: Generation, target: Target) -> str:
+    """What a planned change changes, by node."""
+    before = {m.worker_id: m.node_name for m in record.members}
+    after = {w.worker_id: w.node_name for w in target.workers}
+    parts = [
+        f"{word} {_by_node([node for worker, node in some.items() if worker not in other])}"
+        for word, some, other in (("adds", after, before), ("drops", before, after))
+        if some.keys() - other.keys()
+    ]
+    return ", ".join(parts)
+
+
+def _by_node(nodes: list[str]) -> str:
+    names = sorted(set(nodes))
+    shown = [f"{n} ({nodes.count(n)} workers)" if nodes.count(n) > 1 else n for n in names[:8]]
+    return " and ".join(shown) + (f" and {len(names) - 8} more nodes" if len(names) > 8 else "")
+
+
+def _within_most(view: JobView, desired: Desired, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
+    """Those of the oldest nodes, and the agents that are too many."""
+    nodes: defaultdict[str, list[Chosen]] = defaultdict(list)
+    for worker in workers:
+        nodes[worker.agent_id].append(worker)
+    by_age = sorted(
+        nodes,
+        key=lambda a: (
+            # a node with state is worth more than an older one without
+            not any(w.holder for w in nodes[a]),
+            min(w.since_generation for w in nodes[a]),
+            view.agents[a].join_revision,
+            a,
+        ),
+    )
+    kept = by_age[: desired.max_nodes]
+    return [w for a in kept for w in nodes[a]], set(by_age[desired.max_nodes :])
+
+
+def _joined(
+    view: JobView, desired: Desired, kept: list[Chosen], dropped: set[str], ready: Iterable[Offer]
+) -> list[Chosen]:
+    """kept, and respawned workers of its nodes, and new nodes in join order while there is room."""
+    result = list(kept)
+    agents = {c.agent_id for c in kept}
+    number = next_number(view)
+    for offer in ready:
+        agent_id = offer.agent.agent_id
+        if agent_id in dropped:
+            continue
+        if agent_id in agents or len(agents) < desired.max_nodes:
+            agents.add(agent_id)
+            result += [_newcomer(view, m, number) for m in offer.workers]
+    return result
+
+
+def _with_holder(view: JobView, workers: list[Chosen], inside: list[Chosen]) -> Target:
+    if not workers or any(w.holder for w in workers):
+        return Target(tuple(workers))
+    back = [c for c in inside if c.holder and _leaves(view, c)]
+    return Target((*workers, *back), tuple(sorted({c.node_name for c in back})))
+
+
+def _leaves(view: JobView, worker: Chosen) -> bool:
+    return view.agents[worker.agent_id].leaving
+
+
+def _newcomer(view: JobView, member: MemberView, since_generation: int) -> Chosen:
+    agent = view.agents[member.agent_id]
+    return Chosen(
+        worker_id=member.worker_id,
+        agent_id=member.agent_id,
+        node_name=agent.node_name,
+        slot=member.slot,
+        topology=agent.topology,
+        store_address=member.store_address,
+        since_generation=since_generation,
+        join_revision=member.join_revision,
+        holder=False,
+    )
+
+
+def _carried(view: JobView, standing: Standing, survivor: Survivor) -> Chosen:
+    member = standing.present[survivor.worker_id]
+    return Chosen(
+        worker_id=survivor.worker_id,
+        agent_id=survivor.agent_id,
+        node_name=survivor.node_name,
+        slot=member.slot,
+        topology=view.agents[survivor.agent_id].topology,
+        store_address=member.store_address,
+        since_generation=survivor.since_generation,
+        join_revision=survivor.join_revision,
+        holder=survivor.holder,
+    )

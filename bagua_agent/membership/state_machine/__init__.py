@@ -1,0 +1,1 @@
+"""The leader's state machine: (picture, event) -> (picture, actions), without IO."""

@@ -1,0 +1,329 @@
+"""How an event changes the picture. Knows no rule: what a change calls for is decided elsewhere.
+
+Stale and repeated events are ordinary and ignored with a reason; what cannot be raises IllegalEvent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from bagua_agent.membership import events as ev
+from bagua_agent.membership.failures.detection import judge_probe
+from bagua_agent.membership.hang import HangOrder, Outcome, wait_began_s
+from bagua_agent.membership.standing import in_force
+from bagua_agent.membership.view import (
+    AgentView,
+    Attempts,
+    DeadAgent,
+    Desired,
+    Evidence,
+    FailureView,
+    JobView,
+    MemberView,
+    SuspicionView,
+    Verdict,
+)
+from bagua_contract.records import Generation, GenerationKind
+
+V = TypeVar("V")
+
+_RECORDS_KEPT = 64
+
+
+class IllegalEvent(ValueError):
+    """Contradicts what is known in a way that neither delay nor loss explains."""
+
+
+def absorb(
+    view: JobView, evidence: Evidence, event: ev.Event, next_sequence: int
+) -> tuple[JobView, Evidence, str]:
+    """The picture that knows of `event`; the string says why it was ignored, if it was.
+
+    next_sequence: no question with this sequence or a later one was asked so far.
+    """
+    match event:
+        case ev.GenerationSeen():
+            seen, note = _generation(view, event.generation)
+            if not note:
+                attempts = _attempts(view, evidence, event.generation, event.now_s)
+                seen = replace(seen, attempts=attempts, went_on={})
+            return seen, evidence, note
+        case ev.AgentGone():
+            # what was learned of it was about the key that is gone
+            evidence = replace(
+                evidence,
+                dead_agents=_without(evidence.dead_agents, event.agent_id),
+                alive_agents=_without(evidence.alive_agents, event.agent_id),
+                probes=_without(evidence.probes, event.agent_id),
+            )
+            return _agent_gone(view, event.agent_id), evidence, ""
+        case ev.ProbeAnswered():
+            evidence, note = _answer(view, evidence, event, next_sequence)
+            return view, evidence, note
+        case _:
+            return _key(view, event), evidence, ""
+
+
+def _key(view: JobView, event: ev.Event) -> JobView:
+    match event:
+        case ev.AgentSeen():
+            agents = _with(view.agents, event.agent_id, _agent(view, event))
+            return replace(view, agents=agents, gone=_without(view.gone, event.agent_id))
+        case ev.MemberReady():
+            members = _with(view.members, event.worker_id, _member(view, event))
+            if event.committed_generation <= view.committed_generation:
+                return replace(view, members=members)
+            return _committed(replace(view, members=members), event.committed_generation)
+        case ev.MemberGone():
+            return replace(view, members=_without(view.members, event.worker_id))
+        case ev.MemberRefused():
+            return replace(view, refused=view.refused | {event.worker_id})
+        case ev.SuspicionRaised():
+            return replace(view, suspicions=_with(view.suspicions, event.worker_id, _suspicion(view, event)))
+        case ev.SuspicionCleared():
+            # that of a worker which is gone as well; nobody asks after it
+            went_on = _with(view.went_on, event.worker_id, event.now_s)
+            return replace(view, suspicions=_without(view.suspicions, event.worker_id), went_on=went_on)
+        case ev.HangOrderSeen():
+            return _ordered(view, event.order, event.now_s)
+        case ev.FailureRecorded():
+            known = view.failures.get(event.worker_id)
+            failure = FailureView(
+                worker_id=event.worker_id,
+                node_name=event.node_name,
+                step=event.step,
+                in_step=event.in_step,
+                script_failure=event.script_failure,
+                summary=event.summary,
+                order=event.order,
+                was_member=event.was_member,
+                generation=event.generation,
+                exit_code=event.exit_code,
+                global_rank=event.global_rank,
+                log_path=event.log_path,
+                traceback_tail=event.traceback_tail,
+                seen_since_s=known.seen_since_s if known is not None else event.now_s,
+                kills_in_a_row=event.kills_in_a_row,
+            )
+            return replace(view, failures=_with(view.failures, event.worker_id, failure))
+        case ev.WorkerFinished():
+            steps = _with(view.finished_steps, event.worker_id, event.step)
+            return replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
+        case ev.WorkerDeparted():
+            departed = event.departure
+            return replace(view, departures=_with(view.departures, departed.worker_id, departed))
+        case ev.DesiredChanged():
+            return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
+        case ev.ModeSeen():
+            return _in_mode(view, event.restarts)
+        case ev.ClosingSeen():
+            return replace(view, closing_generation=event.generation)
+        case _:
+            raise IllegalEvent(f"no picture changes by {type(event).__name__}")
+
+
+def _agent_gone(view: JobView, agent_id: str) -> JobView:
+    last, record = view.agents.get(agent_id), view.generation
+    view = replace(view, agents=_without(view.agents, agent_id))
+    if last is None or record is None or all(m.agent_id != agent_id for m in record.members):
+        return view
+    return replace(view, gone=_with(view.gone, agent_id, last))
+
+
+def _agent(view: JobView, event: ev.AgentSeen) -> AgentView:
+    known = view.agents.get(event.agent_id)
+    same = known is not None and known.join_revision == event.join_revision
+    was_ready = known is not None and same and known.ready
+    now_runs = (event.run_generation, event.run)
+    same_run = known is not None and same and (known.run_generation, known.run) == now_runs
+    return AgentView(
+        agent_id=event.agent_id,
+        node_name=event.node_name,
+        slots=event.slots,
+        topology=event.topology,
+        leaving=event.leaving,
+        control_address=event.control_address,
+        join_revision=event.join_revision,
+        ready=event.ready,
+        ready_since_s=known.ready_since_s if known is not None and was_ready else event.now_s,
+        run_generation=event.run_generation,
+        run=event.run,
+        run_since_s=known.run_since_s if known is not None and same_run else event.now_s,
+    )
+
+
+def _in_mode(view: JobView, restarts: bool) -> JobView:
+    """A record of restart mode means nothing to a live job but that its number is used."""
+    record = view.generation
+    if restarts or record is None or record.kind is not GenerationKind.RESTART:
+        return replace(view, restarts=restarts)
+    return replace(view, restarts=False, generation=None, earlier=(), replaced_number=record.number)
+
+
+def _member(view: JobView, event: ev.MemberReady) -> MemberView:
+    known = view.members.get(event.worker_id)
+    same = known is not None and known.join_revision == event.join_revision and known.stage is event.stage
+    return MemberView(
+        worker_id=event.worker_id,
+        agent_id=event.agent_id,
+        slot=event.slot,
+        store_address=event.store_address,
+        fingerprint=event.fingerprint,
+        committed_generation=event.committed_generation,
+        join_revision=event.join_revision,
+        ready_since_s=known.ready_since_s if known is not None and same else event.now_s,
+        stage=event.stage,
+    )
+
+
+def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
+    known = view.suspicions.get(event.worker_id)
+    same = known is not None and known.generation == event.generation and known.sequence == event.sequence
+    was_broken = known is not None and known.generation == event.generation and known.broken
+    return SuspicionView(
+        worker_id=event.worker_id,
+        generation=event.generation,
+        kind=event.kind,
+        hosts=event.hosts,
+        sequence=event.sequence,
+        seen_since_s=known.seen_since_s if known is not None and same else event.now_s,
+        detail=event.detail,
+        broken_since_s=known.broken_since_s if known is not None and was_broken else event.now_s,
+        waited_s=event.waited_s,
+        waiting_since_s=_waiting_since_s(known, event),
+        usual_step_s=event.usual_step_s,
+        waits_in=event.waits_in,
+    )
+
+
+def _waiting_since_s(known: SuspicionView | None, event: ev.SuspicionRaised) -> float:
+    goes_on = (
+        known is not None
+        and known.generation == event.generation
+        and not known.broken
+        # what is said of one wait only grows
+        and known.waited_s <= event.waited_s
+    )
+    return (
+        known.waiting_since_s if known is not None and goes_on else wait_began_s(event.now_s, event.waited_s)
+    )
+
+
+def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
+    if order == view.hang_order:
+        return view  # put again
+    replacements = view.replacements
+    if order is not None and order.outcome is Outcome.REPLACE:
+        replacements += len(order.workers)
+    return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
+
+
+def _committed(view: JobView, number: int) -> JobView:
+    """Somebody committed in `number`, the newest so far: no attempt at that generation has failed."""
+    works = view.generation is not None and number >= view.generation.number
+    attempts = replace(view.attempts, count=0) if works else view.attempts
+    replacements = 0 if works else view.replacements
+    return _forget(replace(view, committed_generation=number, attempts=attempts, replacements=replacements))
+
+
+def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) -> Attempts:
+    """Whether `new` tries again what the record before did not bring about. view: before `new`."""
+    known, count = view.generation, view.attempts.count
+    again = known is not None and known.members and new.members and _all_live(view, evidence, known)
+    if new.kind is GenerationKind.GATHERING and not new.members and known is not None and known.members:
+        # the first workers start again, though all of them live
+        return Attempts(count + 1 if _all_live(view, evidence, known) else count, now_s)
+    if known is not None and again:
+        was_pending = known.kind is GenerationKind.PLANNED and known.base > 0
+        if new.kind is GenerationKind.LOSS:
+            count = 1 if was_pending else count + 1
+        elif was_pending and view.committed_generation < known.number:
+            count += 1
+    return Attempts(count, now_s)
+
+
+def _all_live(view: JobView, evidence: Evidence, record: Generation) -> bool:
+    """Whether no member of `record` is known to be gone."""
+    return all(
+        m.worker_id in view.members
+        and m.worker_id not in view.failures
+        and m.worker_id not in view.finished
+        and m.worker_id not in evidence.dead_workers
+        and m.agent_id in view.agents
+        and not evidence.is_dead(view.agents[m.agent_id])
+        for m in record.members
+    )
+
+
+def _generation(view: JobView, generation: Generation) -> tuple[JobView, str]:
+    known = view.generation
+    if generation.nonce != view.nonce:
+        return view, f"ignored: generation {generation.number} is of another job"
+    if generation.kind is GenerationKind.RESTART and not view.restarts:
+        return replace(view, replaced_number=generation.number), "ignored: the job has become live"
+    if known is not None and generation.number < known.number:
+        return view, f"ignored: generation {generation.number} is older than {known.number}"
+    if known is not None and generation.number == known.number:
+        if generation != known:
+            # No leader writes a number twice: a stranger did, and the members follow the one they know.
+            return view, f"ignored: another record of generation {generation.number} than the one in force"
+        return view, f"ignored: generation {generation.number} is known"
+    earlier = view.earlier if known is None else (*view.earlier, known)
+    inside = {m.agent_id for m in generation.members}
+    gone = {agent_id: agent for agent_id, agent in view.gone.items() if agent_id in inside}
+    return _forget(replace(view, generation=generation, earlier=earlier, gone=gone)), ""
+
+
+def _forget(view: JobView) -> JobView:
+    """Drop the records that can neither be in force nor say who holds the state."""
+    record = view.generation
+    if record is None or not view.earlier:
+        return view
+    holds_none = record.kind is GenerationKind.GATHERING
+    needed = in_force(view, record) if record.members or holds_none else record.base
+    kept = tuple(g for g in view.earlier if g.number >= needed)
+    if len(kept) > _RECORDS_KEPT:
+        # the first may be in force; a generation that was tried in vain for hours must not fill the memory
+        kept = (kept[0], *kept[1 - _RECORDS_KEPT :])
+    return replace(view, earlier=kept)
+
+
+def _answer(
+    view: JobView, evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int
+) -> tuple[Evidence, str]:
+    if event.sequence >= next_sequence:
+        raise IllegalEvent(f"an answer to question {event.sequence}, which was never asked")
+    probe = evidence.probes.get(event.agent_id)
+    if probe is None or probe.sequence != event.sequence:
+        return evidence, f"ignored: {event.agent_id} answered question {event.sequence}, which is settled"
+    probe = replace(probe, relayed=event.verdict) if event.relayed else replace(probe, direct=event.verdict)
+    judged = judge_probe(probe)
+    if judged is None:
+        return replace(evidence, probes=_with(evidence.probes, probe.agent_id, probe)), ""
+    verdict, how = judged
+    evidence = replace(evidence, probes=_without(evidence.probes, probe.agent_id))
+    if verdict is Verdict.ALIVE:
+        alive = _with(evidence.alive_agents, probe.agent_id, probe.asked_at_s)
+        if event.workers is None:
+            return replace(evidence, alive_agents=alive), ""
+        ended = {
+            m.worker_id
+            for m in view.members.values()
+            # one that became ready after the question may be younger than the answer
+            if m.agent_id == probe.agent_id
+            and m.ready_since_s <= probe.asked_at_s
+            and m.worker_id not in event.workers
+        }
+        return replace(evidence, alive_agents=alive, dead_workers=evidence.dead_workers | ended), ""
+    dead = DeadAgent(probe.agent_id, probe.join_revision, event.now_s, how)
+    return replace(evidence, dead_agents=_with(evidence.dead_agents, probe.agent_id, dead)), ""
+
+
+def _with(mapping: Mapping[str, V], key: str, value: V) -> Mapping[str, V]:
+    return {**mapping, key: value}
+
+
+def _without(mapping: Mapping[str, V], key: str) -> Mapping[str, V]:
+    return {k: v for k, v in mapping.items() if k != key}

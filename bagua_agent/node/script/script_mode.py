@@ -1,0 +1,93 @@
+"""How will a script's workers follow a new generation: in process, or by being started again?
+
+Looks at the program's text without running it: whoever calls `init_process_group` of `bagua_core` follows in process,
+anything else knows nothing of this runtime and is restarted. A guess only: a worker that opens a session all the
+same makes its job LIVE (see membership/picture.py), so a wrong guess costs nothing but a later start.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from bagua_agent.config.job_config import WorkerCommand
+from bagua_agent.node.script.script_text import NoScriptText, read_script
+from bagua_contract import membership_pb2 as pb
+
+OWN_PACKAGE = "bagua_core"
+OPENS_A_SESSION = "init_process_group"
+
+log = logging.getLogger(__name__)
+
+
+class Mode(Enum):
+    LIVE = pb.JobSpec.LIVE
+    RESTART = pb.JobSpec.RESTART
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    mode: Mode
+    reason: str
+
+
+def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None) -> Guess:
+    """directory: where the command runs. search_path: where modules are looked for; None: this interpreter's."""
+    try:
+        script = read_script(command, directory, search_path)
+    except NoScriptText as why:
+        if why.is_unusable:
+            log.warning(
+                "%s; its workers begin as a script's of torchrun, and follow in process once one has called %s.%s",
+                why,
+                OWN_PACKAGE,
+                OPENS_A_SESSION,
+            )
+        return Guess(Mode.RESTART, str(why))
+    try:
+        opens = opens_a_session(script.source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # not Python source (a zip file, compiled code), or broken: running it says so
+        return Guess(Mode.RESTART, f"{script.name} can't be parsed")
+    if opens:
+        return Guess(Mode.LIVE, f"{script.name} calls {OWN_PACKAGE}.{OPENS_A_SESSION}")
+    return Guess(Mode.RESTART, f"{script.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}")
+
+
+def opens_a_session(source: bytes) -> bool:
+    """Whether the program's text names our `init_process_group`. Raises SyntaxError, ValueError."""
+    if any(name.encode() not in source for name in (OWN_PACKAGE, OPENS_A_SESSION)):
+        return False
+    tree = ast.parse(source)
+    modules: set[str] = set()  # names that stand for our package or a module of it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _is_ours(alias.name):
+                    modules.add(alias.asname or alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and _is_ours(node.module):
+            for alias in node.names:
+                if alias.name in (OPENS_A_SESSION, "*"):
+                    return True
+                modules.add(alias.asname or alias.name)  # `from bagua_core import torch_api`
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == OPENS_A_SESSION and _dotted(node.value) in modules
+        for node in ast.walk(tree)
+    )
+
+
+def _is_ours(module: str) -> bool:
+    return module == OWN_PACKAGE or module.startswith(OWN_PACKAGE + ".")
+
+
+def _dotted(node: ast.expr) -> str:
+    """a.b.c as text; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""

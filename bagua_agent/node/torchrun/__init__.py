@@ -1,0 +1,1 @@
+"""Files and ports that torchrun's users rely on: error file, file timers, health check."""

@@ -1,0 +1,1 @@
+"""Certificates, TLS for gRPC and roles in etcd."""

@@ -1,0 +1,1 @@
+"""The daemon's configuration file: its keys, their meaning and checks."""

@@ -1,0 +1,354 @@
+"""Which keys has the daemon's configuration file, what is written there, and what if nothing is?
+
+One table; reading, checking and the example all use it. Knows what a single value may be, not how values
+go together (agent_config.py).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os.path
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
+from bagua_agent.config.job_config import MAX_LOG_MIB
+
+LONGEST_PATTERN = 100
+
+_ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_PATTERN = re.compile(r"[A-Za-z_*][A-Za-z0-9_*]*")
+_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")  # part of a key in etcd
+
+Value = bool | int | float | str | tuple[str, ...] | Mapping[str, str]
+
+
+class WrongValue(Exception):
+    """What is wrong with one value, and what to write instead."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.instead = instead
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`section.name`, or `name` at the top of the file. default: None if it must be given. example: what the example
+    file gives; it leaves keys without one at their default. read: the checked value, or WrongValue.
+    """
+
+    path: str
+    read: Callable[[object], Value]
+    default: Value | None
+    help: str
+    example: Value | None = None
+
+    @property
+    def section(self) -> str:
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def field(self) -> str:
+        """Of AgentConfig."""
+        return self.path.replace(".", "_")
+
+
+# ---- single values
+
+
+def switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise WrongValue("neither true nor false", "true or false, without quotes")
+    return value
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise WrongValue("not a text", 'a text in quotes, as "x"')
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise WrongValue("a text with control characters", "letters, digits and signs")
+    return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise WrongValue("not a list", 'texts in brackets, as ["x", "y"]')
+    return tuple(dict.fromkeys(text(item) for item in value))
+
+
+def absolute_path(value: object) -> str:
+    path = text(value)
+    if path and (not path.startswith("/") or os.path.normpath(path) != path):
+        raise WrongValue("not an absolute path in its shortest form", "one such as /etc/bagua/tls/key.pem")
+    return path
+
+
+def seconds(least: float, most: float) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise WrongValue("not a number", "seconds, as 5.0, without quotes")
+        if not least <= value <= most:
+            raise WrongValue("no such time", f"{least:g} to {most:g} seconds")
+        return float(value)
+
+    return read
+
+
+def days(least: float, most: float) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise WrongValue("not a number", "days, as 30.0, without quotes")
+        if not least <= value <= most:
+            raise WrongValue("no such time", f"{least:g} to {most:g} days")
+        return float(value)
+
+    return read
+
+
+def count(least: int, most: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise WrongValue("no such number", f"a whole number from {least} to {most}, without quotes")
+        return value
+
+    return read
+
+
+def port(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
+        raise WrongValue("not a port", "a number from 1 to 65535, without quotes")
+    return value
+
+
+def slots(value: object) -> int | str:
+    if value in ("gpu", "cpu"):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
+        raise WrongValue(
+            "no number of slots", 'a number from 1, "gpu" (one a GPU) or "cpu" (one a processor)'
+        )
+    return value
+
+
+def node_name(value: object) -> str:
+    name = text(value)
+    if name and (not _NODE_NAME.fullmatch(name) or name in (".", "..")):
+        raise WrongValue("no name of a node", "1 to 100 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def address(value: object) -> str:
+    """A particular host: others are told to call there."""
+    host = text(value)
+    try:
+        if not host or not ipaddress.ip_address(host).is_unspecified:
+            return host
+    except ValueError:
+        if _HOST.fullmatch(host):
+            return host
+        raise WrongValue("no host name or address", "one without port, as 10.0.0.5") from None
+    raise WrongValue("no address that others can call", "an address of this node, or leave it out")
+
+
+def labels(value: object) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        raise WrongValue("not a table", 'names and values, as { rack = "r1" }')
+    for name, item in value.items():
+        if not _LABEL.fullmatch(name) or not isinstance(item, str) or not _LABEL.fullmatch(item):
+            raise WrongValue(
+                f"{name!r} is no label",
+                'names and values of A-Z a-z 0-9 . _ / - in quotes, as { rack = "r1" }',
+            )
+    return dict(value)
+
+
+def account(value: object) -> str:
+    name = text(value)
+    if not _ACCOUNT.fullmatch(name):
+        raise WrongValue("no name of an account", "a name that `id` knows, not a number")
+    return name
+
+
+def default_account(value: object) -> str:
+    name = account(value)
+    if name == "root":
+        raise WrongValue(
+            "every job that names no user would run as root",
+            "an account without rights; jobs.users may list root for jobs that ask for it",
+        )
+    return name
+
+
+def accounts(value: object) -> tuple[str, ...]:
+    return tuple(account(name) for name in texts(value))
+
+
+def variable_patterns(value: object) -> tuple[str, ...]:
+    patterns = texts(value)
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern) or len(pattern) > LONGEST_PATTERN:
+            raise WrongValue(
+                f"{pattern!r} is no name of a variable", 'names in which * is any letters, as "NCCL_*"'
+            )
+        if not pattern.strip("*"):
+            raise WrongValue(f"{pattern!r} allows every variable", 'the names that jobs need, as "NCCL_*"')
+    return patterns
+
+
+# ---- the table
+
+KEYS: tuple[Key, ...] = (
+    Key(
+        "insecure",
+        switch,
+        False,
+        "true lets etcd and this daemon be used beyond this host without TLS and authentication. Whoever reaches "
+        "either can then run programs on the nodes.",
+    ),
+    Key(
+        "etcd.endpoints",
+        texts,
+        None,
+        "The cluster's etcd: host:port, https://host:port, or unix:/path.",
+        example=("etcd-1:2379", "etcd-2:2379", "etcd-3:2379"),
+    ),
+    Key(
+        "etcd.ca_file",
+        absolute_path,
+        "",
+        "Authority that issued etcd's certificates.",
+        "/etc/bagua/tls/ca.pem",
+    ),
+    Key(
+        "etcd.cert_file",
+        absolute_path,
+        "",
+        "This node's certificate, role agent; its common name is its user in etcd.",
+        "/etc/bagua/tls/certificate.pem",
+    ),
+    Key("etcd.key_file", absolute_path, "", "Its key, mode 0600.", "/etc/bagua/tls/key.pem"),
+    Key("etcd.user", text, "", "User of an etcd that asks for a password instead of a certificate."),
+    Key("etcd.password_file", absolute_path, "", "File with that user's password, mode 0600."),
+    Key("node.name", node_name, "", "This node's name, unlike any other's. Empty: its host name."),
+    Key(
+        "node.slots",
+        slots,
+        "gpu",
+        'Workers this node can run: a number, "gpu" (one a GPU) or "cpu" (one a processor).',
+    ),
+    Key("node.labels", labels, {}, 'What jobs can ask a node to have, as { rack = "r1" }.'),
+    Key(
+        "listen.address",
+        address,
+        "",
+        "Host name or address of this node at which the daemon listens, and others call it. Empty: the address "
+        "from which this node reaches etcd.",
+    ),
+    Key("listen.port", port, 7461, "Port of the daemon."),
+    Key(
+        "tls.ca_file",
+        absolute_path,
+        "",
+        "Authority whose certificates the daemon accepts.",
+        "/etc/bagua/tls/ca.pem",
+    ),
+    Key(
+        "tls.cert_file", absolute_path, "", "The daemon's own certificate.", "/etc/bagua/tls/certificate.pem"
+    ),
+    Key("tls.key_file", absolute_path, "", "Its key, mode 0600.", "/etc/bagua/tls/key.pem"),
+    Key(
+        "tls.revoked_file",
+        absolute_path,
+        "",
+        "List of certificates that are not accepted any more, since their keys were lost; read again when it changes.",
+        "/etc/bagua/tls/revoked.pem",
+    ),
+    Key("jobs.default_user", default_account, "bagua", "Account that runs jobs which name none."),
+    Key(
+        "jobs.users",
+        accounts,
+        (),
+        "Further accounts that a job may name. Every operator can run any program as any of them.",
+    ),
+    Key(
+        "jobs.environment",
+        variable_patterns,
+        ("LANG", "LC_*", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_*", "NCCL_*", "GLOO_*", "TORCH_*"),
+        "Variables that a job may set for its workers; * is any letters.",
+    ),
+    Key(
+        "jobs.keep_ended",
+        count(0, 100_000),
+        ClusterPolicy().ended_kept_jobs,
+        "How many jobs that ended are kept, with their logs; beyond that the longest ended are removed. The node that "
+        "schedules decides, so write the same on all nodes.",
+    ),
+    Key(
+        "jobs.keep_ended_days",
+        days(0.01, 36_500),
+        ClusterPolicy().ended_kept_s / DAY_S,
+        "After how many days a job that ended is removed. As above.",
+    ),
+    Key(
+        "jobs.max_log_mib",
+        count(0, 1_000_000),
+        MAX_LOG_MIB,
+        "How much of each stream (stdout, stderr) of a worker is kept, in MiB: between half of it and all of it, the "
+        "newest. 0: everything.",
+    ),
+    Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
+    Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),
+    Key(
+        "times.node_lease_s",
+        seconds(2, 3600),
+        5.0,
+        "How long etcd keeps this node's entry without hearing from the daemon.",
+    ),
+    Key(
+        "times.kill_grace_s",
+        seconds(0, 3600),
+        ClusterPolicy().kill_grace_s,
+        "What a job asked to leave is given beyond its own shutdown timeout, before it is killed.",
+    ),
+)
+
+
+def example_config() -> str:
+    """A whole configuration file: every key with what it means, and, where most nodes leave it so, its default as a
+    comment. It can be used as it is once etcd's hosts are named and the certificates lie there."""
+    lines = ["# Configuration of Bagua's daemon on this node.", ""]
+    section = ""
+    for key in KEYS:
+        if key.section != section:
+            section = key.section
+            lines += [f"[{section}]", ""]
+        lines += textwrap.wrap(key.help, 100, initial_indent="# ", subsequent_indent="# ")
+        if key.example is not None:
+            lines.append(f"{key.name} = {toml(key.example)}")
+        elif key.default is not None:
+            lines.append(f"# {key.name} = {toml(key.default)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml(value: Value) -> str:
+    """As it is written in the file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    pairs = ", ".join(f"{name} = {toml(item)}" for name, item in value.items())
+    return "{ " + pairs + " }" if pairs else "{}"

@@ -1,0 +1,1 @@
+"""Logs of jobs on a node: following, keeping, removing."""

@@ -1,0 +1,90 @@
+"""Knows of which submission a job's logs on this node are, and removes them once that one is removed, or replaced.
+
+Names of jobs are used again, so a name alone does not say whose logs lie there. What is known lies in the daemon's own
+state directory, a file a job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.etcd.keys import check_id
+from bagua_agent.workers.output.log_layout import LogLayout
+
+LONGEST_NONCE = 100
+
+
+def owners_folder(state_directory: str) -> Path:
+    return Path(state_directory) / "log-owners"
+
+
+class KeptLogs:
+    """Blocking; from one thread. owners: the folder for what is known. log_dir, node_name: as units write."""
+
+    def __init__(self, owners: Path, log_dir: Path, node_name: str) -> None:
+        self._owners = owners
+        self._log_dir = log_dir
+        self._node_name = node_name
+
+    def begin(self, job_id: str, nonce: str) -> None:
+        """A unit of this submission is about to write here: what lies there of an earlier one of its name goes.
+
+        Raises InfrastructureLost.
+        """
+        owner = self._owner(job_id)
+        if owner == nonce:
+            return
+        try:
+            if owner:
+                self._remove_directory(job_id)
+            self._owners.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file(job_id).write_text(nonce)
+        except OSError as error:
+            raise InfrastructureLost(
+                f"job {job_id!r} can't begin here: its log directory can't be made its own: {error}"
+            ) from error
+
+    def remove(self, job_id: str, nonce: str) -> bool:
+        """Whether there were any of this submission. Raises InfrastructureLost."""
+        if self._owner(job_id) != nonce:
+            return False
+        try:
+            found = self._remove_directory(job_id)
+            self._file(job_id).unlink(missing_ok=True)
+        except OSError as error:
+            raise InfrastructureLost(
+                f"job {job_id!r} was removed and its logs on this node are not: {error}; remove them by hand"
+            ) from error
+        return found
+
+    def _owner(self, job_id: str) -> str:
+        """Empty for none that is known."""
+        try:
+            with self._file(job_id).open() as file:
+                return file.read(LONGEST_NONCE)
+        except (OSError, ValueError):
+            return ""
+
+    def _file(self, job_id: str) -> Path:
+        return self._owners / check_id("job", job_id)
+
+    def _remove_directory(self, job_id: str) -> bool:
+        directory = LogLayout(self._log_dir, job_id, self._node_name).node_directory
+        for path in (directory.parent, directory):
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                return False
+            # where others may make directories, one of theirs may lead anywhere
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "it is not the agent's own directory", str(path))
+        shutil.rmtree(directory)
+        with suppress(OSError):  # other nodes' logs lie there too, where the directory is shared
+            directory.parent.rmdir()
+        return True

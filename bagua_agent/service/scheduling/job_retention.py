@@ -1,0 +1,131 @@
+"""What the scheduler tidies beside its orders: removes jobs beyond retention, old removals, and etcd's old history.
+
+Which ones is decided in cluster/retention.py. Every write compares the scheduler's key, and the submission as it was
+read. Done a part at a time, so that orders never wait long.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from bagua_agent.base.errors import OutcomeUnknown
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_records import UnreadableRecord, ended_submission, nonce_of, parse_submission
+from bagua_agent.cluster.node_trouble import settled_at_s
+from bagua_agent.cluster.retention import EndedJob, HistoryKept, beyond_retention, expired_removals
+from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Compare, Store, absent, mod_revision_is, none_below
+from bagua_agent.etcd.keys import JOBS_PREFIX, RECORDS_PREFIX, JobKeys
+from bagua_agent.etcd.mirror import Mirror
+from bagua_agent.service.scheduling.job_removal import own_ranges, remove_job
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 50  # jobs or removals; the others follow at the next pass
+PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
+
+
+class JobRetention:
+    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, as `picture` was told."""
+
+    def __init__(
+        self,
+        store: Store,
+        picture: ClusterPicture,
+        mirror: Mirror,
+        fence: Compare,
+        policy: ClusterPolicy,
+        say: Callable[[str], None],
+        clock_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._picture = picture
+        self._mirror = mirror
+        self._fence = fence
+        self._policy = policy
+        self._say = say
+        self._clock_unix_s = clock_unix_s
+        self._history = HistoryKept(policy)
+        self._pass_due_s = settled_at_s(picture.since_s, policy)
+        self._compact_due_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When `tidy` should be called again, if nothing is heard until then."""
+        return min(self._pass_due_s, self._compact_due_s)
+
+    def tidy(self, now_s: float) -> None:
+        """Do what is due. Raises InfrastructureLost, UserError."""
+        try:
+            if self._picture.put_back_jobs():
+                self._remove_again()
+            if now_s >= self._pass_due_s:
+                self._pass_due_s = now_s + (self._policy.retention_every_s if self._pass() else PASS_AGAIN_S)
+            if now_s >= self._compact_due_s:
+                self._compact_due_s = now_s + self._policy.compact_every_s
+                self._compact(now_s)
+        except OutcomeUnknown as error:
+            log.info("scheduler: %s", error)
+            self._pass_due_s = now_s + PASS_AGAIN_S
+
+    def _remove_again(self) -> None:
+        """A daemon that had not heard of the removal put the submission back, before the removal itself was back."""
+        for job in self._picture.put_back_jobs()[:MOST_AT_ONCE]:
+            if self._remove(EndedJob(job.job_id, job.nonce, 0.0), may_go_on=True):
+                self._say(f"job {job.job_id} was removed and had been put back, so it is removed again")
+
+    def _pass(self) -> bool:
+        """Whether all that was found is done."""
+        now_unix_s = self._clock_unix_s()
+        found = beyond_retention(self._picture.ended_jobs(), now_unix_s, self._policy)
+        for each in found[:MOST_AT_ONCE]:
+            if self._remove(each.job):
+                self._say(f"job {each.job.job_id} is removed: {each.reason}")
+        expired = expired_removals(self._picture.removals, now_unix_s, self._policy)
+        for start in range(0, len(expired), MOST_AT_ONCE):
+            keys = [cluster_keys.removal(nonce) for nonce in expired[start : start + MOST_AT_ONCE]]
+            self._store.transact([self._fence], deletes=keys)
+        self._remove_leftovers(self._picture.view().removed)
+        return len(found) <= MOST_AT_ONCE
+
+    def _remove(self, job: EndedJob, may_go_on: bool = False) -> bool:
+        """False if it is not as the picture says, or an agent of it is there. may_go_on: also without an outcome."""
+        key, over = cluster_keys.submission(job.job_id), cluster_keys.outcome(job.job_id)
+        found, outcome = self._store.get(key), self._store.get(over)
+        if outcome is None and not may_go_on:
+            return False
+        unchanged = [self._fence]
+        if outcome is not None:
+            unchanged.append(mod_revision_is(over, outcome.mod_revision))
+        if found is None:  # etcd lost it, and no daemon was there to put it back
+            nonce = "" if outcome is None else ended_submission(outcome.value)
+            unchanged.append(absent(key))
+        else:
+            try:
+                nonce = nonce_of(parse_submission(found.value, job.job_id))
+            except UnreadableRecord:
+                return False
+            unchanged.append(mod_revision_is(key, found.mod_revision))
+        if job.nonce and nonce != job.nonce:
+            return False
+        return remove_job(self._store, job.job_id, nonce, self._clock_unix_s(), *unchanged)
+
+    def _remove_leftovers(self, removed: Iterable[str]) -> None:
+        """What agents and daemons that were late wrote under the name of a removed job, where no other has begun."""
+        standing = self._mirror.state()
+        with_keys = {key.split("/")[4] for key in standing if key.startswith((JOBS_PREFIX, RECORDS_PREFIX))}
+        for job_id in sorted(with_keys.intersection(removed)):
+            keys = JobKeys(job_id)
+            if keys.spec in standing:
+                continue
+            unused = [absent(cluster_keys.submission(job_id)), absent(keys.spec), none_below(keys.agents)]
+            self._store.transact([self._fence, *unused], delete_ranges=own_ranges(keys))
+
+    def _compact(self, now_s: float) -> None:
+        _, revision = self._store.get_prefix(cluster_keys.SCHEDULER)
+        compact_to = self._history.compact_to(now_s, revision)
+        if compact_to is not None:
+            self._store.compact(compact_to)

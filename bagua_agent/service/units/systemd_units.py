@@ -1,0 +1,112 @@
+"""How are units run by systemd? As transient services: a control group each, which ends whole, and a journal.
+
+A service stays known after its agent has ended (RemainAfterExit, or failed), so that a daemon that was away learns how.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.service.units.units import NOT_KNOWN, FoundUnit, unit_command
+
+PREFIX = "bagua-job-"
+SLICE = "bagua.slice"
+COMMAND_TIMEOUT_S = 20.0
+# After `stop`: a job that was asked to leave and did not has had its time.
+STOP_TIMEOUT_S = 5
+_SHOWN = ("Id", "ActiveState", "SubState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus")
+_EXITED, _BY_SIGNAL = 1, (2, 3)  # of si_code: CLD_EXITED, CLD_KILLED and CLD_DUMPED
+
+PROPERTIES = (
+    "Type=exec",
+    "RemainAfterExit=yes",
+    "KillMode=control-group",
+    f"TimeoutStopSec={STOP_TIMEOUT_S}",
+    f"Slice={SLICE}",
+    "TasksMax=infinity",
+    "LimitNOFILE=1048576",
+    "LimitMEMLOCK=infinity",  # pinned memory, and RDMA
+    "OOMPolicy=continue",  # one worker that is killed is a loss, not the end of the unit
+    "UMask=0022",
+)
+
+
+def is_there() -> bool:
+    """Whether this machine was booted by systemd."""
+    return Path("/run/systemd/system").is_dir()
+
+
+def name_of(job_id: str) -> str:
+    return f"{PREFIX}{job_id}.service"
+
+
+class SystemdUnits:
+    def start(self, job_id: str, folder: Path) -> None:
+        self.forget(job_id)  # one of this name that has ended
+        options = [word for value in PROPERTIES for word in ("-p", value)]
+        line = ["systemd-run", "--quiet", f"--unit={name_of(job_id)}", f"--description=bagua job {job_id}"]
+        _call([*line, *options, "--", *unit_command(folder)], f"start job {job_id!r}")
+
+    def found(self) -> list[FoundUnit]:
+        shown = _call(
+            ["systemctl", "show", "--all", f"--property={','.join(_SHOWN)}", f"{PREFIX}*.service"],
+            "list units",
+        )
+        blocks = [
+            dict(line.split("=", 1) for line in block.splitlines()) for block in shown.split("\n\n") if block
+        ]
+        return [unit for block in blocks if (unit := read_unit(block)) is not None]
+
+    def ask_to_leave(self, job_id: str) -> None:
+        _call(
+            ["systemctl", "kill", "--kill-whom=main", "--signal=SIGTERM", name_of(job_id)],
+            f"ask job {job_id!r}",
+        )
+
+    def kill(self, job_id: str) -> None:
+        _call(
+            ["systemctl", "kill", "--kill-whom=all", "--signal=SIGKILL", name_of(job_id)],
+            f"kill job {job_id!r}",
+        )
+
+    def forget(self, job_id: str) -> None:
+        # Both say so if there is no such unit, which is what is wanted.
+        _call(["systemctl", "stop", name_of(job_id)], f"end job {job_id!r}", may_fail=True)
+        _call(["systemctl", "reset-failed", name_of(job_id)], f"forget job {job_id!r}", may_fail=True)
+
+
+def read_unit(shown: Mapping[str, str]) -> FoundUnit | None:
+    """A unit from the properties that systemctl shows; None if there is none, or it is not ours. Pure."""
+    name = shown.get("Id", "")
+    if not (name.startswith(PREFIX) and name.endswith(".service")):
+        return None
+    job_id = name.removeprefix(PREFIX).removesuffix(".service")
+    active, sub = shown.get("ActiveState"), shown.get("SubState")
+    if active == "inactive" and shown.get("ExecMainPID", "0") == "0":
+        return None
+    if active in ("activating", "deactivating", "reloading") or (active == "active" and sub != "exited"):
+        return FoundUnit(job_id, _number(shown, "MainPID"), None)
+    code, status = _number(shown, "ExecMainCode"), _number(shown, "ExecMainStatus")
+    if code == _EXITED:
+        return FoundUnit(job_id, 0, status)
+    return FoundUnit(job_id, 0, 128 + status if code in _BY_SIGNAL else NOT_KNOWN)
+
+
+def _number(shown: Mapping[str, str], name: str) -> int:
+    text = shown.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _call(line: Sequence[str], what: str, *, may_fail: bool = False) -> str:
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureLost(f"systemd did not {what}: {error}") from error
+    if done.returncode != 0 and not may_fail:
+        raise InfrastructureLost(
+            f"systemd did not {what}: {done.stderr.strip() or f'exit {done.returncode}'}"
+        )
+    return done.stdout

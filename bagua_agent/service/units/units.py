@@ -1,0 +1,172 @@
+"""What is a unit, and what can a daemon do with one? A job agent that runs beside the daemon and outlives it.
+
+The seam between deciding (cluster/unit_plan.py) and systemd or plain processes. A unit is known by its job, so a daemon
+that starts again finds those of the one before. Everything a unit needs lies in a folder of its own, root's alone: what
+is secret in it is in no command line and in no property that others can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.config.job_config_file import decode, encode
+from bagua_agent.etcd.keys import check_id
+
+REQUEST = "request.json"
+NOTE = "note.json"
+ASKED = "asked-to-leave"
+REASON = "reason"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of agents and workers
+REASON_CHARACTERS = 1000  # it travels in the node's record
+NOT_KNOWN = 128 + 9
+"""Exit code of one that ended without a word: killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRequest:
+    """What a unit runs. environment: the whole of its workers', but for their own variables; nothing of it is the
+    agent's."""
+
+    config: JobConfig
+    environment: Mapping[str, str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitNote:
+    """What the daemon that starts a unit leaves for itself, or for its successor.
+
+    order: number of the order it follows. failures: in a row before this start. shutdown_timeout_s: the job's own.
+    nonce: of the submission.
+    """
+
+    order: int = 0
+    slots: tuple[int, ...] = ()
+    failures: int = 0
+    shutdown_timeout_s: float = 0.0
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnit:
+    """pid: of its agent, 0 once that has ended. exit_code: as a shell says it; None while it runs."""
+
+    job_id: str
+    pid: int
+    exit_code: int | None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.exit_code is None
+
+
+class UnitRunner(Protocol):
+    """Blocking calls, each bounded. Raises InfrastructureLost if what runs the units does not do as asked."""
+
+    def start(self, job_id: str, folder: Path) -> None:
+        """Run what `folder` asks for (UnitFolders.make)."""
+
+    def found(self) -> list[FoundUnit]:
+        """All there are, those that have ended included until they are forgotten."""
+
+    def ask_to_leave(self, job_id: str) -> None:
+        """SIGTERM to its agent alone."""
+
+    def kill(self, job_id: str) -> None:
+        """SIGKILL to everything in it."""
+
+    def forget(self, job_id: str) -> None:
+        """End what is left of one whose agent has ended; it is found no more."""
+
+
+def unit_command(folder: Path) -> list[str]:
+    """What a unit executes. Isolated: nothing of a job's environment is read before the job's own account is taken."""
+    return [sys.executable, "-P", "-m", "bagua_agent.service.units.run_unit", str(folder)]
+
+
+def units_folder(state_directory: str) -> Path:
+    return Path(state_directory) / "units"
+
+
+class UnitFolders:
+    """One folder a job in `parent`, 0700."""
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        parent.chmod(0o700)
+
+    def of(self, job_id: str) -> Path:
+        return self._parent / check_id("job", job_id)
+
+    def make(self, request: UnitRequest, note: UnitNote) -> Path:
+        """A fresh one for a new start; what an earlier start left is removed."""
+        folder = self.of(request.config.job_id)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        _write(folder / NOTE, {**asdict(note), "slots": list(note.slots)})
+        wanted = {
+            "config": encode(request.config),
+            "environment": dict(request.environment),
+            "directory": request.directory,
+        }
+        _write(folder / REQUEST, wanted)
+        return folder
+
+    def note(self, job_id: str) -> UnitNote:
+        """What was left at its start; nothing known where a daemon was killed between two writes."""
+        try:
+            read = json.loads((self.of(job_id) / NOTE).read_text())
+            return UnitNote(
+                order=int(read["order"]),
+                slots=tuple(map(int, read["slots"])),
+                failures=int(read["failures"]),
+                shutdown_timeout_s=float(read["shutdown_timeout_s"]),
+                nonce=str(read.get("nonce", "")),  # an earlier version's has none
+            )
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return UnitNote()
+
+    def mark_asked(self, job_id: str) -> None:
+        """It is asked to leave: a daemon that starts again must not ask a second time."""
+        (self.of(job_id) / ASKED).touch(0o600)
+
+    def was_asked(self, job_id: str) -> bool:
+        return (self.of(job_id) / ASKED).exists()
+
+    def reason(self, job_id: str) -> str:
+        """The error that ended its agent; empty if none did, or it could not say so."""
+        try:
+            return (self.of(job_id) / REASON).read_text()[:REASON_CHARACTERS]
+        except (OSError, ValueError):
+            return ""
+
+    def remove(self, job_id: str) -> None:
+        shutil.rmtree(self.of(job_id), ignore_errors=True)
+
+
+def read_request(folder: Path) -> UnitRequest:
+    """Raises UserError."""
+    path = folder / REQUEST
+    try:
+        read = json.loads(path.read_text())
+        return UnitRequest(decode(read["config"]), dict(read["environment"]), str(read["directory"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} can't be read ({type(error).__name__}: {error}); the daemon writes it"
+        ) from error
+
+
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)

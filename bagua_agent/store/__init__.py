@@ -1,1 +1,0 @@
-"""etcd: keys, connection, transactions, leases, watches, and the embedded server."""

@@ -1,0 +1,1 @@
+"""Why and when a worker's process ended, and ending it."""

@@ -1,0 +1,93 @@
+"""How workers are ended: SIGTERM to the whole group, a grace period, SIGKILL; always bounded.
+
+Returns when the groups are gone, so that ports, GPUs and files they held are free. A process that the
+kernel does not let go (state D) is reported, not waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bagua_agent.workers.process.worker_process import WorkerProcess
+
+KILL_TIMEOUT_S = 5.0
+GROUP_POLL_S = 0.005
+
+
+def end_group(worker: WorkerProcess, grace_s: float) -> bool:
+    """End one worker and everything in its group. See `end_groups`."""
+    return end_groups((worker,), grace_s)
+
+
+def kill_group(worker: WorkerProcess) -> bool:
+    """SIGKILL at once. See `end_groups`."""
+    return end_groups((worker,), 0.0)
+
+
+def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
+    """End all of them together, within grace_s plus KILL_TIMEOUT_S seconds.
+
+    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. True when nothing of them runs any
+    more. The workers are reaped, and may be watched by an ExitWatch meanwhile, which still reports.
+    """
+    if grace_s > 0:
+        for worker in workers:
+            worker.signal_group(signal.SIGTERM)
+        _wait_for_leaders(workers, time.monotonic() + grace_s)
+    for worker in workers:
+        worker.signal_group(signal.SIGKILL)
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    _wait_for_leaders(workers, deadline)
+    for worker in workers:
+        worker.reap()
+    return all([_wait_for_group(worker.pid, deadline) for worker in workers])
+
+
+def _wait_for_leaders(workers: Sequence[WorkerProcess], deadline: float) -> None:
+    waiting = [fd for worker in workers if (fd := worker.duplicate_pidfd()) is not None]
+    try:
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        left = len(waiting)
+        while left and (remaining_s := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(remaining_s * 1000):
+                poll.unregister(fd)
+                left -= 1
+    finally:
+        for fd in waiting:
+            os.close(fd)
+
+
+def _wait_for_group(pgid: int, deadline: float) -> bool:
+    # The kernel tells nobody when a group becomes empty, so this looks; members are dying by then.
+    while is_group_running(pgid):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(GROUP_POLL_S)
+    return True
+
+
+def is_group_running(pgid: int) -> bool:
+    """Whether a process of the group runs. Zombies don't count: nobody may be there to reap them."""
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # another user's by now, so it is not the group we knew
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        if int(fields[2]) == pgid and fields[0] not in (b"Z", b"X"):
+            return True
+    return False

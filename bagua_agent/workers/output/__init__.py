@@ -1,0 +1,1 @@
+"""What workers print: routing, prefixes, log files and their rotation, terminals."""

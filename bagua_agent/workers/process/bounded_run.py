@@ -1,0 +1,60 @@
+"""Runs a short helper program and takes its output, bounded in time and size, under the account that fits it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua_agent.workers.process.account import Account
+
+MOST_OUTPUT_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedRun:
+    """returncode: -9 also for one that was killed because it printed more than MOST_OUTPUT_BYTES."""
+
+    returncode: int
+    output: str  # of stdout and stderr
+
+
+def run_bounded(command: Sequence[str], within_s: float, account: Account | None = None) -> BoundedRun:
+    """Run the command to its end. Raises OSError if it can't be started, TimeoutError if it takes longer."""
+    deadline_s = time.monotonic() + within_s
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        **(account.process_arguments if account else {}),
+    )
+    assert process.stdout is not None
+    output = bytearray()
+    try:
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        with process.stdout:
+            while len(output) < MOST_OUTPUT_BYTES:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not poll.poll(left_s * 1000):
+                    raise TimeoutError(f"{command[0]} did not end within {within_s:g} s")
+                data = os.read(process.stdout.fileno(), _CHUNK_BYTES)
+                if not data:
+                    break
+                output += data
+        if len(output) >= MOST_OUTPUT_BYTES:
+            process.kill()
+        process.wait(max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{command[0]} did not end within {within_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+    return BoundedRun(process.returncode, output.decode(errors="replace"))

@@ -1,0 +1,1 @@
+"""Starting workers: command, environment, NUMA binding, the warm parent they fork from."""

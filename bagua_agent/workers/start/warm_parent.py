@@ -1,0 +1,266 @@
+"""The process that workers are forked from, as the agent holds it: started, asked, watched, replaced.
+
+`fork` never fails because of it: without a usable warm parent it says None, and the worker is spawned. Its
+death harms no worker. The other side is bagua_core/warm_parent.py; what may be forked is warm_fit.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.exits.orphans import adopting, reap_orphans
+from bagua_agent.workers.process.account import Account
+from bagua_agent.workers.process.process_status import user_ids
+from bagua_agent.workers.process.request_socket import HelperGone, RequestSocket
+from bagua_agent.workers.start.library_variables import READ_AT_LOAD, READ_LATER
+from bagua_agent.workers.start.warm_fit import StartPlace, restart_delay_s, why_not_forked
+from bagua_agent.workers.start.worker_command import PREIMPORT, check_command, command_line, worker_python
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TIMEOUT_S = 60.0
+FORK_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+# Having lived so long, a warm parent that dies is no sign of something that kills it again and again.
+LONG_LIFE_S = 60.0
+
+
+class WarmParent:
+    """One per node and job. Any thread may call; `start` only one that lives as long as the agent.
+
+    command: what its workers run; env: the environment of one of them, directory: theirs.
+    """
+
+    def __init__(
+        self,
+        command: WorkerCommand,
+        env: Mapping[str, str],
+        *,
+        directory: Path | None = None,
+        preimport: tuple[str, ...] = PREIMPORT,
+        account: Account | None = None,
+    ) -> None:
+        python = worker_python(env.get("PYTHON_EXEC"))
+        self._command = command
+        where = Path.cwd() if directory is None else directory
+        self._place = StartPlace(dict(env), where, python, preimport, account, stays=directory is None)
+        self._lock = threading.Lock()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._requests: RequestSocket | None = None
+        self._is_ready = False
+        self._started_at = 0.0
+        self._deaths_in_a_row = 0
+        self._last_reason: str | None = None
+        self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watch = background_thread("warm-parent-watch", self._run_watch, self._watch_ended)
+
+    def start(self) -> None:
+        """Returns at once; the imports go on. Raises UserError when the command cannot be run."""
+        place = self._place
+        check_command(self._command, place.directory, python=place.python, path=place.env.get("PATH"))
+        with self._lock:
+            self._launch()
+        self._watch.start()
+
+    @property
+    def pid(self) -> int | None:
+        popen = self._popen
+        return None if popen is None else popen.pid
+
+    def wait_ready(self, timeout_s: float = WARM_UP_TIMEOUT_S) -> bool:
+        """Whether everything is imported; waits for it. False too if it is dead."""
+        with self._lock:
+            return self._become_ready(timeout_s)
+
+    def fork(
+        self,
+        command: WorkerCommand,
+        place: StartPlace,
+        descriptors: tuple[int, ...],
+        cpus: frozenset[int] | None,
+    ) -> int | None:
+        """The process id of a new worker held at its gate, a child of this process; None: spawn it instead.
+
+        descriptors: for its stdin, stdout, stderr, gate, and the ends of its stack channel. When None is returned
+        although a worker came to be, it ends as soon as the gate's other end is closed.
+        """
+        if command.kind is CommandKind.EXECUTABLE:
+            return None
+        reason = why_not_forked(self._place, place, bound_to_processors=cpus is not None)
+        if reason is not None:
+            if reason != self._last_reason:
+                log.info("a worker is not forked from the warm parent: %s", reason)
+                self._last_reason = reason
+            return None
+        line = command_line(command, os.getpid(), python=place.python)
+        request: dict[str, Any] = {
+            "env": dict(place.env),
+            "cwd": str(place.directory),
+            "cpus": None if cpus is None else sorted(cpus),
+            "line": line,
+            "read_at_load": READ_AT_LOAD,
+            "read_later": READ_LATER,
+        }
+        if command != self._command:
+            form = "script" if command.kind is CommandKind.SCRIPT else command.kind.value
+            request["command"] = [form, command.target, list(command.args)]
+        with self._lock:
+            if not self._become_ready(WARM_UP_TIMEOUT_S) or self._requests is None:
+                return None
+            reap_orphans()
+            try:
+                with adopting():
+                    answer = self._requests.ask(request, descriptors, FORK_TIMEOUT_S)
+            except HelperGone as problem:
+                log.warning("the warm parent (pid %s) failed: %s; the worker is spawned", self.pid, problem)
+                self._end()
+                return None
+        if "pid" not in answer:
+            log.warning("the warm parent could not fork: %s; the worker is spawned", answer.get("error"))
+            return None
+        pid = answer["pid"]
+        if not self._is_new_worker(pid):
+            log.warning("the warm parent names process %r, which is no worker of its; it is ended", pid)
+            with self._lock:
+                self._end()
+            return None
+        return int(pid)
+
+    def _is_new_worker(self, pid: object) -> bool:
+        """The warm parent runs under the workers' account, and what it names is signalled with the agent's rights."""
+        if type(pid) is not int or pid <= 1 or pid == self.pid:
+            return False
+        account = self._place.account
+        try:
+            os.waitid(
+                os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            )  # our child, so its number stays its own
+            leads = os.getsid(pid) == pid
+        except (OSError, OverflowError):
+            return False
+        return leads and user_ids(pid) == {os.geteuid() if account is None else account.uid}
+
+    def _become_ready(self, timeout_s: float) -> bool:
+        if self._requests is None:
+            return False
+        if not self._is_ready:
+            try:
+                self._requests.receive(timeout_s)
+            except HelperGone as problem:
+                log.warning("the warm parent (pid %s) is of no use: %s", self.pid, problem)
+                self._end()
+                return False
+            self._is_ready = True
+        return True
+
+    def _launch(self) -> None:
+        place = self._place
+        own, other = RequestSocket.pair()
+        line = command_line(self._command, os.getpid(), python=place.python, preimport=place.preimport)
+        runner = line.index("--parent-pid")
+        line[runner:runner] = ["--warm-fd", str(other.fileno())]
+        try:
+            self._popen = _start(line, place, other)
+        except OSError as problem:
+            own.close()
+            log.warning("no warm parent, workers are spawned: %s", problem)
+            return
+        finally:
+            other.close()
+        self._requests, self._is_ready, self._started_at = own, False, time.monotonic()
+
+    def _end(self) -> None:
+        """Kill it and close its socket; the watch reaps it and starts another. The lock is held."""
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
+        if self._popen is not None and self._popen.returncode is None:
+            os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
+
+    def _watch_ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            log.warning("the warm parent is not watched any more: %s; workers are spawned", end.reason)
+            with self._lock:
+                self._end()
+
+    def _run_watch(self) -> None:
+        while (popen := self._popen) is not None:
+            pidfd = os.pidfd_open(popen.pid)  # not reaped by anyone else
+            try:
+                if self._wait_for_stop(pidfd, None):
+                    return
+            finally:
+                os.close(pidfd)
+            with self._lock:
+                self._end()
+                code = popen.wait()
+                self._popen = None
+                lived_s = time.monotonic() - self._started_at
+                self._deaths_in_a_row = 1 if lived_s > LONG_LIFE_S else self._deaths_in_a_row + 1
+            delay_s = restart_delay_s(self._deaths_in_a_row)
+            log.warning(
+                "the warm parent (pid %d) is gone with code %d; workers are spawned%s",
+                popen.pid,
+                code,
+                "" if delay_s is None else f" until there is another, in {delay_s:g} s",
+            )
+            if delay_s is None or self._wait_for_stop(None, delay_s):
+                return
+            with self._lock:
+                self._launch()
+
+    def _wait_for_stop(self, pidfd: int | None, timeout_s: float | None) -> bool:
+        """True when `stop` was called; False when the pidfd's process ended, or the time is over."""
+        poll = select.poll()
+        poll.register(self._stop_fd, select.POLLIN)
+        if pidfd is not None:
+            poll.register(pidfd, select.POLLIN)
+        ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        return any(fd == self._stop_fd for fd, _ in ready)
+
+    def stop(self) -> None:
+        """End it; workers go on. May be called twice, and without `start`."""
+        if self._stop_fd < 0:
+            return
+        os.eventfd_write(self._stop_fd, 1)
+        popen = self._popen
+        if popen is not None:
+            popen.kill()  # whoever waits for its imports, with the lock, sees its end
+        if self._watch.ident is not None:
+            self._watch.join(FORK_TIMEOUT_S + STOP_TIMEOUT_S)
+        with self._lock:
+            self._end()
+            if self._popen is not None:
+                self._popen.wait(STOP_TIMEOUT_S)
+                self._popen = None
+        if self._watch.ident is not None and self._watch.is_alive():
+            log.error("the warm parent's watch did not end")
+            return
+        os.close(self._stop_fd)
+        self._stop_fd = -1
+
+
+def _start(line: list[str], place: StartPlace, control: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        line,
+        env=dict(place.env),
+        cwd=place.goes_to,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(control.fileno(),),
+        start_new_session=True,
+        **(place.account.process_arguments if place.account else {}),
+    )
