@@ -22,8 +22,7 @@ from bagua_core.data.partition import (
     micro_share,
 )
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.elastic.state_registry import Stateful
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.elastic.step_interface import Stateful, StepPlan
 
 # the loader's own epoch, the one that prefetching has reached, and the one the ledger still looks at
 KEPT_EPOCHS = 3

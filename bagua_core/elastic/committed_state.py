@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from bagua_contract.records import StateName
-from bagua_core.elastic import heal, state_codec
+from bagua_core.elastic import state_codec
 from bagua_core.elastic.commit_history import History, Line, Roster
-from bagua_core.elastic.heal_plan import HalfCopy
+from bagua_core.elastic.half_copy import HalfCopy
 from bagua_core.elastic.operations import OperationLog
 from bagua_core.elastic.state_guard import StateGuard
 from bagua_core.elastic.state_registry import StateRegistry
@@ -95,7 +95,7 @@ class CommittedState:
     def layout(self) -> int:
         """A digest of the layout of `bulk`: holders that agree in it may send stripes of one state."""
         manifest, _ = state_codec.encode(self.bulk(with_gradients=True))
-        return heal.layout_of(manifest)
+        return state_codec.layout_of(manifest)
 
     def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
         """Everything but `bulk`, as copies. at_resume_point: as it was where a failed step would go back to, because

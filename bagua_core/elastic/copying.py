@@ -21,7 +21,8 @@ from bagua_core.communication.communicator import CollectiveAborted, CollectiveF
 from bagua_core.communication.device_order import Handover
 from bagua_core.elastic import heal, heal_memory
 from bagua_core.elastic.committed_state import CommittedState
-from bagua_core.elastic.heal_plan import HalfCopy, HealPlan
+from bagua_core.elastic.half_copy import HalfCopy
+from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.landing import Fitting, InPlace, Landing, Staging
 from bagua_core.elastic.member import Member
 

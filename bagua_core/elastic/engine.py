@@ -38,7 +38,8 @@ from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
 from bagua_core.elastic.default_group import forbid_default_group
 from bagua_core.elastic.failpoints import Failpoints
-from bagua_core.elastic.heal_plan import HalfCopy, HealPlan
+from bagua_core.elastic.half_copy import HalfCopy
+from bagua_core.elastic.heal_plan import HealPlan
 from bagua_core.elastic.late_leave import LateLeave
 from bagua_core.elastic.late_leave_plan import FIRST_WRITE_S, Form, Situation, part_of
 from bagua_core.elastic.ledger import LedgerWriter
@@ -47,8 +48,7 @@ from bagua_core.elastic.member import Member
 from bagua_core.elastic.operation_trail import BOUNDARY, COMPARISON, STEP
 from bagua_core.elastic.outside_collectives import OutsideCollectives, check_averages
 from bagua_core.elastic.replica_checks import ReplicaChecks
-from bagua_core.elastic.state_registry import Stateful
-from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
+from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, Stateful, StepPlan
 from bagua_core.elastic.step_seed import seed_generators
 from bagua_core.elastic.step_states import Event, Phase, StepStates
 from bagua_core.optimizer_gate import gate_scaler, gate_scheduler

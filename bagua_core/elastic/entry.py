@@ -13,7 +13,8 @@ import torch
 from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.elastic import heal_plan
-from bagua_core.elastic.heal_plan import HalfCopy, StateGone
+from bagua_core.elastic.half_copy import HalfCopy
+from bagua_core.elastic.heal_plan import StateGone
 
 _COLUMNS = 11
 

@@ -7,7 +7,6 @@ silent; who heals from whom is decided in heal_plan.py, when the copy is swapped
 
 from __future__ import annotations
 
-import json
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -27,11 +26,6 @@ SILENCE_S = 600.0
 LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors travel beside it
 
 
-def layout_of(manifest: bytes) -> int:
-    """A digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
-    return zlib.crc32(json.dumps(json.loads(manifest)["tensors"], sort_keys=True).encode())
-
-
 class HealMismatch(CollectiveFailed):
     """What arrived is not what was sent."""
 
@@ -42,7 +36,7 @@ def send_state(
     """Send this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
     manifest, tensors = state_codec.encode(state)
     total_bytes = state_codec.flat_size_bytes(tensors)
-    layout = layout_of(manifest)
+    layout = state_codec.layout_of(manifest)
     own = list(holders).index(communicator.global_rank)
     begin, end = state_codec.byte_ranges(total_bytes, len(holders), own)
     for receiver in receivers:
@@ -89,7 +83,7 @@ def receive_state(
     if total_bytes != expected_bytes:
         raise HealMismatch(f"{total_bytes} bytes were announced for a state of {expected_bytes}")
     where.open(text, total_bytes)
-    layout = layout_of(text)
+    layout = state_codec.layout_of(text)
 
     failures: list[Exception] = []
     handover = Handover()

@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from bagua_contract.records import StateName
-
-
-class HalfCopy(IntEnum):
-    """What a copy in place that failed has left here: nothing, or half a state, committed or initial."""
-
-    NONE = 0
-    INITIAL = 1
-    COMMITTED = 2
+from bagua_core.elastic.half_copy import HalfCopy
 
 
 class StateGone(RuntimeError):

@@ -12,6 +12,7 @@ import base64
 import json
 import math
 import sys
+import zlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -419,3 +420,8 @@ def _value(node: Any, tensors: list[torch.Tensor]) -> Any:
             dtype, text = content
             return numpy.frombuffer(base64.b64decode(text), dtype=numpy.dtype(dtype))[0]
     raise StateCodecError(f"the state's manifest has the unknown tag {tag!r}")
+
+
+def layout_of(manifest: bytes) -> int:
+    """A digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
+    return zlib.crc32(json.dumps(json.loads(manifest)["tensors"], sort_keys=True).encode())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,13 +19,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from bagua_core.elastic import optimizer_state, state_codec
 from bagua_core.elastic.model_tensors import ModelTensors, put_plain_gradient
+from bagua_core.elastic.step_interface import Stateful
 from bagua_core.scaler_state import ScalerSnapshot
-
-
-class Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 def _copied(value: Any) -> Any:

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from bagua_core.communication.communicator import Communicator, Lane, Pending, ReduceOp
-from bagua_core.elastic.state_registry import Stateful
+
+
+class Stateful(Protocol):
+    """Any object whose state the job keeps, copies and rolls back with the model's."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from bagua_core.data.balancing.fair_shares import fair_shares
 from bagua_core.data.division import KEPT_EPOCHS, Piece
 from bagua_core.data.partition import epoch_order, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.elastic.state_registry import Stateful
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.elastic.step_interface import Stateful, StepPlan
 
 _KEPT_SPLITS = 64  # those loaded ahead, and the few that the ledger still looks at
 _SAMPLED = 1024  # complexities that knots and fingerprint follow from

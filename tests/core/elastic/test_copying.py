@@ -15,7 +15,8 @@ from bagua_core.communication.in_process import InProcessCommunicator, build_in_
 from bagua_core.elastic import entry, heal, heal_memory, landing
 from bagua_core.elastic.committed_state import CommittedState
 from bagua_core.elastic.copying import Copying
-from bagua_core.elastic.heal_plan import HalfCopy, HealPlan, StateGone
+from bagua_core.elastic.half_copy import HalfCopy
+from bagua_core.elastic.heal_plan import HealPlan, StateGone
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
 from tests.core.elastic.test_state_registry import Training, through_the_wire, wire_form
