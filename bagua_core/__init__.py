@@ -49,12 +49,16 @@ from bagua_core.collectives import (
     send,
 )
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
-from bagua_core.elastic import runtime as _runtime
-from bagua_core.elastic.operations import MismatchedCollective
-from bagua_core.elastic.outside_collectives import MembersChanged, PeerLostError, SourceHasNoState
-from bagua_core.elastic.step_interface import Stateful
+from bagua_core.elastic.script_collectives.outside_collectives import (
+    MembersChanged,
+    PeerLostError,
+    SourceHasNoState,
+)
+from bagua_core.elastic.step import runtime as _runtime
+from bagua_core.elastic.waiting.operations import MismatchedCollective
 from bagua_core.fused_optimizer import fuse_optimizer
 from bagua_core.loss_scale import scale_loss
 from bagua_core.parallel import DistributedDataParallel

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.elastic import runtime, state_codec
-from bagua_core.elastic.requests import (
+from bagua_core.elastic.membership.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -35,7 +34,9 @@ from bagua_core.elastic.requests import (
     Scatter,
     Send,
 )
-from bagua_core.elastic.worker_groups import WorkerGroup
+from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
+from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.step import runtime
 
 Group = WorkerGroup
 _Value = TypeVar("_Value")

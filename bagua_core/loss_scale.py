@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from bagua_core.elastic import runtime
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.elastic.step import runtime
 
 
 def scale_loss(loss: torch.Tensor) -> torch.Tensor:

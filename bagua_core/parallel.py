@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
-from bagua_core.backward_begin import announce_backward
-from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB
-from bagua_core.communication.buffer_broadcast import broadcast_buffers as share_buffers
 from bagua_core.communication.communicator import CollectiveFailed, Lane
-from bagua_core.communication.reducer import SparseGradientError
-from bagua_core.elastic.step_interface import StepEngine
-from bagua_core.module_buffers import ModuleBuffers
-from bagua_core.optimizer_gate import gate_optimizer
-from bagua_core.optimizer_steps import optimizer_steps_of
-from bagua_core.script_checks import checks_of
+from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
+from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
+from bagua_core.communication.reduction.reducer import SparseGradientError
+from bagua_core.communication.step_interface import StepEngine
+from bagua_core.model.backward_begin import announce_backward
+from bagua_core.model.module_buffers import ModuleBuffers
+from bagua_core.model.optimizer_steps import optimizer_steps_of
+from bagua_core.optimizers.optimizer_gate import gate_optimizer
+from bagua_core.optimizers.script_checks import checks_of
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 
@@ -54,7 +54,7 @@ class DistributedDataParallel(nn.Module):
         _check_trainable(module)
         chosen = find_algorithm(algorithm)
         if engine is None:
-            from bagua_core.elastic import runtime  # late: a script may choose its engine before there is any
+            from bagua_core.elastic.step import runtime
 
             engine = runtime.engine()
         self.module = module

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending, ReduceOp
-from bagua_core.communication.device_wait import Followed
-from bagua_core.elastic.step_interface import StepEngine
+from bagua_core.communication.devices.device_wait import Followed
+from bagua_core.communication.step_interface import StepEngine
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -77,7 +77,7 @@ class SyncBatchNorm(_BatchNorm):
     def _peers(self) -> Peers | None:
         engine = self._engine
         if engine is None:
-            from bagua_core.elastic import runtime  # late, as in DistributedDataParallel
+            from bagua_core.elastic.step import runtime
 
             engine = runtime.engine()
         if not torch.is_grad_enabled() or not engine.in_step or engine.step_failed:

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bagua_core.elastic import ledger
+from bagua_core.elastic.ledger import ledger
 from benchmarks import chaos_leaks, result_file
 from benchmarks.chaos_account import Cost, Happened, by_kind, costs, goodput, percentile
 from benchmarks.chaos_injection import Injection

@@ -1,7 +1,7 @@
 """What has a running job committed so far? A live view of its ledger that forgets the samples.
 
 Keeps one entry a step and one a worker, so that it also serves jobs of hundreds of thousands of steps. Knows nothing
-of hosts and processes, and judges nothing: `bagua_core.elastic.ledger` does, at the end.
+of hosts and processes, and judges nothing: `bagua_core.elastic.ledger.ledger` does, at the end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_core.elastic.ledger import SUFFIX, LedgerLine, Resumption
+from bagua_core.elastic.ledger.ledger import SUFFIX, LedgerLine, Resumption
 
 
 @dataclass(frozen=True, slots=True)

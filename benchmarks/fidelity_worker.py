@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bagua_core.data.partition import batch_count, epoch_order, global_batch, share
-from bagua_core.elastic.step_seed import seed_generators
+from bagua_core.elastic.step.step_seed import seed_generators
 from benchmarks import algorithm_choices
 from benchmarks.algorithm_choices import Settings
 from benchmarks.fidelity_tasks import TASKS, Pieces, Task, load_pieces

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
-from bagua_core.elastic.step_interface import StepPlan
 from benchmarks import result_file
 from benchmarks.load_balancing_texts import NAMES, texts
 

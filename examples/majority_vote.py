@@ -6,13 +6,13 @@ One byte an element travels instead of four. `train_with_majority_vote.py` uses 
 import torch
 
 from bagua_core.algorithms import Algorithm, Attachment
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.bucket_operation import BucketOperation
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.conveyor import Conveyor, Job, conveyor_of
-from bagua_core.communication.exchange import Exchange
 from bagua_core.communication.pending import DonePending
-from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.conveyor import Conveyor, Job, conveyor_of
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.reducer import Reducer
 
 MOST_VOTES = 127  # that an int8 counts
 

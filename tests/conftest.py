@@ -28,7 +28,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     Interpreter finalization destroys the groups while their operations still run; an operation that fails then calls
     into Python, and the process ends by SIGABRT after all tests have passed.
     """
-    gloo = sys.modules.get("bagua_core.communication.gloo")
+    gloo = sys.modules.get("bagua_core.communication.transports.gloo")
     if gloo is None or not gloo.any_retired() or _exit_status not in config.stash:
         return
     atexit._run_exitfuncs()

@@ -1,7 +1,7 @@
 """Saves the stacks of all threads of a node's workers beside each worker's logs.
 
-Asks the worker's own thread for them (bagua_core/stack_dump.py), and where that does not answer, since another one
-holds the GIL, by the signal that is answered from C. Adds what /proc says. Owns the asking and the file; why it is
+Asks the worker's own thread for them (bagua_core/worker/stack_dump.py), and where that does not answer, since another
+one holds the GIL, by the signal that is answered from C. Adds what /proc says. Owns the asking and the file; why it is
 asked for is the caller's affair.
 Invariants: bounded, whatever state a worker is in; a process that would die of the signal, or of another account than
 the worker's, is never sent it; nothing is opened that a worker names.

@@ -2,7 +2,7 @@
 
 A fresh store for every generation of a restarted script, so that no key of the last one is left. Started at
 the first `open`, and anew if it is gone (its stores are gone with it). The other side is
-bagua_core/store_host.py.
+bagua_core/worker/store_host.py.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from bagua_core.communication.communicator import Lane
-from bagua_core.communication.exchange import Exchange
-from bagua_core.elastic.step_interface import StepEngine
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.step_interface import StepEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from collections.abc import Callable
 import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
-from bagua_core.communication.background_average import Round
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.bucket_operation import LocalMean
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.reducer import Reducer
-from bagua_core.communication.weight_buckets import FlatWeights, make_equal
-from bagua_core.elastic.step_interface import StepEngine
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import LocalMean
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.weights.background_average import Round
+from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
 
 DEFAULT_INTERVAL_MS = 500
 

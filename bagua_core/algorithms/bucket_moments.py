@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bagua_core import kernels
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer, flat_like
-from bagua_core.communication.compressed_sum import Load
+from bagua_core.communication.compressed.compressed_sum import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Lane
-from bagua_core.communication.compressed_sum import CompressedSum
-from bagua_core.communication.compression import MinMax
-from bagua_core.communication.conveyor import conveyor_of
-from bagua_core.communication.exchange import Exchange
-from bagua_core.communication.reducer import Reducer
-from bagua_core.communication.routes import lanes_for
+from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.compressed.compression import MinMax
+from bagua_core.communication.reduction.conveyor import conveyor_of
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.topology.routes import lanes_for
 
 
 class ByteGrad(Algorithm):

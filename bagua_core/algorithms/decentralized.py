@@ -17,17 +17,17 @@ import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.conveyor import Job, conveyor_of
-from bagua_core.communication.peer_selection import (
+from bagua_core.communication.reduction.conveyor import Job, conveyor_of
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.topology.peer_selection import (
     Parties,
     PeerSelection,
     find_parties,
     peer_of,
     shift_one,
 )
-from bagua_core.communication.weight_buckets import FlatWeights
-from bagua_core.communication.weight_exchange import SWAP_TAG, WeightExchange
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.communication.weights.weight_buckets import FlatWeights
+from bagua_core.communication.weights.weight_exchange import SWAP_TAG, WeightExchange
 
 ALL = "all"
 SELECTIONS: dict[str, PeerSelection | None] = {ALL: None, "shift_one": shift_one}

@@ -23,10 +23,10 @@ import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.conveyor import Job
-from bagua_core.communication.weight_buckets import FlatWeights, check_compressible
-from bagua_core.communication.weight_exchange import WeightExchange
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.weights.weight_buckets import FlatWeights, check_compressible
+from bagua_core.communication.weights.weight_exchange import WeightExchange
 from bagua_core.kernels import minmax_compress, minmax_decompress, minmax_reduce
 
 # A sixteenth of the traffic; replicas of common models stay close enough for the mean to be as good as each of them.

@@ -32,11 +32,11 @@ import torch
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.decentralized import check_interval
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.conveyor import Job, conveyor_of
-from bagua_core.communication.peer_selection import Parties, find_parties, ring_neighbours
-from bagua_core.communication.weight_buckets import FlatWeights, check_compressible
-from bagua_core.communication.weight_exchange import SWAP_TAG, WeightExchange
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.communication.reduction.conveyor import Job, conveyor_of
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.topology.peer_selection import Parties, find_parties, ring_neighbours
+from bagua_core.communication.weights.weight_buckets import FlatWeights, check_compressible
+from bagua_core.communication.weights.weight_exchange import SWAP_TAG, WeightExchange
 from bagua_core.kernels import minmax_bytes, minmax_compress, minmax_decompress
 
 

@@ -39,13 +39,13 @@ from torch import Tensor
 from bagua_core.algorithms.bucket_moments import BucketMoments
 from bagua_core.algorithms.late_elements import sum_where_touched
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
-from bagua_core.communication.bucket_buffer import Bucket
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
-from bagua_core.communication.compressed_sum import CompressedSum, Load, is_compressed
-from bagua_core.communication.compression import MinMaxWithFeedback, OneBit, WithFeedback
-from bagua_core.communication.conveyor import Conveyor, Job
-from bagua_core.communication.routes import route_of
-from bagua_core.elastic.step_interface import StepEngine
+from bagua_core.communication.compressed.compressed_sum import CompressedSum, Load, is_compressed
+from bagua_core.communication.compressed.compression import MinMaxWithFeedback, OneBit, WithFeedback
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.topology.routes import route_of
 
 # With one bit an element of g / d is cut to so many times its neighbours' mean. A second moment from a short warm-up
 # may be far too small, and one such element would be the scale of its whole block.

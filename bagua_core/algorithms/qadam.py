@@ -15,10 +15,10 @@ from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.momentum_sum import FORMS, MomentumSum
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Lane
-from bagua_core.communication.conveyor import conveyor_of
-from bagua_core.communication.exchange import Exchange
-from bagua_core.communication.reducer import Reducer
-from bagua_core.communication.routes import lanes_for
+from bagua_core.communication.reduction.conveyor import conveyor_of
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.topology.routes import lanes_for
 
 
 class QAdam(Algorithm):

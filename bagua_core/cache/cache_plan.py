@@ -17,7 +17,7 @@ from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.node_directory import base_of
 from bagua_core.cache.redis_store import Server, client_package, servers_of
 from bagua_core.cache.sharing_scope import directory_name, scope_of, scope_on_servers
-from bagua_core.elastic.heal_memory import available_bytes
+from bagua_core.elastic.state.heal_memory import available_bytes
 
 BACKENDS = ("embedded", "redis")
 DEFAULT_BUFFER_SIZE = 20  # frames; a batch of samples, so that a loader's process ends within milliseconds

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.elastic import runtime
+from bagua_core.elastic.step import runtime
 
 if TYPE_CHECKING:
     from bagua_core.cache.cache_loader import CacheLoader

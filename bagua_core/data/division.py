@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from bagua_core.communication.step_interface import Stateful, StepPlan
 from bagua_core.data.partition import (
     batch_count,
     epoch_order,
@@ -22,7 +23,6 @@ from bagua_core.data.partition import (
     micro_share,
 )
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.elastic.step_interface import Stateful, StepPlan
 
 # the loader's own epoch, the one that prefetching has reached, and the one the ledger still looks at
 KEPT_EPOCHS = 3

@@ -19,13 +19,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
 from bagua_core.data import own_counters
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
 from bagua_core.data.division import Division, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
-from bagua_core.elastic.step_interface import MicroBatch, StepEngine, StepPlan
 
 _REFUSED = {
     "batch_size": "use global_batch_size: the samples of one step over all workers",
@@ -270,7 +270,7 @@ class ElasticDataLoader:
         engine = self._engine
         if engine is None:
             # late: a loader that is only made (and in tests one with its own engine) needs no runtime
-            from bagua_core.elastic import runtime
+            from bagua_core.elastic.step import runtime
 
             engine = self._engine = runtime.engine()
         if not self._attached:

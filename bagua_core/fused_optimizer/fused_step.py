@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua_core.closures import Evaluated, closure_of
 from bagua_core.fused_optimizer.block import Block, Gradients
 from bagua_core.fused_optimizer.block_sizes import BlockSizes, Way
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
@@ -31,6 +30,7 @@ from bagua_core.fused_optimizer.recording import NotRecordable
 from bagua_core.fused_optimizer.representatives import Once
 from bagua_core.fused_optimizer.stand_in import StandIn
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
+from bagua_core.optimizers.closures import Evaluated, closure_of
 
 Fusable = Callable[
     [torch.optim.Optimizer], Sequence[bool]

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.compressed_sum import CompressedSum
-from bagua_core.communication.compression import MinMax
-from bagua_core.communication.conveyor import Conveyor
-from bagua_core.communication.hierarchical_sum import HierarchicalSum
+from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.compressed.compression import MinMax
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
+from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 
 MIN_MAX_UINT8 = "MinMaxUInt8"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from bagua_contract.environment import default_bucket_size_in
-from bagua_core.communication.buckets import DEFAULT_BUCKET_CAP_MB
+from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.communication import get_local_rank, get_local_size, get_rank, get_world_size
 

@@ -21,10 +21,11 @@ from torch import nn
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import Lane
-from bagua_core.elastic import default_group, runtime
-from bagua_core.elastic.engine import Engine
-from bagua_core.elastic.member import Member
-from bagua_core.elastic.session import News
+from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.membership.session import News
+from bagua_core.elastic.script_collectives import default_group
+from bagua_core.elastic.step import runtime
+from bagua_core.elastic.step.engine import Engine
 from bagua_core.torch_api.errors import LateWorkerError, NotLaunchedError
 from bagua_core.torch_api.loop_steps import LoopSteps
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.elastic import default_group
+from bagua_core.elastic.script_collectives import default_group
 from bagua_core.torch_api import torch_calls
 from bagua_core.torch_api.process_group import BaguaProcessGroup, member_of, new_group
 

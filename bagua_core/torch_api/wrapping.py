@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from bagua_core import collectives
-from bagua_core.communication.reducer import Reducer
-from bagua_core.optimizer_gate import gate_optimizer
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.optimizers.optimizer_gate import gate_optimizer
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.torch_api.algorithms.base import Algorithm
 from bagua_core.torch_api.algorithms.own import ScriptModel, prepared

@@ -3,6 +3,6 @@
 Import it first. For a script that trains this is an error, since nobody would renew torch's group after a change.
 """
 
-from bagua_core.elastic import default_group
+from bagua_core.elastic.script_collectives import default_group
 
 default_group.is_made = lambda: False

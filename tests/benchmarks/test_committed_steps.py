@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagua_core.elastic.ledger import LedgerLine, Resumption
+from bagua_core.elastic.ledger.ledger import LedgerLine, Resumption
 from benchmarks.committed_steps import LiveLedger
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagua_core.communication.compressed_sum import LEAST_ELEMENTS
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
 from benchmarks import fidelity, fidelity_plots, fidelity_table
 from benchmarks.algorithm_choices import CHOICES
 from benchmarks.fidelity_runs import Trained, TrainingFailed, train

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.backward_begin import announce_backward
-from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.model.backward_begin import announce_backward
 from bagua_core.parallel import DistributedDataParallel
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
-from bagua_core.closure_calls import calls_closure_once
+from bagua_core.optimizers.closure_calls import calls_closure_once
 
 Closure = Callable[[], Any]
 IN_TORCH = [

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import bagua_core as bagua
-from bagua_core.elastic import runtime
-from bagua_core.elastic.outside_collectives import SourceHasNoState
-from bagua_core.elastic.state_codec import StateCodecError
+from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
+from bagua_core.elastic.state.state_codec import StateCodecError
+from bagua_core.elastic.step import runtime
 from tests.core.communication.worlds import await_true, run_ranks
 from tests.core.elastic.worlds_of_workers import Job, Worker, run
 

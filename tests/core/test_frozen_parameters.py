@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.in_process import build_in_process
-from bagua_core.communication.trained_parameters import (
+from bagua_core.communication.reduction.trained_parameters import (
     CannotTakeOn,
     FrozenWithinStep,
     TrainedParametersDiffer,
     difference,
 )
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.communication.transports.in_process import build_in_process
+from bagua_core.optimizers.script_checks import SharedParametersError
 from bagua_core.parallel import DistributedDataParallel
-from bagua_core.script_checks import SharedParametersError
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))

@@ -8,7 +8,7 @@ from torch import nn
 
 import bagua_core
 from bagua_core.communication.communicator import Communicator
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.loss_scale import scaled
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.step_counts import OptimizerStepsDiffer
-from bagua_core.elastic.step_interface import MicroBatch
-from bagua_core.optimizer_steps import optimizer_steps_of
+from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 

@@ -15,10 +15,10 @@ from torch import nn
 
 from bagua_core.algorithms import Algorithm, UnknownAlgorithmError, algorithm_names, find_algorithm
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.in_process import InProcessCommunicator
-from bagua_core.communication.reducer import SparseGradientError
-from bagua_core.elastic.step_interface import MicroBatch, Model, StepEngine
-from bagua_core.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
+from bagua_core.communication.reduction.reducer import SparseGradientError
+from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
+from bagua_core.communication.transports.in_process import InProcessCommunicator
+from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from bagua_core.scaler_state import ScalerSnapshot, unchanged_scale
+from bagua_core.model.scaler_state import ScalerSnapshot, unchanged_scale
 from tests.streams.device_model import DeviceModel
 from tests.streams.watching import belonging_to, install
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from bagua_core.algorithms import LocalSGD
 from bagua_core.communication.communicator import Communicator
-from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.optimizers.script_checks import NotReducedError, SharedParametersError, UngatedOptimizerError
 from bagua_core.parallel import DistributedDataParallel
-from bagua_core.script_checks import NotReducedError, SharedParametersError, UngatedOptimizerError
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import Communicator, Lane
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded

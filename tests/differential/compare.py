@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bagua_core.elastic import ledger
+from bagua_core.elastic.ledger import ledger
 from tests.differential.features import Features
 
 State = Mapping[str, Any]

@@ -35,7 +35,7 @@ class Sabotage:
 SABOTAGE = {
     "roll-back": Sabotage(
         """
-import bagua_core.elastic.state_registry as registry
+import bagua_core.elastic.state.state_registry as registry
 registry.StateRegistry.roll_back = lambda self: None
 """,
         ("buffers=counted",),
@@ -54,7 +54,7 @@ division.EvenDivision.piece = lambda self, key: piece(self, key)._replace(weight
     ),
     "the optimizer's part of a copy": Sabotage(
         """
-import bagua_core.elastic.state_registry as registry
+import bagua_core.elastic.state.state_registry as registry
 restore = registry.StateRegistry.restore
 def lacking(self, state):
     restore(self, {**state, "optimizers": [o.state_dict() for o in self.optimizers]})
@@ -66,7 +66,7 @@ registry.StateRegistry.restore = lacking
     ),
     "gradients of earlier draws": Sabotage(
         """
-import bagua_core.elastic.state_registry as registry
+import bagua_core.elastic.state.state_registry as registry
 registry.StateRegistry.roll_back_gradients = lambda self: None
 """,
         ("accumulation=3",),
@@ -75,7 +75,7 @@ registry.StateRegistry.roll_back_gradients = lambda self: None
     ),
     "parameters that the script changes": Sabotage(
         """
-import bagua_core.elastic.state_registry as registry
+import bagua_core.elastic.state.state_registry as registry
 registry.StateRegistry.protect = lambda self: None
 """,
         ("after_step=shrink",),
@@ -84,7 +84,7 @@ registry.StateRegistry.protect = lambda self: None
     ),
     "what a holder's script does until its first reduction": Sabotage(
         """
-import bagua_core.elastic.copying as copying
+import bagua_core.elastic.step.copying as copying
 begins = copying.Copying.step_begins
 def early(self):
     begins(self)
@@ -97,7 +97,7 @@ copying.Copying.step_begins = early
     ),
     "data types of an optimizer's state": Sabotage(
         """
-import bagua_core.elastic.optimizer_state as optimizer_state
+import bagua_core.elastic.state.optimizer_state as optimizer_state
 optimizer_state.load = lambda optimizer, state_dict: optimizer.load_state_dict(state_dict)
 """,
         ("nadam",),
@@ -106,7 +106,7 @@ optimizer_state.load = lambda optimizer, state_dict: optimizer.load_state_dict(s
     ),
     "steps of a checkpoint that lack lines": Sabotage(
         """
-import bagua_core.elastic.commit_history as commit_history
+import bagua_core.elastic.state.commit_history as commit_history
 commit_history.History.resumed = lambda self: commit_history.History()
 """,
         (),
@@ -115,7 +115,7 @@ commit_history.History.resumed = lambda self: commit_history.History()
     ),
     "lines of the ledger": Sabotage(
         """
-import bagua_core.elastic.ledger_lines as ledger_lines
+import bagua_core.elastic.ledger.ledger_lines as ledger_lines
 ledger_lines.LedgerLines.write = lambda self, due: None
 """,
         (),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bagua_core as bagua
-from bagua_core.elastic import runtime
+from bagua_core.elastic.step import runtime
 from tests.differential.features import PLAIN, Features
 from tests.differential.models import INPUTS, OUTPUTS, Net, Samples
 from tests.differential.optimizers import OPTIMIZERS

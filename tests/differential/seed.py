@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bagua_core.elastic import ledger
+from bagua_core.elastic.ledger import ledger
 from tests.differential import compare
 from tests.differential.features import Features
 from tests.differential.history import CHECKPOINT_EVERY, Event, History

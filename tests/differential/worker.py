@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from bagua_core.elastic import runtime
+from bagua_core.elastic.step import runtime
 from tests.differential.features import Features
 from tests.differential.history import Event
 from tests.differential.script import Script

@@ -18,7 +18,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_core.elastic import failpoints as worker_failpoints
-from bagua_core.elastic.ledger import LedgerLine
+from bagua_core.elastic.ledger.ledger import LedgerLine
 from tests.faults import fault_table as table
 from tests.faults.fault_table import Cell, Moment, Occasion, Who
 from tests.faults.job import DEADLINE_S, START_S, Job, Node

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from bagua_core.communication.compressed_sum import LEAST_ELEMENTS
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job
 

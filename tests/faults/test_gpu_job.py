@@ -9,8 +9,8 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from bagua_core.communication import nccl_library
-from bagua_core.communication.nccl_library import NcclUnavailableError
+from bagua_core.communication.nccl import nccl_library
+from bagua_core.communication.nccl.nccl_library import NcclUnavailableError
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bagua_core.elastic import engine
+from bagua_core.elastic.step import engine
 from tests.core.communication.nccl_over_gloo import DEVICE, Emulation
 
 OUT = Path(sys.argv[sys.argv.index("--out") + 1])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagua_core.communication.meeting_store import (
+from bagua_core.communication.transports.meeting_store import (
     MOST_QUESTIONS,
     MeetingServer,
     MeetingStore,

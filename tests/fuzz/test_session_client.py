@@ -14,7 +14,7 @@ import pytest
 
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION
-from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST
+from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST
 
 ROOT = Path(__file__).parents[2]
 WELCOME = session_pb2.AgentMessage(

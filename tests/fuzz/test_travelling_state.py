@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_core.elastic.state_codec import (
+from bagua_core.elastic.state.state_codec import (
     StateCodecError,
     allocate,
     decode,

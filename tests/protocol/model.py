@@ -22,10 +22,11 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from bagua_contract.records import StateName
-from bagua_core.elastic import heal_plan, switch_pair
-from bagua_core.elastic.commit_history import Entry, History, Line
-from bagua_core.elastic.heal_plan import HealPlan
-from bagua_core.elastic.step_states import TRANSITIONS, Event, Phase
+from bagua_core.elastic.heal import heal_plan
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership import switch_pair
+from bagua_core.elastic.state.commit_history import Entry, History, Line
+from bagua_core.elastic.step.step_states import TRANSITIONS, Event, Phase
 
 NAMES = "abcd"
 

@@ -17,10 +17,11 @@ from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Outcome
 from bagua_agent.membership.view import DepartureView
 from bagua_contract.records import Generation, StateName, SuspicionKind
-from bagua_core.elastic import heal_plan, switch_pair
-from bagua_core.elastic.commit_history import Entry, History, Line
-from bagua_core.elastic.following import Move, Situation, decide, is_superseded
-from bagua_core.elastic.heal_plan import HealPlan
+from bagua_core.elastic.heal import heal_plan
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership import switch_pair
+from bagua_core.elastic.membership.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.state.commit_history import Entry, History, Line
 
 # What made a state: whose initial parameters, then every commit, ("step", generation, number) or
 # ("end", generation).

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_contract.records import StateName
-from bagua_core.elastic import heal_plan, switch_pair
-from bagua_core.elastic.commit_history import Entry, History
+from bagua_core.elastic.heal import heal_plan
+from bagua_core.elastic.membership import switch_pair
+from bagua_core.elastic.state.commit_history import Entry, History
 
 NONE = StateName()
 

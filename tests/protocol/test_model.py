@@ -13,9 +13,9 @@ import model
 import pytest
 from model import Exploration, Lines, Rules, Setup, Violation, explore
 
-from bagua_core.elastic import switch_pair
-from bagua_core.elastic.commit_history import History, Line, Roster
-from bagua_core.elastic.step_states import TRANSITIONS, Event, Phase
+from bagua_core.elastic.membership import switch_pair
+from bagua_core.elastic.state.commit_history import History, Line, Roster
+from bagua_core.elastic.step.step_states import TRANSITIONS, Event, Phase
 
 SETUPS = {
     "two losses of three": Setup(kills=2, steps=3),

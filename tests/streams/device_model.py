@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bagua_core.communication.device_order import Look, Moment
+from bagua_core.communication.devices.device_order import Look, Moment
 
 DEFAULT = "default"  # the stream of a thread that has chosen none
 Clock = dict[str, int]

@@ -10,9 +10,9 @@ import torch
 from bagua_core.algorithms import Algorithm
 from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
-from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import Communicator, Lane
-from bagua_core.communication.in_process import build_in_process
+from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.communication.transports.in_process import build_in_process
 from tests.core.algorithms.gradient_ranks import Rank, X, Y, net
 from tests.core.communication.worlds import run_ranks
 from tests.streams.device_model import DeviceModel

@@ -11,9 +11,9 @@ from torch import nn
 
 from bagua_core import parallel
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
-from bagua_core.communication.buffer_broadcast import broadcast_buffers
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.nccl_line import NcclOperation
+from bagua_core.communication.nccl.nccl_line import NcclOperation
+from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers
 from bagua_core.sync_batchnorm import SyncBatchNorm
 from tests.streams.modelled_ranks import ModelledRank, train, waits_of_steps, world
 from tests.streams.watching import clean, install

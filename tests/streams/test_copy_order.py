@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_core.communication import device_order
-from bagua_core.communication.device_order import HostOrder
-from bagua_core.communication.in_process import build_in_process
-from bagua_core.elastic import heal
-from bagua_core.elastic.landing import InPlace
+from bagua_core.communication.devices import device_order
+from bagua_core.communication.devices.device_order import HostOrder
+from bagua_core.communication.transports.in_process import build_in_process
+from bagua_core.elastic.heal import heal
+from bagua_core.elastic.heal.landing import InPlace
 from tests.core.communication.worlds import DEADLINE_S
 from tests.streams.device_model import DeviceModel
 from tests.streams.watching import belonging_to, install

@@ -11,14 +11,14 @@ import torch
 
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
-from bagua_core.communication import conveyor
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.compressed_sum import CompressedSum, Load, is_compressed
-from bagua_core.communication.conveyor import Job
-from bagua_core.communication.device_order import Moment
-from bagua_core.communication.device_wait import Followed, StallReports
-from bagua_core.communication.nccl_line import NcclOperation
-from bagua_core.communication.routes import route_of
+from bagua_core.communication.compressed.compressed_sum import CompressedSum, Load, is_compressed
+from bagua_core.communication.devices.device_order import Moment
+from bagua_core.communication.devices.device_wait import Followed, StallReports
+from bagua_core.communication.nccl.nccl_line import NcclOperation
+from bagua_core.communication.reduction import conveyor
+from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.topology.routes import route_of
 from tests.core.algorithms.gradient_ranks import assert_equal_bits
 from tests.streams.device_model import DeviceModel, ModelStream
 from tests.streams.modelled_ranks import (

@@ -10,8 +10,8 @@ import torch
 
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.communication.communicator import Pending
-from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
-from bagua_core.communication.staged import Staged
+from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
+from bagua_core.communication.transports.staged import Staged
 from tests.core.communication.worlds import run_ranks
 from tests.streams.device_model import DeviceModel, ModelMoment, ModelOrder
 from tests.streams.modelled_ranks import ModelledRank, train
@@ -59,7 +59,8 @@ def test_a_copy_that_is_not_awaited_is_reported(flaw: str, monkeypatch: pytest.M
         monkeypatch.setattr(ModelMoment, "wait", lambda moment, look: None)
     else:
         monkeypatch.setattr(
-            "bagua_core.communication.staged._copied", lambda t: ModelOrder(active()).copy_to_host(t)
+            "bagua_core.communication.transports.staged._copied",
+            lambda t: ModelOrder(active()).copy_to_host(t),
         )
     assert any("gloo on the host reads host copy" in violation for violation in clean(trained()))
 

@@ -14,11 +14,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bagua_core.communication import by_device, device_order
 from bagua_core.communication.communicator import AbortFlag, Communicator
-from bagua_core.communication.device_order import DeviceOrder
-from bagua_core.communication.nccl import NcclCommunicator
-from bagua_core.communication.nccl_library import Nccl
+from bagua_core.communication.devices import device_order
+from bagua_core.communication.devices.device_order import DeviceOrder
+from bagua_core.communication.nccl.nccl import NcclCommunicator
+from bagua_core.communication.nccl.nccl_library import Nccl
+from bagua_core.communication.transports import by_device
 from bagua_core.kernels import targets
 from tests.core.communication.emulated_nccl import Handle, Module, _Call, _World
 from tests.streams.device_model import DeviceModel, ModelOrder, span

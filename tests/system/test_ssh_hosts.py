@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.elastic import ledger
+from bagua_core.elastic.ledger import ledger
 from tests.faults.job import ROOT, SCRIPT
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.network import Host, Lab

@@ -229,7 +229,7 @@ def _account(name: str) -> Finding:
     extra = {} if account is None else account.process_arguments
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "import bagua_core.run_script"],
+            [sys.executable, "-c", "import bagua_core.worker.run_script"],
             capture_output=True, text=True, cwd="/", timeout=PROGRAM_TIMEOUT_S, check=False, **extra,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

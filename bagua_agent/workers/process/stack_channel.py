@@ -1,8 +1,8 @@
 """The channel through which a worker is asked for its stacks, as the agent holds it.
 
-The agent makes both ends and passes the worker's at its start (bagua_core/stack_dump.py takes them), so that an agent
-with more rights than its workers never opens anything that a worker names. What comes through it is a worker's word
-and nothing more: bounded, parsed, and worth no more than a line in a file.
+The agent makes both ends and passes the worker's at its start (bagua_core/worker/stack_dump.py takes them), so that an
+agent with more rights than its workers never opens anything that a worker names. What comes through it is a worker's
+word and nothing more: bounded, parsed, and worth no more than a line in a file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # also in bagua_core/stack_dump.py and worker_face.py
-WHOLE = "\n-- whole\n"  # also in bagua_core/stack_dump.py
+DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # also in bagua_core/worker/stack_dump.py and worker_face.py
+WHOLE = "\n-- whole\n"  # also in bagua_core/worker/stack_dump.py
 LARGEST_ANSWER_BYTES = 1 << 20  # faulthandler shows 100 threads with 100 frames each at most
 _FIRST_LINE_BYTES = 64
 

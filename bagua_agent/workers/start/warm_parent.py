@@ -1,7 +1,7 @@
 """The process that workers are forked from, as the agent holds it: started, asked, watched, replaced.
 
 `fork` never fails because of it: without a usable warm parent it says None, and the worker is spawned. Its
-death harms no worker. The other side is bagua_core/warm_parent.py; what may be forked is warm_fit.py.
+death harms no worker. The other side is bagua_core/worker/warm_parent.py; what may be forked is warm_fit.py.
 """
 
 from __future__ import annotations

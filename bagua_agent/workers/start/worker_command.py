@@ -82,11 +82,11 @@ def _script_runner() -> Path:
 
 
 def beside_runner(name: str) -> Path:
-    """A file of bagua_core that is run by path."""
+    """A file of bagua_core.worker that is run by path."""
     # Located, not imported: importing bagua_core would bring torch into the agent.
     spec = importlib.util.find_spec("bagua_core")
     for place in (spec.submodule_search_locations if spec else None) or ():
-        file = Path(place).absolute() / name
+        file = Path(place).absolute() / "worker" / name
         if file.is_file():
             return file
-    raise InternalError(f"bagua_core/{name} is not installed beside bagua_agent")
+    raise InternalError(f"bagua_core/worker/{name} is not installed beside bagua_agent")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bagua_core.communication.step_interface import Stateful, StepPlan
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.complexities import Complexities
 from bagua_core.data.balancing.cost_curve import CostCurve, knots_of
@@ -23,7 +24,6 @@ from bagua_core.data.balancing.fair_shares import fair_shares
 from bagua_core.data.division import KEPT_EPOCHS, Piece
 from bagua_core.data.partition import epoch_order, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.elastic.step_interface import Stateful, StepPlan
 
 _KEPT_SPLITS = 64  # those loaded ahead, and the few that the ledger still looks at
 _SAMPLED = 1024  # complexities that knots and fingerprint follow from

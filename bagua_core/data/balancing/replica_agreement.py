@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.elastic import runtime
+from bagua_core.elastic.step import runtime
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 

@@ -17,14 +17,15 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import CollectiveFailed
-from bagua_core.elastic import entry, heal
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
-from bagua_core.elastic.commit_history import History
-from bagua_core.elastic.committed_state import CommittedState
-from bagua_core.elastic.heal_plan import HealPlan
-from bagua_core.elastic.ledger import Resumption
-from bagua_core.elastic.member import Member
+from bagua_core.elastic.heal import heal
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.ledger.ledger import Resumption
+from bagua_core.elastic.membership import entry
+from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.state.commit_history import History
+from bagua_core.elastic.state.committed_state import CommittedState
 
 CLOSE_WAIT_S = 5.0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bagua_core.elastic import state_codec
+from bagua_core.elastic.state import state_codec
 
 _BUFFER = "buffer."
 _BODY = ("modules", "optimizers", "gradients")

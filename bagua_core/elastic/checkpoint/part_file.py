@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bagua_contract.records import StateName
-from bagua_core.elastic.flat_digest import digest_of_bytes
+from bagua_core.elastic.state.flat_digest import digest_of_bytes
 
 FORMAT = 1
 MAGIC = b"bagua checkpoint part\n"

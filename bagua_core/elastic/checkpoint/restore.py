@@ -19,7 +19,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
-from bagua_core.elastic.state_codec import StateCodecError
+from bagua_core.elastic.state.state_codec import StateCodecError
 
 _ROW_BYTES = 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bagua_core import algorithms as core
-from bagua_core.communication.peer_selection import PeerSelection
+from bagua_core.communication.topology.peer_selection import PeerSelection
 from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.algorithms.base import BuiltIn
 

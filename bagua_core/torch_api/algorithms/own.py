@@ -15,14 +15,14 @@ from torch import nn
 
 from bagua_core.algorithms import Algorithm as CoreAlgorithm
 from bagua_core.algorithms import Attachment
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.bucket_operation import BucketOperation
 from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane, Pending
-from bagua_core.communication.conveyor import conveyor_of
-from bagua_core.communication.exchange import Exchange
 from bagua_core.communication.pending import DonePending
-from bagua_core.communication.reducer import Reducer
-from bagua_core.elastic.step_interface import StepEngine
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.conveyor import conveyor_of
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import StepEngine
 from bagua_core.torch_api.algorithms.base import (
     Algorithm,
     AlgorithmImpl,

@@ -133,9 +133,9 @@ def test_fork_without_a_main_guard_and_a_child_that_returns(workers: Workers, tm
     error_file = tmp_path / "error.json"
     source = """
 import multiprocessing, os, sys, types
-runtime = types.ModuleType("bagua_core.elastic.runtime")
+runtime = types.ModuleType("bagua_core.elastic.step.runtime")
 runtime.shutdown = lambda code: print("shutdown", code)
-sys.modules["bagua_core.elastic.runtime"] = runtime
+sys.modules["bagua_core.elastic.step.runtime"] = runtime
 def work(): print("child")
 p = multiprocessing.get_context("fork").Process(target=work)
 p.start(); p.join()
@@ -172,12 +172,12 @@ def test_error_file_of_record_is_kept(workers: Workers, tmp_path: Path) -> None:
 def test_shutdown_hook(workers: Workers, code: str, hard: bool) -> None:
     source = f"""
 import atexit, sys, types
-runtime = types.ModuleType("bagua_core.elastic.runtime")
+runtime = types.ModuleType("bagua_core.elastic.step.runtime")
 def shutdown(exit_code):
     print("shutdown", exit_code)
     return {hard}
 runtime.shutdown = shutdown
-sys.modules["bagua_core.elastic.runtime"] = runtime
+sys.modules["bagua_core.elastic.step.runtime"] = runtime
 atexit.register(print, "at exit")
 class Unfreed:
     def __del__(self): print("freed")
@@ -194,10 +194,10 @@ runtime.held = Unfreed()
 def test_shutdown_that_fails_is_reported(workers: Workers) -> None:
     source = """
 import sys, types
-runtime = types.ModuleType("bagua_core.elastic.runtime")
+runtime = types.ModuleType("bagua_core.elastic.step.runtime")
 def shutdown(exit_code): raise RuntimeError("shutdown failed")
 runtime.shutdown = shutdown
-sys.modules["bagua_core.elastic.runtime"] = runtime
+sys.modules["bagua_core.elastic.step.runtime"] = runtime
 """
     ended = workers.run_source(source)
     assert ended.returncode == 1

@@ -25,7 +25,7 @@ from bagua_agent.workers.process.stack_channel import (
 from bagua_agent.workers.stacks import FILES_KEPT, NoAnswer, StackTarget, save_stacks, stacks_of
 from tests.agent.workers.worker_lab import wait_until
 
-STACK_DUMP = Path(__file__).parents[3] / "bagua_core" / "stack_dump.py"
+STACK_DUMP = Path(__file__).parents[3] / "bagua_core" / "worker" / "stack_dump.py"
 PRELUDE = f"""
 import os, signal, sys, threading, time, runpy
 number = runpy.run_path({str(STACK_DUMP)!r})["answer_stack_requests"]()

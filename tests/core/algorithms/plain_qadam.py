@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bagua_core import kernels
-from bagua_core.communication.compression import STRETCH
+from bagua_core.communication.compressed.compression import STRETCH
 
 
 def lossy(rows: Tensor, bits: int) -> Tensor:

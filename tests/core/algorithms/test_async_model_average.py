@@ -11,7 +11,7 @@ from torch import nn
 from bagua_core.algorithms import AsyncModelAverage, find_algorithm
 from bagua_core.algorithms.async_model_average import AsyncExchange
 from bagua_core.communication.communicator import Communicator, Lane
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 

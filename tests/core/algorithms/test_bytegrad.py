@@ -10,9 +10,9 @@ import torch
 from bagua_core.algorithms import ByteGrad, GradientAllreduce, find_algorithm
 from bagua_core.algorithms.algorithm import Algorithm
 from bagua_core.communication.communicator import Communicator, Lane, Pending
-from bagua_core.communication.compressed_sum import LEAST_ELEMENTS
-from bagua_core.communication.reducer import Reducer
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.gradient_ranks import (
     BUCKET_CAP_MB,

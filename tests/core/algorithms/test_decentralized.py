@@ -9,8 +9,8 @@ from torch import nn
 from bagua_core.algorithms import Decentralized, find_algorithm
 from bagua_core.algorithms.decentralized import DecentralizedExchange
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane
-from bagua_core.communication.in_process import InProcessCommunicator
-from bagua_core.communication.peer_selection import PeerSelectionError, shift_one
+from bagua_core.communication.topology.peer_selection import PeerSelectionError, shift_one
+from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.weight_workers import (
     MakeOptimizer,

@@ -13,7 +13,7 @@ from torch import nn
 from bagua_core.algorithms import QAdam, QAdamOptimizer
 from bagua_core.algorithms.qadam_optimizer import FREEZE_EVERY
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.compressed_sum import LEAST_ELEMENTS
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact, world_on_nodes
 from tests.core.communication.worlds import in_process_world, run_ranks
 

@@ -11,7 +11,7 @@ from torch import nn
 from bagua_core.algorithms import LocalSGD, find_algorithm
 from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.in_process import InProcessCommunicator
+from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.weight_workers import (
     MakeOptimizer,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bagua_core.algorithms import QAdam, QAdamOptimizer
-from bagua_core.communication.compressed_sum import LEAST_ELEMENTS
-from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
+from bagua_core.communication.reduction.reducer import Reducer
 from tests.core.algorithms.gradient_ranks import SAMPLES, Rank, assert_equal_bits, exact, shares
 from tests.core.algorithms.plain_qadam import PlainQAdam
 from tests.core.communication.worlds import in_process_world, run_ranks

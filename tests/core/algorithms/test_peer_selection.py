@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_core.communication.peer_selection import (
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.topology.peer_selection import (
     Parties,
     PeerSelectionError,
     find_parties,
@@ -12,7 +13,6 @@ from bagua_core.communication.peer_selection import (
     ring_neighbours,
     shift_one,
 )
-from bagua_core.elastic.step_interface import StepPlan
 
 
 def plan(rank: int, size: int, healing: frozenset[int] = frozenset()) -> StepPlan:

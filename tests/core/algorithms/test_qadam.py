@@ -11,10 +11,10 @@ import torch
 
 from bagua_core.algorithms import QAdam, QAdamOptimizer, find_algorithm
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.compressed_sum import CompressedSum
-from bagua_core.communication.compression import WithFeedback
-from bagua_core.communication.reducer import Reducer
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.compressed.compression import WithFeedback
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import MicroBatch
 from tests.core.algorithms.gradient_ranks import (
     SAMPLES,
     Rank,

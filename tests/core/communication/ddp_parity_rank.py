@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from bagua_core.communication.communicator import AbortFlag
-from bagua_core.communication.gloo import build_gloo
+from bagua_core.communication.transports.gloo import build_gloo
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine
 

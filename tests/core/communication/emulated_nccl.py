@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import AbortFlag
-from bagua_core.communication.device_order import Moment, PastMoment
-from bagua_core.communication.nccl import NcclCommunicator
-from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl
+from bagua_core.communication.devices.device_order import Moment, PastMoment
+from bagua_core.communication.nccl.nccl import NcclCommunicator
+from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl
 
 REMOTE_ERROR, INVALID_USAGE = 6, 5
 TYPES = {

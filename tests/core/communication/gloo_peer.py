@@ -7,7 +7,7 @@ import torch
 from torch.distributed import FileStore
 
 from bagua_core.communication.communicator import AbortFlag
-from bagua_core.communication.gloo import build_gloo
+from bagua_core.communication.transports.gloo import build_gloo
 
 store = FileStore(sys.argv[1], 2)
 communicator = build_gloo(1, 1, 2, store, "127.0.0.1", 20.0, AbortFlag())

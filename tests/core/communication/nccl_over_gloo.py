@@ -18,11 +18,11 @@ import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending, ReduceOp
-from bagua_core.communication.gloo import build_gloo
-from bagua_core.communication.gpu_transport import NcclTransport
-from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
-from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl
+from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl
 from bagua_core.communication.transport_choice import Setting, Statement
+from bagua_core.communication.transports.gloo import build_gloo
+from bagua_core.communication.transports.gpu_transport import NcclTransport
+from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
 from tests.core.communication import emulated_nccl
 from tests.core.communication.emulated_nccl import INVALID_USAGE, NUMBERS, REMOTE_ERROR, EmulatedStream
 
@@ -117,7 +117,8 @@ class Emulation:
 
     def install(self, put: Callable[[Any, str, Any], None]) -> None:
         """put(module, name, value): as monkeypatch.setattr. From then on this process has NCCL."""
-        from bagua_core.communication import by_device, nccl, nccl_ability, nccl_library
+        from bagua_core.communication.nccl import nccl, nccl_ability, nccl_library
+        from bagua_core.communication.transports import by_device
 
         streams = itertools.count(1)
         put(nccl_library, "load", lambda: Nccl(self.module))

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from bagua_core.communication import nccl_library
-from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import AbortFlag, Communicator
-from bagua_core.communication.nccl import NcclCommunicator, build_nccl
-from bagua_core.communication.nccl_ability import SEVERAL_RANKS_A_GPU
-from bagua_core.communication.nccl_library import NcclUnavailableError
-from bagua_core.communication.staged import Staged
+from bagua_core.communication.nccl import nccl_library
+from bagua_core.communication.nccl.nccl import NcclCommunicator, build_nccl
+from bagua_core.communication.nccl.nccl_ability import SEVERAL_RANKS_A_GPU
+from bagua_core.communication.nccl.nccl_library import NcclUnavailableError
+from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.communication.transports.staged import Staged
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 
 TIMEOUT_S = 8.0

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from bagua_core.algorithms.momentum_sum import MomentumSum
-from bagua_core.communication.bucket_buffer import Bucket
-from bagua_core.communication.bucket_operation import BucketOperation, LocalMean, Sum
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.compressed_sum import CompressedSum
-from bagua_core.communication.hierarchical_sum import HierarchicalSum
-from bagua_core.communication.reducer import Reducer
+from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation, LocalMean, Sum
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.communication.bucket_buffer import TAIL_ELEMENTS, Bucket
-from bagua_core.communication.buckets import GradientSpec, carries_tail, plan_buckets
+from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
+from bagua_core.communication.reduction.buckets import GradientSpec, carries_tail, plan_buckets
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

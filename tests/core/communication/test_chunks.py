@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.communication.chunks import Chunks
+from bagua_core.communication.compressed.chunks import Chunks
 
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 7, 64])

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.communication.chunks import Chunks
-from bagua_core.communication.compression import Compression, MinMax, MinMaxWithFeedback, OneBit, WithFeedback
-from bagua_core.communication.scratch import ALIGNMENT, Scratch
+from bagua_core.communication.compressed.chunks import Chunks
+from bagua_core.communication.compressed.compression import (
+    Compression,
+    MinMax,
+    MinMaxWithFeedback,
+    OneBit,
+    WithFeedback,
+)
+from bagua_core.communication.compressed.scratch import ALIGNMENT, Scratch
 
 ELEMENTS = 20011  # can be dealt evenly to nobody
 CPU = torch.device("cpu")

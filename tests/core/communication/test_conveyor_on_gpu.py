@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from bagua_core.communication.background_average import Round
-from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.conveyor import Conveyor, Job
-from bagua_core.communication.device_order import Handover
-from bagua_core.communication.staged import Staged
+from bagua_core.communication.devices.device_order import Handover
+from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.communication.transports.staged import Staged
+from bagua_core.communication.weights.background_average import Round
 from tests.core.communication.worlds import DEADLINE_S, in_process_world
 
 pytestmark = pytest.mark.gpu

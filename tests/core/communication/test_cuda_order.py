@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_core.communication import device_order
 from bagua_core.communication.communicator import CollectiveAborted
-from bagua_core.communication.cuda_order import CudaMoment, CudaOrder
-from bagua_core.communication.device_order import HOST, Handover, current_order, order_of
+from bagua_core.communication.devices import device_order
+from bagua_core.communication.devices.cuda_order import CudaMoment, CudaOrder
+from bagua_core.communication.devices.device_order import HOST, Handover, current_order, order_of
 
 GPU = torch.device("cuda", 1)
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch.distributed import FileStore, HashStore
 
-from bagua_core.communication import gloo
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
-from bagua_core.communication.gloo_errors import collective_failed, peers_in
+from bagua_core.communication.transports import gloo
+from bagua_core.communication.transports.gloo_errors import collective_failed, peers_in
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
 PEER = Path(__file__).with_name("gloo_peer.py")

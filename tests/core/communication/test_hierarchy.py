@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from bagua_core.communication import hierarchy
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending, ReduceOp
-from bagua_core.communication.conveyor import Conveyor
 from bagua_core.communication.reducible import BITWISE
+from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.topology import hierarchy
 from tests.core.algorithms.gradient_ranks import world_on_nodes
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 

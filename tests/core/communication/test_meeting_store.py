@@ -14,8 +14,8 @@ import pytest
 from torch.distributed import PrefixStore
 
 from bagua_core.communication.communicator import AbortFlag, ReduceOp
-from bagua_core.communication.gloo import build_gloo
-from bagua_core.communication.meeting_store import (
+from bagua_core.communication.transports.gloo import build_gloo
+from bagua_core.communication.transports.meeting_store import (
     GENERATIONS_KEPT,
     MeetingServer,
     MeetingStore,
@@ -125,7 +125,7 @@ def test_gloo_meets_through_it(server):
 
 SHORT_OF_DESCRIPTORS = """
 import os, resource, socket, time
-from bagua_core.communication.meeting_store import MeetingServer, MeetingStore
+from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
 
 server = MeetingServer("127.0.0.1")
 early = MeetingStore("127.0.0.1", server.port, 10.0)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from bagua_core.communication import nccl_library
 from bagua_core.communication.communicator import (
     AbortFlag,
     CollectiveAborted,
@@ -24,9 +23,10 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.nccl import NcclCommunicator, build_nccl
-from bagua_core.communication.nccl_end import abort_handle, bounded
-from bagua_core.communication.nccl_library import Nccl, NcclUnavailableError
+from bagua_core.communication.nccl import nccl_library
+from bagua_core.communication.nccl.nccl import NcclCommunicator, build_nccl
+from bagua_core.communication.nccl.nccl_end import abort_handle, bounded
+from bagua_core.communication.nccl.nccl_library import Nccl, NcclUnavailableError
 from bagua_core.communication.reducible import NATIVE
 from tests.core.communication.emulated_nccl import (
     NUMBERS,
@@ -176,7 +176,7 @@ def test_the_scripts_work_comes_before_and_what_follows_after(one: One) -> None:
 def test_what_is_done_with_the_result_is_done_on_the_stream_too(
     one: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bagua_core.communication import nccl
+    from bagua_core.communication.nccl import nccl
 
     monkeypatch.setattr(nccl, "divide", lambda total, count: one.notes.append("divide"))
     one.communicator.allreduce(torch.ones(3), ReduceOp.AVG)
@@ -316,7 +316,7 @@ def test_an_error_of_this_process_is_no_failed_collective(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making the generation anew would not help; the script gets the error as it is."""
-    from bagua_core.communication import nccl
+    from bagua_core.communication.nccl import nccl
 
     one = One()
 

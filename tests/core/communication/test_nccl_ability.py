@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_core.communication import nccl_ability, nccl_join, nccl_library
-from bagua_core.communication.gpu_in_use import gpus_of
-from bagua_core.communication.nccl_library import Nccl, NcclUnavailableError
+from bagua_core.communication.nccl import nccl_ability, nccl_join, nccl_library
+from bagua_core.communication.nccl.nccl_library import Nccl, NcclUnavailableError
 from bagua_core.communication.transport_choice import Setting, Statement, choose
+from bagua_core.communication.transports.gpu_in_use import gpus_of
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from bagua_core.communication import nccl_end, nccl_join, nccl_library
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed
-from bagua_core.communication.nccl_library import IN_PROGRESS, Nccl, NcclUnavailableError
+from bagua_core.communication.nccl import nccl_end, nccl_join, nccl_library
+from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl, NcclUnavailableError
 from tests.core.communication.emulated_nccl import NcclError
 from tests.core.communication.worlds import run_ranks
 

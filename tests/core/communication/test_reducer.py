@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
-from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
-from bagua_core.communication.reducer import NestedBackwardError, Reducer, SparseGradientError
-from bagua_core.elastic.step_interface import MicroBatch
+from bagua_core.communication.reduction.reducer import NestedBackwardError, Reducer, SparseGradientError
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_core.communication.communicator import Lane
-from bagua_core.communication.routes import Route, lanes_for, route_of
+from bagua_core.communication.topology.routes import Route, lanes_for, route_of
 from tests.core.algorithms.gradient_ranks import world_on_nodes
 from tests.core.communication.worlds import in_process_world
 

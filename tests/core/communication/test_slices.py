@@ -8,9 +8,8 @@ import threading
 import pytest
 import torch
 
-from bagua_core.communication import gloo, slices
+from bagua_core.communication import slices
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed
-from bagua_core.communication.gloo import GlooCommunicator
 from bagua_core.communication.slices import (
     SLICE_BYTES,
     WINDOW_BYTES,
@@ -19,6 +18,8 @@ from bagua_core.communication.slices import (
     alltoall_turns,
     swap_turns,
 )
+from bagua_core.communication.transports import gloo
+from bagua_core.communication.transports.gloo import GlooCommunicator
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
 

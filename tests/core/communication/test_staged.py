@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.communication.by_device import ByDevice
 from bagua_core.communication.communicator import CollectiveAborted, Communicator
-from bagua_core.communication.staged import Staged
+from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.communication.transports.staged import Staged
 from tests.core.communication.worlds import await_true, in_process_world, run_ranks
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.communication.step_counts import (
+from bagua_core.communication.reduction.step_counts import (
     LARGEST_COUNT,
     NOT_COUNTED,
     contribution,

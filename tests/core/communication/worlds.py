@@ -12,9 +12,9 @@ import torch
 from torch.distributed import HashStore
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending
-from bagua_core.communication.gloo import GlooCommunicator, build_gloo
-from bagua_core.communication.in_process import build_in_process
-from bagua_core.elastic.step_interface import DataSource, MicroBatch, Model, StepPlan
+from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, StepPlan
+from bagua_core.communication.transports.gloo import GlooCommunicator, build_gloo
+from bagua_core.communication.transports.in_process import build_in_process
 
 DEADLINE_S = 10.0
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.elastic.step_interface import MicroBatch, StepPlan
+from bagua_core.communication.step_interface import MicroBatch, StepPlan
 from tests.core.data.fake_job import FakeEngine, Job, Worker
 
 State = dict[str, dict[str, torch.Tensor]]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from bagua_core.communication.step_interface import DataSource, MicroBatch, StepPlan
 from bagua_core.data.elastic_loader import ElasticDataLoader
-from bagua_core.elastic.step_interface import DataSource, MicroBatch, StepPlan
 
 
 class FakeEngine:

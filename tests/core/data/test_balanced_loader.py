@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.balancing import cost_learning
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import share
-from bagua_core.elastic.step_interface import StepPlan
 from tests.core.data.balanced_job import BalancedEngine, BalancedJob
 from tests.core.data.test_elastic_loader import STEPS, Numbers, as_list
 

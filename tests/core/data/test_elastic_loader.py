@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import batch_count
-from bagua_core.elastic.step_interface import StepPlan
 from tests.core.data.fake_job import FakeEngine, Job, Worker
 
 

@@ -12,11 +12,18 @@ import torch
 
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.communication.meeting_store import GENERATIONS_KEPT, MeetingServer, MeetingStore
-from bagua_core.elastic import before_loop
-from bagua_core.elastic.before_loop import BeforeLoop, LateWorkerError
-from bagua_core.elastic.operations import MismatchedCollective
-from bagua_core.elastic.requests import Allgather, Allreduce, Barrier, Broadcast, BroadcastBytes, Request
+from bagua_core.communication.transports.meeting_store import GENERATIONS_KEPT, MeetingServer, MeetingStore
+from bagua_core.elastic.membership.requests import (
+    Allgather,
+    Allreduce,
+    Barrier,
+    Broadcast,
+    BroadcastBytes,
+    Request,
+)
+from bagua_core.elastic.script_collectives import before_loop
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop, LateWorkerError
+from bagua_core.elastic.waiting.operations import MismatchedCollective
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.records import generation
 

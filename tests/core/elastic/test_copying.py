@@ -11,12 +11,14 @@ import torch
 
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
-from bagua_core.elastic import entry, heal, heal_memory, landing
-from bagua_core.elastic.committed_state import CommittedState
-from bagua_core.elastic.copying import Copying
-from bagua_core.elastic.half_copy import HalfCopy
-from bagua_core.elastic.heal_plan import HealPlan, StateGone
+from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic.heal import heal, landing
+from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
+from bagua_core.elastic.membership import entry
+from bagua_core.elastic.state import heal_memory
+from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.step.copying import Copying
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
 from tests.core.elastic.test_state_registry import Training, through_the_wire, wire_form
@@ -283,7 +285,7 @@ def test_memory_that_is_missing_after_all_is_told_before_anything_is_lost(
             allocate(total_bytes)
             super().open(manifest, total_bytes)
 
-    monkeypatch.setattr("bagua_core.elastic.copying.Staging", Allocating)
+    monkeypatch.setattr("bagua_core.elastic.step.copying.Staging", Allocating)
     assert behind.copying.stages()
     world = build_in_process(2)
     ahead = Worker(AHEAD, 4)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
-from bagua_core.elastic.following import Decision, Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.following import Decision, Move, Situation, decide, is_superseded
 from tests.core.elastic.records import generation, loss
 
 ME = "me"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.elastic.heal_memory import LIMIT_VARIABLE
+from bagua_core.elastic.state.heal_memory import LIMIT_VARIABLE
 from tests.faults import job as faults
 from tests.faults.job import Job
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bagua_contract.environment import WorkerEnvironmentError
-from bagua_core.elastic.heal_memory import (
+from bagua_core.elastic.state.heal_memory import (
     MARGIN_BYTES,
     available_bytes,
     decide,

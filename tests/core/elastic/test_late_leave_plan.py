@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from bagua_contract.records import GenerationKind
-from bagua_core.elastic.late_leave_plan import (
+from bagua_core.elastic.step.late_leave_plan import (
     FIRST_WRITE_S,
     MARGIN_S,
     Act,
@@ -18,7 +18,7 @@ from bagua_core.elastic.late_leave_plan import (
     grace_warning,
     part_of,
 )
-from bagua_core.elastic.step_states import IN_STEP, Phase
+from bagua_core.elastic.step.step_states import IN_STEP, Phase
 from tests.core.elastic.records import generation
 
 EARLY = Situation(left_s=30.0, expected_write_s=4.0)

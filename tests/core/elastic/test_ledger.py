@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.elastic import ledger as module
-from bagua_core.elastic.ledger import Ledger, LedgerLine, LedgerWriter, Resumption, read
+from bagua_core.elastic.ledger import ledger as module
+from bagua_core.elastic.ledger.ledger import Ledger, LedgerLine, LedgerWriter, Resumption, read
 
 
 def line(

@@ -11,10 +11,10 @@ import pytest
 from bagua_contract import membership_pb2, session_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
-from bagua_core.elastic import entry
-from bagua_core.elastic.heal_plan import HealPlan
-from bagua_core.elastic.member import Member
-from bagua_core.elastic.operations import MismatchedCollective
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership import entry
+from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.waiting.operations import MismatchedCollective
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.agents import DEADLINE_S, Agent
 from tests.core.elastic.records import generation

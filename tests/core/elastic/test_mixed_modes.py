@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.elastic.default_group import MixedModesError
-from bagua_core.elastic.engine import Engine
+from bagua_core.elastic.script_collectives.default_group import MixedModesError
+from bagua_core.elastic.step.engine import Engine
 from tests.core.elastic.agents import Agent
 from tests.core.elastic.records import generation
 

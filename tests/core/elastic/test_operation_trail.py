@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_core.elastic.operation_trail import BOUNDARY, STEP, OperationTrail
+from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP, OperationTrail
 
 
 def told(trail: OperationTrail) -> list[tuple[int, int, str]] | None:

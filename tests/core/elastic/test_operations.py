@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending, ReduceOp
-from bagua_core.communication.in_process import InProcessCommunicator, build_in_process
 from bagua_core.communication.reducible import BITWISE
-from bagua_core.elastic.operations import MismatchedCollective, OperationLog, check_agreement, neutral
-from bagua_core.elastic.requests import (
+from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
+from bagua_core.elastic.membership.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -24,6 +23,7 @@ from bagua_core.elastic.requests import (
     Request,
     Scatter,
 )
+from bagua_core.elastic.waiting.operations import MismatchedCollective, OperationLog, check_agreement, neutral
 from tests.core.communication.worlds import run_ranks
 
 

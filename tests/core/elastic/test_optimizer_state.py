@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.elastic import landing, optimizer_state, state_codec
-from bagua_core.elastic.optimizer_state import OptimizerStateMismatch
+from bagua_core.elastic.heal import landing
+from bagua_core.elastic.state import optimizer_state, state_codec
+from bagua_core.elastic.state.optimizer_state import OptimizerStateMismatch
 
 
 class WithMaster(torch.optim.Optimizer):

@@ -9,19 +9,9 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
-from bagua_core.communication.in_process import build_in_process
-from bagua_core.elastic.before_loop import BeforeLoop
-from bagua_core.elastic.committed_state import CommittedState
-from bagua_core.elastic.engine import Engine
-from bagua_core.elastic.operation_trail import OperationTrail
-from bagua_core.elastic.outside_collectives import (
-    MembersChanged,
-    OutsideCollectives,
-    PeerLostError,
-    mean_of,
-    placed,
-)
-from bagua_core.elastic.requests import (
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.transports.in_process import build_in_process
+from bagua_core.elastic.membership.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -32,7 +22,17 @@ from bagua_core.elastic.requests import (
     Request,
     Scatter,
 )
-from bagua_core.elastic.step_interface import StepPlan
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.outside_collectives import (
+    MembersChanged,
+    OutsideCollectives,
+    PeerLostError,
+    mean_of,
+    placed,
+)
+from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.elastic.waiting.operation_trail import OperationTrail
 from tests.core.communication.worlds import gloo_world, run_ranks
 
 

@@ -9,7 +9,7 @@ PROGRAM = """
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-from bagua_core.elastic.rendezvous import MOST_DESCRIPTORS, allow_descriptors
+from bagua_core.elastic.membership.rendezvous import MOST_DESCRIPTORS, allow_descriptors
 allow_descriptors()
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, MOST_DESCRIPTORS))
 """

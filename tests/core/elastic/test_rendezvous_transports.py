@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bagua_contract.records import Generation
-from bagua_core.communication import by_device
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -19,17 +18,18 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.meeting_store import (
+from bagua_core.communication.nccl.nccl import NcclCommunicator
+from bagua_core.communication.transport_choice import Setting
+from bagua_core.communication.transports import by_device
+from bagua_core.communication.transports.meeting_store import (
     GENERATIONS_KEPT,
     MeetingServer,
     MeetingStore,
     MeetingStoreError,
 )
-from bagua_core.communication.nccl import NcclCommunicator
-from bagua_core.communication.staged import Staged
-from bagua_core.communication.transport_choice import Setting
-from bagua_core.elastic import rendezvous
-from bagua_core.elastic.rendezvous import Building, Rendezvous, TransportRefused
+from bagua_core.communication.transports.staged import Staged
+from bagua_core.elastic.membership import rendezvous
+from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
 from tests.core.communication.nccl_over_gloo import DEVICE, Emulation, TransportOfRank, is_of_gpu
 from tests.core.communication.worlds import DEADLINE_S, await_true, run_ranks
 from tests.core.elastic.records import generation

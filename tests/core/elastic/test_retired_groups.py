@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from bagua_core.communication import gloo
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed
-from bagua_core.elastic import retired_groups
+from bagua_core.communication.transports import gloo
+from bagua_core.elastic.membership import retired_groups
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
 GENERATIONS = 50

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bagua_contract.records import PROTOCOL_VERSION, GenerationKind, SuspicionKind
-from bagua_core.elastic import session as module
-from bagua_core.elastic.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
+from bagua_core.elastic.membership import session as module
+from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
 from tests.core.elastic.agents import DEADLINE_S, Agent
 from tests.core.elastic.records import generation
 
@@ -201,7 +201,7 @@ def test_an_agent_that_does_not_answer_is_named(
 
 WORKER = """
 import sys, threading
-from bagua_core.elastic.session import Session
+from bagua_core.elastic.membership.session import Session
 session = Session(sys.argv[1], "w0", threading.Condition())
 print("attached", flush=True)
 """

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_core.elastic.flat_digest import _BLOCK_WORDS
-from bagua_core.elastic.state_codec import (
+from bagua_core.elastic.state.flat_digest import _BLOCK_WORDS
+from bagua_core.elastic.state.state_codec import (
     ALIGNMENT_BYTES,
     StateCodecError,
     allocate,

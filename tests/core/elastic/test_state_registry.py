@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.elastic import state_codec
-from bagua_core.elastic.state_registry import StateRegistry
+from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.state_registry import StateRegistry
 
 
 class Net(nn.Module):

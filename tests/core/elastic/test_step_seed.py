@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.elastic.step_seed import seed_generators, step_seed
+from bagua_core.elastic.step.step_seed import seed_generators, step_seed
 
 ANY = st.integers(-(2**63), 2**64 - 1)
 SMALL = st.integers(0, 2**40)

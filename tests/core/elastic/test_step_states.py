@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_core.elastic.step_states import IN_STEP, TRANSITIONS, Event, InvalidTransition, Phase, StepStates
+from bagua_core.elastic.step.step_states import (
+    IN_STEP,
+    TRANSITIONS,
+    Event,
+    InvalidTransition,
+    Phase,
+    StepStates,
+)
 
 
 def test_a_step_ends_by_a_commit_or_a_roll_back_and_by_nothing_else() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.elastic.step_timing import LEAST_STALL_S, MOST_STALL_S, USUAL_FACTOR, Pace, WaitMonitor
+from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, MOST_STALL_S, USUAL_FACTOR, Pace, WaitMonitor
 
 
 def monitor(usual_s: float | None = None) -> WaitMonitor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_core.elastic.stragglers import UNKNOWN, ComputingTime, StragglerWatch, slow_ranks
+from bagua_core.elastic.checks.stragglers import UNKNOWN, ComputingTime, StragglerWatch, slow_ranks
 
 
 def ms(*values: float) -> list[int]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bagua_core.elastic.unanswered import Connection, connections, own_sockets, silent_hosts
+from bagua_core.elastic.waiting.unanswered import Connection, connections, own_sockets, silent_hosts
 from tests.lab.fixtures import MakeLab, lab, make_lab
 from tests.lab.wait import eventually
 

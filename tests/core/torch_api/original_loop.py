@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 import bagua_core.torch_api as bagua
-from bagua_core.elastic import runtime
+from bagua_core.elastic.step import runtime
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)

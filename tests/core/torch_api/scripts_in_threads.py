@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.elastic.engine import Engine
-from bagua_core.elastic.state_registry import StateRegistry
-from bagua_core.elastic.step_interface import MicroBatch, Model
+from bagua_core.communication.step_interface import MicroBatch, Model
+from bagua_core.elastic.state.state_registry import StateRegistry
+from bagua_core.elastic.step.engine import Engine
 from bagua_core.torch_api.loop_steps import LoopSteps
 from bagua_core.torch_api.script_world import Script, ScriptWorld
 from tests.core.communication.worlds import FakeEngine

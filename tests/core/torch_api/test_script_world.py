@@ -10,8 +10,8 @@ import pytest
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, Placement, StateName
 from bagua_core.communication.communicator import Lane
-from bagua_core.elastic.session import News
-from bagua_core.elastic.step_interface import Model
+from bagua_core.communication.step_interface import Model
+from bagua_core.elastic.membership.session import News
 from bagua_core.torch_api.errors import LateWorkerError, NotLaunchedError
 from bagua_core.torch_api.script_world import (
     Arrival,

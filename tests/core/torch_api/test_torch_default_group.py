@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from bagua_core.elastic import default_group
+from bagua_core.elastic.script_collectives import default_group
 from bagua_core.torch_api import torch_default_group
 from bagua_core.torch_api.torch_default_group import REPLACED, give_back, take_over
 from tests.core.torch_api.test_original_collectives import run

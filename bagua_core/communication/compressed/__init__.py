@@ -1,0 +1,1 @@
+"""Compressed exchange of gradients: what is sent, and the sum of what arrives."""

@@ -1,0 +1,210 @@
+"""Sums a bucket with compressed messages. Every rank sums one chunk of it.
+
+A rank compresses its bucket in as many chunks as there are ranks and sends each to its owner (all-to-all); the owner
+decompresses and adds them in fp32, in rank order, and compresses the sum; all sums go to everybody (all-gather), who
+decompresses them, its own too, so that all ranks have the same bits. With several workers on a node the node's sum is
+made first, uncompressed, one worker of each node does the above, and passes on to the others what it gathered.
+
+Owns the messages and their memory. What becomes of lost precision is compression.py's, the order of the collectives
+conveyor.py's. Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather
+waits for every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.compressed.chunks import Chunks
+from bagua_core.communication.compressed.compression import Coder, Compression, Step
+from bagua_core.communication.compressed.scratch import Scratch
+from bagua_core.communication.devices import device_order
+from bagua_core.communication.pending import DonePending
+from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.buckets import BucketPlan
+from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.topology.routes import FIRST_OF_NODE, Route, route_of
+from bagua_core.kernels.formats import ALIGNMENT
+from bagua_core.kernels.interface import VALUE_DTYPES
+
+# Two small messages in succession take longer than one that is four times as large: between four hosts with 100 Mbit/s
+# up to about 20,000 values.
+LEAST_ELEMENTS = 16384
+
+_NUMBERS_BYTES = TAIL_ELEMENTS * torch.float32.itemsize
+_TAIL_BYTES = -(-_NUMBERS_BYTES // ALIGNMENT) * ALIGNMENT  # whatever lies behind stays aligned
+
+
+def is_compressed(plan: BucketPlan, route: Route) -> bool:
+    return route.parties > 1 and plan.dtype in VALUE_DTYPES and plan.elements >= LEAST_ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A full bucket as a job sees it: the bucket itself may get other memory while the job still runs.
+
+    values: [plan.elements]; tail: the bucket's, see bucket_buffer.py. views: of the members' gradients.
+    """
+
+    number: int
+    plan: BucketPlan
+    reducible: torch.Tensor
+    flat: torch.Tensor
+    views: Sequence[torch.Tensor]
+    weight: float
+    step: Step
+    scratch: Scratch
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.flat[: self.plan.elements]
+
+    @property
+    def tail(self) -> torch.Tensor | None:
+        return self.flat[self.plan.elements :] if self.flat.numel() > self.plan.elements else None
+
+
+class CompressedSum(BucketOperation):
+    """Buckets that are too small, or not of floats, are summed as they are."""
+
+    carries_pair = True
+
+    def __init__(self, conveyor: Conveyor, compression: Compression, hierarchical: bool) -> None:
+        self._conveyor = conveyor
+        self._compression = compression
+        self._hierarchical = hierarchical
+        self._scratch = Scratch()
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        assert communicator is not None
+        load = Load(
+            number,
+            bucket.plan,
+            bucket.reducible,
+            bucket.flat,
+            bucket.views,
+            weight,
+            self._compression.step,
+            self._scratch,
+        )
+        return self._conveyor.launch(communicator, self._sum(communicator, load), (bucket.flat,))
+
+    def reduced(self) -> None:
+        self._compression.reduced()
+
+    def failed(self) -> None:
+        self._conveyor.flush()
+        self._compression.failed()
+        self._scratch = Scratch()
+
+    # -- in the conveyor's thread
+
+    def _sum(self, communicator: Communicator, load: Load) -> Job:
+        route = route_of(communicator, self._hierarchical)
+        if not is_compressed(load.plan, route):
+            yield communicator.allreduce(load.reducible)
+            return
+        messages = yield from self._exchange(load, route)
+        messages.decompress(messages.gathered)
+        messages.give_back()
+
+    def _exchange(self, load: Load, route: Route) -> Generator[Pending, None, Messages]:
+        """All chunks' sums arrive in `gathered`, on every rank."""
+        if route.node is not None:
+            if route.across is None:
+                self._add_unsent(load, route)
+            yield route.node.reduce(load.flat, FIRST_OF_NODE)
+        messages = Messages(load, self._compression, route)
+        if route.across is not None:
+            coder = messages.compress(route.across.global_rank)
+            yield route.across.alltoall(messages.received, messages.sent)
+            messages.reduce(coder)
+            yield route.across.allgather(messages.gathered, messages.own)
+        else:
+            # as many waits as the first of the node has, so that the node's collectives keep one order
+            yield DonePending()
+            yield DonePending()
+        if route.node is not None:
+            yield route.node.broadcast(messages.gathered, FIRST_OF_NODE)
+        messages.sum_tail()
+        return messages
+
+    def _add_unsent(self, load: Load, route: Route) -> None:
+        """This rank sent compressed messages in an earlier generation and does not in this one."""
+        unsent = self._compression.unsent(load.step, load.number, load.plan.elements)
+        if unsent is not None:
+            load.values.add_(unsent)
+
+
+class Messages:
+    """What travels for one bucket. gathered: [chunks, bytes of a message], the sums. received, own: only on a rank that
+    owns a chunk."""
+
+    def __init__(self, load: Load, compression: Compression, route: Route) -> None:
+        chunks = self.chunks = Chunks(load.plan.elements, route.parties)
+        self._load = load
+        self._compression = compression
+        self._size_bytes = size = compression.size_bytes(chunks.size)
+        owners = chunks.owners
+        message = size + (0 if load.tail is None else _TAIL_BYTES)
+        filled = chunks.filled * chunks.size * load.plan.dtype.itemsize
+        owned = (owners * size, message) if route.across is not None else (0, 0)
+        self._block = load.scratch.take((owners * message, filled, *owned), load.plan.device)
+        sums, fill, received, self.own = self._block.parts
+        # the sums come to where the contributions lay, which have arrived by then
+        self.sent = sums[: owners * size].view(owners, size)
+        self.gathered = sums.view(owners, message)
+        self.received = received.view(-1, size)
+        self._filled = fill.view(load.plan.dtype)
+
+    def compress(self, owner: int) -> Coder:
+        load, chunks = self._load, self.chunks
+        coder = self._compression.coder(load.step, load.number, chunks, owner, load.plan.device)
+        chunks.fill_up(load.values, self._filled)
+        for owners, rows in chunks.runs(load.values, self._filled):
+            coder.compress(owners, rows, self.sent[owners])
+        return coder
+
+    def reduce(self, coder: Coder) -> None:
+        coder.reduce(self.received, self.own[: self._size_bytes])
+        if self._load.tail is not None:
+            tail = self.own[self._size_bytes :]
+            tail.zero_()
+            tail[:_NUMBERS_BYTES] = self._load.tail.view(torch.uint8)
+
+    def sum_tail(self) -> None:
+        if self._load.tail is not None:
+            begin = self._size_bytes
+            tails = self.gathered[:, begin : begin + _NUMBERS_BYTES].contiguous().view(torch.float32)
+            torch.sum(tails, dim=0, out=self._load.tail)
+
+    def decompress(self, sums: torch.Tensor, scale: float = 1.0, add: bool = False) -> None:
+        """To the bucket's values, or onto them. sums: as `gathered`."""
+        load, chunks, size = self._load, self.chunks, self._size_bytes
+        if add:
+            chunks.fill_up(load.values, self._filled)
+        for owners, rows in chunks.runs(load.values, self._filled):
+            if load.tail is None:
+                self._compression.decompress(sums[owners], rows, scale, add)
+                continue
+            for message, row in zip(sums[owners], rows, strict=True):
+                self._compression.decompress(message[:size], row, scale, add)
+        chunks.take_back(self._filled, load.values)
+
+    def nan_flag(self) -> torch.Tensor:
+        """Whether the sums hold NaN, as a tensor of the host. It may be read once the step is final, without a wait."""
+        flag = self._compression.nan_flag(self.gathered, self.chunks.size)
+        return device_order.order_of([flag]).copy_to_host(flag)
+
+    def hold_nan(self) -> bool:
+        """The same now: the host waits for the device."""
+        return self._compression.holds_nan(self.gathered, self.chunks.size)
+
+    def give_back(self) -> None:
+        self._load.scratch.give_back(self._block)

@@ -1,0 +1,1 @@
+"""The communicator over NCCL, through CuPy."""

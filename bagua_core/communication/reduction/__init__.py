@@ -1,0 +1,1 @@
+"""Gradients on their way: buckets, the reducer and its thread."""

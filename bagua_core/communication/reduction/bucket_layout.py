@@ -1,0 +1,127 @@
+"""Keeps a reducer's buckets: which parameters have a place, where it is, and which buckets all ranks are known to have.
+
+A layout begins with the parameters that the model was wrapped with. Further parameters get buckets of their own behind
+the others; these are late until all ranks are known to have them. Every rank takes the same turns, so layouts agree
+without a message. Knows nothing of gradients' weights, nor of when buckets leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
+from bagua_core.communication.reduction.buckets import GradientSpec, carries_tail, plan_buckets
+
+
+class BucketLayout:
+    """parameters, views, bucket_of: by index; a view is the parameter's part of its bucket. buckets: in launch order.
+    index_of: by the parameter's id."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        bucket_cap_bytes: int,
+        first_bucket_bytes: int,
+        tail_rides: bool,
+    ) -> None:
+        """tail_rides: on the last bucket, if that can carry it."""
+        self._attached = list(parameters)
+        self._bucket_cap_bytes = bucket_cap_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._tail_rides = tail_rides
+        self.version = 0
+        """Grows when parameters get or lose their places."""
+        self.parameters: list[torch.nn.Parameter] = []
+        self.views: list[torch.Tensor] = []
+        self.lay_out(self._attached)
+
+    # -- changes, between steps
+
+    def lay_out(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Buckets for these parameters alone. Gradients that lie in buckets move with them."""
+        moving = [(p, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is view]
+        self.parameters = []
+        self.buckets: list[Bucket] = []
+        self._append(parameters, self._tail_rides)
+        self.settled = len(self.buckets)
+        """Buckets that all ranks are known to have; those behind them are late."""
+        self.is_compact = True
+        """No parameter has got its place later than the others."""
+        self._is_attached = len(parameters) == len(self._attached) and all(
+            a is b for a, b in zip(parameters, self._attached, strict=True)
+        )
+        last = self.buckets[-1]
+        self._tail_bucket = None if last.tail is None else last
+        self.lone_tail = torch.zeros(TAIL_ELEMENTS) if last.tail is None else None
+        """The tail, if no bucket carries it."""
+        for parameter, view in moving:
+            index = self.index_of.get(id(parameter))
+            if index is not None:
+                parameter.grad = self.views[index].copy_(view)
+
+    def reset(self) -> bool:
+        """To the layout of the beginning. Whether that is a change."""
+        if self._is_attached:
+            return False
+        self.lay_out(self._attached)
+        return True
+
+    def append(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Late buckets for parameters that have no place yet."""
+        self._append(parameters, with_tail=False)
+        self.is_compact = self._is_attached = False
+
+    def settle(self) -> None:
+        """All ranks have the late buckets too."""
+        self.settled = len(self.buckets)
+
+    def renew(self) -> None:
+        """New memory for all, zero."""
+        if self.lone_tail is not None:
+            self.lone_tail = torch.zeros(TAIL_ELEMENTS)
+        for bucket in self.buckets:
+            bucket.renew()
+        self._collect_views()
+
+    # -- questions
+
+    @property
+    def tail(self) -> torch.Tensor:
+        tail = self.lone_tail if self._tail_bucket is None else self._tail_bucket.tail
+        assert tail is not None
+        return tail
+
+    @property
+    def settled_parameters(self) -> int:
+        """How many parameters, the first ones by index, lie in settled buckets."""
+        return len(self.parameters) - sum(len(b.plan.members) for b in self.buckets[self.settled :])
+
+    def is_attached(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Whether these are the parameters of the beginning, in any order."""
+        return {id(p) for p in parameters} == {id(p) for p in self._attached}
+
+    def _append(self, parameters: Sequence[torch.nn.Parameter], with_tail: bool) -> None:
+        begin = len(self.parameters)
+        self.parameters = [*self.parameters, *parameters]
+        specs = [GradientSpec(p.numel(), p.dtype, p.device) for p in parameters]
+        plans = plan_buckets(specs, self._bucket_cap_bytes, self._first_bucket_bytes)
+        for plan in plans:
+            moved = replace(plan, members=tuple(begin + member for member in plan.members))
+            rides = with_tail and plan is plans[-1] and carries_tail(plan)
+            self.buckets.append(Bucket(moved, self.parameters, rides))
+        self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
+        self.bucket_of = [0] * len(self.parameters)
+        self.views = [self.buckets[0].flat] * len(self.parameters)
+        for number, bucket in enumerate(self.buckets):
+            for index in bucket.plan.members:
+                self.bucket_of[index] = number
+        self._collect_views()
+        self.version += 1
+
+    def _collect_views(self) -> None:
+        for bucket in self.buckets:
+            for index, view in zip(bucket.plan.members, bucket.views, strict=True):
+                self.views[index] = view

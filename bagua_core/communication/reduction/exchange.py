@@ -1,0 +1,83 @@
+"""What does a model's algorithm do in the course of a step? The calls that every algorithm's acting part answers.
+
+A step: `forward_begins` once or more (micro-batches), then the hooks on the gradients, then exactly one of
+`step_committed` and `step_rolled_back`. Between steps `communicator_changed` may come. Everything runs in the script's
+thread. Invariant: parameters change only once the step can't fail any more (after StepEngine.reduction_done).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from bagua_core.communication.reduction.trained_parameters import Candidates
+
+
+class Exchange:
+    """Each call does nothing unless the algorithm needs it."""
+
+    synced = True
+    """Whether the next backward shares anything; False under no_sync."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """A backward pass began and was not finished, so peers may wait for this rank."""
+        return False
+
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        """A forward begins: of `candidates`, all parameters of the module by name, those with a 1 in `choice` require a
+        gradient. Raises CannotTakeOn, FrozenWithinStep."""
+
+    @property
+    def layout_version(self) -> int:
+        """Changes when `reduces` may answer differently."""
+        return 0
+
+    def reduces(self, parameter: torch.Tensor) -> bool | None:
+        """Whether this exchange acts on the parameter's gradient; None: as when it was attached."""
+        return None
+
+    @property
+    def reductions(self) -> int | None:
+        """Reductions of the gradients that succeeded so far; None: not counted."""
+        return None
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """.grad holds contributions of this rank alone, of backwards since the last reduction."""
+        return False
+
+    def holds_reduced(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's .grad is memory in which this exchange leaves what it reduced."""
+        return True
+
+    def forward_begins(self) -> None:
+        """A forward that computes gradients begins, in a step that has not failed."""
+
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Make `value` the .grad of `parameter`; see step_interface.Model."""
+        parameter.grad = None if value is None else value.to(parameter.device)
+
+    def step_committed(self) -> None:
+        """The step is final, the optimizer has stepped."""
+
+    def step_rolled_back(self) -> None:
+        """The step did not happen."""
+
+    def communicator_changed(self) -> None:
+        """Another generation is in force, or none: cache nothing of the old one."""
+
+    def travelling(self) -> Mapping[str, torch.Tensor]:
+        """Further tensors that belong to the job's state and are alike on all ranks that hold it: they are
+        checkpointed, and whoever heals gets them. The same names and the very same tensors for ever."""
+        return {}
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Training is over and every member comes here: make the replicas equal if they are not.
+
+        average: the mean over the members, which survives losses. Called outside steps.
+        """
+
+    def close(self) -> None:
+        """Remove all hooks."""

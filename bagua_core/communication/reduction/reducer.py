@@ -1,0 +1,523 @@
+"""When is a gradient ready, what does it count, and when has the whole job's gradient arrived?
+
+Owns the hooks on the parameters, the buckets and the order in which they leave. Knows the engine only as
+StepEngine. Invariants: a bucket holds weight times this rank's gradient, and the weights of all ranks sum to
+1 over a step; every rank launches the same buckets in the same order; a failed reduction leaves only zeros
+behind, in memory that no abandoned operation can reach.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
+from bagua_core.communication.devices.device_wait import wait_once
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_layout import BucketLayout
+from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
+from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.step_tail import StepTail
+from bagua_core.communication.reduction.trained_parameters import (
+    Candidates,
+    CannotTakeOn,
+    FrozenWithinStep,
+    TrainedParameters,
+    listed,
+)
+from bagua_core.communication.step_interface import MicroBatch, StepEngine
+
+
+class SparseGradientError(TypeError):
+    """A parameter has a sparse gradient, which has no place in a flat bucket."""
+
+
+class NestedBackwardError(RuntimeError):
+    """Gradients of one step came from a backward inside another backward."""
+
+
+class _End:
+    """What autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class Reducer(Exchange):
+    """Averages gradients over the job within backward, weighted by samples.
+
+    After the backward of a step's last micro-batch every .grad is the job's mean, or whatever `operation` makes of
+    the ranks' contributions. Before that the contributions gather in the buckets, and .grad is zero, so that the
+    script's own zero_grad and clipping do no harm. A parameter that took no part counts as zero; with
+    find_unused_parameters one that took part on no rank keeps a .grad of None, so that no optimizer touches it, which
+    costs one small message a step. average False: the mean times the number of workers that take part, which for
+    equal shares is the sum of their gradients. A frozen parameter keeps a .grad of None. Close it to remove its hooks.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        engine: StepEngine,
+        bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        operation: BucketOperation | None = None,
+        find_unused_parameters: bool = False,
+        average: bool = True,
+    ) -> None:
+        attached = list({id(p): p for p in parameters if p.requires_grad}.values())
+        if not attached:
+            raise ValueError("no parameter requires a gradient; there is nothing to train")
+        self._engine = engine
+        self._operation = operation or Sum()
+        self._finds_unused = find_unused_parameters
+        self._layout = BucketLayout(
+            attached, bucket_cap_bytes, first_bucket_bytes, self._operation.carries_pair
+        )
+        self._take_over_layout()
+        self._trained = TrainedParameters(self._layout.is_attached)
+        self._tail = StepTail(engine, self._trained)
+        self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
+        self._relays = False  # whether the next forward lays out the buckets anew
+
+        self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
+        self._reductions = 0
+        self._has_local = False
+        self._task: int | None = None  # autograd's id of the backward under way
+        self._end: weakref.ref[_End] | None = None
+        self._communicator: Communicator | None = None
+        self._micro_batch = MicroBatch(1.0, True)
+        self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
+        self._skips = False
+        self._next_bucket = 0
+        self._separates_mean = False
+        self._average = average
+        self._scale = 1.0  # of this step's contributions
+        self._hooked: set[int] = set()
+        self._mean_hooked: set[int] = set()
+        self._hooks: list[Any] = []
+        self._hook_parameters()
+        if not average:  # what .grad still holds is scaled already
+            self._separate_mean()
+
+    @property
+    def bucket_sizes_bytes(self) -> tuple[int, ...]:
+        """Of the buckets in launch order, the tail included."""
+        return tuple(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
+        """The buckets in launch order, each with the parameters whose gradients lie in it."""
+        return [(b, [self._parameters[i] for i in b.plan.members]) for b in self._buckets]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """A backward began and did not reach its end: it raised, or it runs now."""
+        return self._task is not None
+
+    @property
+    def reductions(self) -> int:
+        """See Exchange."""
+        return self._reductions
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """See Exchange."""
+        return self._has_local
+
+    def holds_reduced(self, parameter: torch.Tensor) -> bool:
+        """See Exchange. Not while a backward runs: its contributions lie there too."""
+        index = self._index_of.get(id(parameter))
+        whole = self._task is None and not self._has_local
+        return whole and index is not None and parameter.grad is self._views[index]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- which parameters are trained
+
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        """See Exchange. Parameters that are unfrozen get buckets of their own behind the others, which are reduced once
+        all ranks are known to have the same ones. The layout changes at a forward after that, on all ranks alike."""
+        trained = self._trained
+        if (choice == trained.choice and not self._relays) or self._task is not None:
+            return
+        with self._lock:
+            trained.candidates = candidates
+            changed = trained.changed(choice)
+            if changed and self._earlier_weight:
+                raise FrozenWithinStep(
+                    f"{listed(changed)}: frozen or unfrozen between two micro-batches; do it at a step boundary"
+                )
+            if self._relays:
+                self._relays = False
+                assert trained.agreed is not None
+                self._layout.lay_out(trained.chosen(trained.agreed))
+            chosen = trained.chosen(choice)
+            new = [p for p in chosen if id(p) not in self._layout.index_of]
+            if new and not self._operation.takes_new_buckets:
+                raise CannotTakeOn(
+                    f"{listed(trained.names_of(new))}: these parameters were frozen when the model was wrapped, and "
+                    "its algorithm cannot take them on later. Wrap the model first and freeze them after that"
+                )
+            if new:
+                self._layout.append(new)
+            self._take_over_layout()
+            self._hook_parameters()
+            trained.choose(choice)
+            known = {id(p) for p in chosen}
+            self._frozen = [p for p in self._parameters if id(p) not in known]
+
+    @property
+    def layout_version(self) -> int:
+        """See Exchange."""
+        return self._layout.version
+
+    def reduces(self, parameter: torch.Tensor) -> bool:
+        """See Exchange."""
+        return id(parameter) in self._index_of
+
+    def _take_over_layout(self) -> None:
+        """Between steps. What is read for each gradient is kept here."""
+        layout = self._layout
+        self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
+        self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
+        count = len(self._parameters)
+        self._used = torch.zeros(count, dtype=torch.uint8)
+        self._ready = bytearray(count)
+        # 1: the view already holds something that goes into the mean as it is, so contributions are added
+        self._accumulated = bytearray(count)
+
+    def _hook_parameters(self) -> None:
+        for p in self._parameters:
+            if p.requires_grad and id(p) not in self._hooked:
+                self._hooked.add(id(p))
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._accumulated_in))  # type: ignore[no-untyped-call]
+            if p.requires_grad and self._separates_mean and id(p) not in self._mean_hooked:
+                self._mean_hooked.add(id(p))
+                self._hooks.append(p.register_hook(self._before_accumulation(p)))  # type: ignore[no-untyped-call]
+
+    def _reduce_late(self, communicator: Communicator) -> None:
+        """The buckets of parameters that were unfrozen. All ranks have the same ones."""
+        weight = self._earlier_weight + self._micro_batch.weight
+        first, begin = self._layout.settled, self._layout.settled_parameters
+        self._layout.settle()
+        for number, bucket in enumerate(self._buckets[first:], first):
+            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+        for bucket in self._buckets[first:]:
+            assert bucket.pending is not None
+            self._engine.wait(bucket.pending)
+        if self._finds_unused and begin < len(self._parameters):
+            self._engine.wait(communicator.allreduce(self._used[begin:], ReduceOp.MAX))
+
+    def step_rolled_back(self) -> None:
+        """The step did not happen: forget accumulations; .grad is the caller's to clear."""
+        with self._lock:
+            self._forget()
+
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """See Exchange. A value lies in the bucket, where a mean that all ranks hold is recognized."""
+        index = next((i for i, p in enumerate(self._parameters) if p is parameter), None)
+        if value is None or index is None:
+            super().put_gradient(parameter, value)
+        else:
+            self._views[index].copy_(value)
+            parameter.grad = self._views[index]
+
+    def communicator_changed(self) -> None:
+        """Nothing of the old communicator outlives this."""
+        with self._lock:
+            self._forget()
+            self._communicator = None
+            # a worker that joins has the layout of its wrapping, so all ranks begin with that one again
+            self._trained.forget()
+            self._relays = False
+            self._frozen = []
+            if self._layout.reset():
+                self._take_over_layout()
+            self._operation.communicator_changed()
+
+    # -- during backward, called by autograd
+
+    def _accumulated_in(self, parameter: torch.Tensor) -> None:
+        index = self._index_of.get(id(parameter))
+        if index is None:
+            return
+        if not self.synced:
+            self._has_local = True
+            return
+        with self._lock:
+            if torch.is_grad_enabled():  # backward(create_graph=True)
+                with torch.no_grad():
+                    self._take(index, parameter)
+            else:
+                self._take(index, parameter)
+
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        self._enter_backward()
+        if self._skips:
+            return
+        if self._ready[index]:
+            raise NestedBackwardError(
+                "a parameter received a gradient twice in one backward; if activation checkpointing is used, "
+                "pass use_reentrant=False"
+            )
+        self._contribute(index, parameter)
+        self._ready[index] = 1
+        number = self._bucket_of[index]
+        bucket = self._buckets[number]
+        bucket.missing -= 1
+        if bucket.missing == 0 and number == self._next_bucket and self._micro_batch.last:
+            self._launch_filled()
+
+    def _enter_backward(self) -> None:
+        """At the first gradient of a backward: what holds for all of it."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        if self._task is not None:
+            if self._end is not None and self._end() is not None:
+                raise NestedBackwardError(
+                    "a backward ran inside another one; if activation checkpointing is used, pass "
+                    "use_reentrant=False"
+                )
+            self._give_up_unfinished()
+        self._micro_batch = self._engine.micro_batch
+        self._skips = self._engine.step_failed
+        self._communicator = self._engine.communicator()
+        self._scale = 1.0 if self._average else float(self._engine.plan.active_count)
+        self._next_bucket = 0
+        self._ready = bytearray(len(self._parameters))
+        for bucket in self._buckets:
+            bucket.rearm()
+        end = _End(self._end_backward)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._end = weakref.ref(end)
+        self._task = task
+
+    def _contribute(self, index: int, parameter: torch.Tensor) -> None:
+        """Put weight * .grad into the bucket. .grad None counts as zero."""
+        gradient, view = parameter.grad, self._views[index]
+        weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise SparseGradientError(
+                f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
+                "gradients are not supported, use dense ones (for embeddings: sparse=False)"
+            )
+        accumulated = self._accumulated[index]
+        if gradient is None or weight == 0.0:
+            # replaced, not multiplied: an empty mean is NaN, and NaN times 0 is NaN too
+            if not accumulated:
+                view.zero_()
+        elif accumulated:
+            view.add_(gradient, alpha=weight)
+        elif gradient is view:
+            if weight != 1.0:
+                view.mul_(weight)
+        elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
+            return  # a world of one: .grad is the mean already
+        else:
+            torch.mul(gradient, weight, out=view)
+        if last:
+            if gradient is not view:
+                parameter.grad = view
+            return
+        self._accumulated[index] = 1
+        if gradient is view:
+            parameter.grad = torch.zeros_like(view)
+        elif gradient is not None:
+            gradient.zero_()
+
+    def _launch_filled(self) -> None:
+        communicator = self._communicator
+        if communicator is None and not self._operation.acts_alone:
+            return
+        buckets = self._buckets
+        weight = self._earlier_weight + self._micro_batch.weight
+        while self._next_bucket < self._layout.settled and buckets[self._next_bucket].missing == 0:
+            number, bucket = self._next_bucket, buckets[self._next_bucket]
+            self._next_bucket += 1
+            if bucket.tail is not None and communicator is not None:
+                self._tail.write(bucket.tail)
+            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+
+    def _launch_small(self, communicator: Communicator) -> list[Pending]:
+        """What goes beside the buckets. The tail is last: its pair says that all of the step succeeded here."""
+        pendings: list[Pending] = []
+        if self._finds_unused:
+            settled = self._used[: self._layout.settled_parameters]
+            pendings.append(communicator.allreduce(settled, ReduceOp.MAX))
+        lone = self._layout.lone_tail
+        if lone is not None:
+            self._tail.write(lone)
+            pendings.append(communicator.allreduce(lone))
+        return pendings
+
+    def _note_used(self) -> None:
+        """Before anything is filled in for those that took no part."""
+        self._used.copy_(
+            torch.tensor(
+                [
+                    self._ready[i] or self._accumulated[i] or p.grad is not None
+                    for i, p in enumerate(self._parameters)
+                ]
+            )
+        )
+
+    # -- the end of backward, called by autograd after the last gradient
+
+    def _end_backward(self) -> None:
+        with self._lock, torch.no_grad():
+            if self._skips:
+                self._zero_gradients()
+            else:
+                self._complete()
+            self._task = None
+
+    def _complete(self) -> None:
+        last = self._micro_batch.last
+        if last and self._finds_unused:
+            self._note_used()
+        # As in torch, freezing a parameter changes nothing of its .grad: a gradient that an earlier backward of the
+        # step made stays, and None does not become zero, by which weight decay and momentum would move it.
+        frozen_without = [p for p in self._frozen if p.grad is None]
+        for index, parameter in enumerate(self._parameters):
+            if not self._ready[index]:
+                if self._separates_mean:
+                    self._set_mean_aside(index, parameter)
+                if last or parameter.grad is not None:
+                    self._contribute(index, parameter)
+        if not last:
+            self._earlier_weight += self._micro_batch.weight
+            self._separate_mean()
+            return
+        for bucket in self._buckets:
+            bucket.missing = 0
+        try:
+            pair = self._reduce_rest()
+        except CollectiveFailed as error:
+            self._retire_buckets()
+            self._zero_gradients()
+            self._engine.reduction_failed(error)
+            return
+        self._accumulated = bytearray(len(self._parameters))
+        self._earlier_weight = 0.0
+        self._reductions += 1
+        self._has_local = False
+        self._engine.reduction_done(pair)
+        if self._engine.step_failed:
+            self._operation.failed()
+            self._zero_gradients()
+            return
+        self._operation.reduced()
+        if self._finds_unused:
+            for index in (self._used == 0).nonzero().flatten().tolist():
+                self._parameters[index].grad = None
+        for parameter in frozen_without:
+            parameter.grad = None
+
+    def _reduce_rest(self) -> tuple[float, float] | None:
+        """Launch what is left and wait for everything. Returns the sums of the switch pair."""
+        communicator = self._communicator
+        self._launch_filled()
+        if communicator is None:
+            for bucket in self._buckets:
+                bucket.pending = None
+            self._layout.settle()
+            return None
+        small = self._launch_small(communicator) if self._operation.starts_at_once else None
+        settled = self._buckets[: self._layout.settled]
+        pendings = [bucket.pending for bucket in settled if bucket.pending is not None]
+        assert len(pendings) == len(settled)
+        # one wait of the host a device: for its last bucket, with the tail if that carries it
+        devices = [bucket.plan.device for bucket in settled]
+        tail = wait_once(pendings, self._engine.wait, settled[-1].tail, devices)
+        self._operation.before_vote(communicator)
+        for pending in self._launch_small(communicator) if small is None else small:
+            self._engine.wait(pending)
+        sums = self._tail.read(self._layout.tail if tail is None else tail, communicator)
+        if sums.choices_differ:
+            self._trained.agree(communicator, self._engine.wait)
+            self._reduce_late(communicator)
+        elif self._operation.takes_new_buckets:
+            # by what all ranks know alike: none has changed its choice since they agreed
+            is_small = self._layout.is_compact and not self._frozen
+            self._relays = self._trained.agreed is not None and not is_small
+        for bucket in self._buckets:
+            bucket.pending = None
+        return sums.pair
+
+    # -- several backwards in a step of several micro-batches
+
+    def _separate_mean(self) -> None:
+        """From now on keep a mean that .grad still holds apart from what the next backward adds.
+
+        With one micro-batch a step no such care is needed: a mean G that all ranks hold comes out of the
+        reduction as G, for the weights sum to 1. The weights of a last micro-batch alone do not.
+        """
+        if self._separates_mean:
+            return
+        self._separates_mean = True
+        self._hook_parameters()
+
+    def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
+        def gradient_computed(_: torch.Tensor) -> None:
+            index = self._index_of.get(id(parameter))
+            if index is None or not self.synced:
+                return
+            with self._lock:
+                self._enter_backward()
+                if not self._skips:
+                    self._set_mean_aside(index, parameter)
+
+        return gradient_computed
+
+    def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state."""
+        if parameter.grad is self._views[index]:
+            parameter.grad = None
+            communicator = self._communicator
+            self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
+
+    # -- what did not happen
+
+    def _give_up_unfinished(self) -> None:
+        """The backward before raised half-way and the script went on; peers wait for the rest of it."""
+        sent = sum(1 for b in self._buckets if b.pending is not None)
+        self._forget()
+        if sent:
+            self._engine.reduction_failed(
+                CollectiveFailed(f"a backward ended with an exception after it had sent {sent} buckets")
+            )
+
+    def _forget(self) -> None:
+        self._task = None
+        self._has_local = False
+        self._earlier_weight = 0.0
+        self._accumulated = bytearray(len(self._parameters))
+        if any(b.pending is not None for b in self._buckets):
+            self._retire_buckets()
+            self._zero_gradients()
+
+    def _retire_buckets(self) -> None:
+        """Operations that were given up may still write: into memory that nothing else uses any more."""
+        self._operation.failed()
+        self._used = torch.zeros_like(self._used)
+        self._layout.renew()
+
+    def _zero_gradients(self) -> None:
+        self._accumulated = bytearray(len(self._parameters))
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        for parameter in self._frozen:
+            parameter.grad = None

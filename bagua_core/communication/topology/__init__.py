@@ -1,0 +1,1 @@
+"""Which ranks exchange with which: lanes, routes, hierarchies, peers."""

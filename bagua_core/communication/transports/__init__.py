@@ -1,0 +1,1 @@
+"""Communicators over Gloo, in one process, and staged through host memory; the choice among transports."""

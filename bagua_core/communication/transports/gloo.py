@@ -1,0 +1,589 @@
+"""The collectives of one generation over Gloo: CPU tensors, TCP between hosts.
+
+Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
+never block in Gloo for long: its operations cannot be given up while a peer is silent.
+A group that failed or was aborted is kept, for destroying it would wait for its operations; retired_groups.py asks
+for those that nobody can use any more.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from bagua_core.communication import slices
+from bagua_core.communication.arithmetic import divide, reduce_parts
+from bagua_core.communication.communicator import (
+    AbortFlag,
+    CollectiveAborted,
+    Communicator,
+    Pending,
+    ReduceOp,
+)
+from bagua_core.communication.pending import DonePending, FailedPending, WakeablePending
+from bagua_core.communication.reducible import Carrier, carrier_of, check_reducible
+from bagua_core.communication.shapes import (
+    check_allgather,
+    check_alltoall,
+    check_alltoall_v,
+    check_gather,
+    check_reduce_scatter,
+    check_scatter,
+)
+from bagua_core.communication.transports.gloo_errors import collective_failed
+
+# Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
+_BRIEF = timedelta(milliseconds=5)
+
+_Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
+
+_OPERATIONS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.AVG: dist.ReduceOp.SUM,  # divided after the sum, alike for every transport
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+    ReduceOp.BOR: dist.ReduceOp.BOR,
+    ReduceOp.BAND: dist.ReduceOp.BAND,
+    ReduceOp.BXOR: dist.ReduceOp.BXOR,
+}
+
+
+def _options(op: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+_OPTIONS = {op: _options(theirs) for op, theirs in _OPERATIONS.items()}
+
+# Groups whose operations may still run: a destructor that meets a pending operation blocks until that operation's
+# timeout. A process that holds any ends with os._exit.
+_retired: list[_Group] = []
+_taking = threading.Lock()
+# The list's own reference, the loop's variable and the argument of getrefcount.
+_UNUSED_REFERENCES = 3
+
+
+def any_retired() -> bool:
+    """Whether this process must end with os._exit."""
+    return bool(_retired)
+
+
+def take_unused() -> list[_Group]:
+    """The retired groups that no communicator and no operation's thread holds; from now on only the caller does.
+
+    Cheap, never blocks; but dropping one waits for operations that still run.
+    """
+    found: list[_Group] = []
+    with _taking:  # others only append, so indices stay
+        for index in range(len(_retired) - 1, -1, -1):
+            group = _retired[index]
+            if sys.getrefcount(group) == _UNUSED_REFERENCES:
+                found.append(_retired.pop(index))
+            del group
+    return found
+
+
+class GlooCommunicator(Communicator):
+    """Use build_gloo. Any thread may send, receive, wait or abort.
+
+    Collectives are matched by their order, so one thread starts them, in the same order on all ranks.
+    """
+
+    def __init__(
+        self,
+        group: _Group,
+        generation: int,
+        global_rank: int,
+        world_size: int,
+        abort_flag: AbortFlag,
+        timeout_s: float,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.generation = generation
+        self.global_rank = global_rank
+        self.world_size = world_size
+        self.abort_flag = abort_flag
+        self._group = group
+        self._alltoalls = 0
+        self._retire_lock = threading.Lock()
+        self._is_retired = False
+
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        _check_usable(tensor)
+        carrier = carrier_of(tensor, op)
+        return self._start(
+            "allreduce",
+            lambda: self._group.allreduce([carrier.tensor], _OPTIONS[carrier.op]),
+            tensor,
+            self._finish_of(carrier, op),
+        )
+
+    def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        carrier = carrier_of(tensor, op)
+        options = dist.ReduceOptions()
+        options.rootRank = destination
+        options.reduceOp = _OPERATIONS[carrier.op]
+        return self._start(
+            "reduce",
+            lambda: self._group.reduce([carrier.tensor], options),
+            tensor,
+            self._finish_of(carrier, op) if self.global_rank == destination else None,
+        )
+
+    def _finish_of(self, carrier: Carrier, op: ReduceOp) -> Callable[[], None] | None:
+        if op is not ReduceOp.AVG:
+            return carrier.bring_back
+
+        def finish() -> None:
+            divide(carrier.tensor, self.world_size)
+            if carrier.bring_back is not None:
+                carrier.bring_back()
+
+        return finish
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(source)
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        data = _as_bytes(tensor)
+        return self._start("broadcast", lambda: self._group.broadcast([data], options), tensor)
+
+    def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        _check_usable(output)
+        _check_usable(tensor)
+        check_allgather(self.world_size, output, tensor)
+        if not tensor.numel():
+            return DonePending()
+        parts = self._parts_of(output)
+        data = _as_bytes(tensor)
+        return self._start("allgather", lambda: self._group.allgather([parts], [data]), tensor)
+
+    def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        is_destination = self.global_rank == destination
+        check_gather(self.world_size, output, tensor, is_destination)
+        options = dist.GatherOptions()
+        options.rootRank = destination
+        parts: list[list[torch.Tensor]] = []
+        if is_destination and output is not None:
+            _check_usable(output)
+            parts = [self._parts_of(output)]
+        data = _as_bytes(tensor)
+        return self._start("gather", lambda: self._group.gather(parts, [data], options), tensor)
+
+    def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
+        _check_usable(output)
+        self._check_rank(source)
+        is_source = self.global_rank == source
+        check_scatter(self.world_size, output, tensor, is_source)
+        options = dist.ScatterOptions()
+        options.rootRank = source
+        parts: list[list[torch.Tensor]] = []
+        if is_source and tensor is not None:
+            _check_usable(tensor)
+            parts = [self._parts_of(tensor)]
+        into = _as_bytes(output)
+        return self._start("scatter", lambda: self._group.scatter([into], parts, options), output)
+
+    def _parts_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return list(_as_bytes(tensor).view(self.world_size, -1).unbind(0)) if tensor.numel() else []
+
+    def alltoall_v(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+    ) -> Pending:
+        check_alltoall_v(self.world_size, output, tensor, output_splits, input_splits)
+        _check_usable(output)
+        _check_usable(tensor)
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+        into = _as_bytes(output).view(output.shape[0], row_bytes)
+        data = _as_bytes(tensor).view(tensor.shape[0], row_bytes)
+        splits = (list(output_splits), list(input_splits))
+        options = dist.AllToAllOptions()
+        # Who has nothing to send may have something to receive, so rows decide and not elements.
+        return self._start(
+            "alltoall_v",
+            lambda: self._group.alltoall_base(into, data, *splits, options),
+            tensor,
+            is_empty=not row_bytes,
+        )
+
+    def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        check_alltoall(self.world_size, output, tensor)
+        return self._alltoall("alltoall", output, tensor, None)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> Pending:
+        # Gloo's own is a whole allreduce of which each rank keeps a part: twice the traffic.
+        check_reduce_scatter(self.world_size, output, tensor)
+        check_reducible(tensor.dtype, op)
+        parts = torch.empty_like(tensor)
+        return self._alltoall(
+            "reduce_scatter", parts, tensor, lambda: reduce_parts(parts.unbind(0), op, output)
+        )
+
+    def _alltoall(
+        self, what: str, output: torch.Tensor, tensor: torch.Tensor, finish: Callable[[], None] | None
+    ) -> Pending:
+        _check_usable(output)
+        _check_usable(tensor)
+        into, data, options = _as_bytes(output), _as_bytes(tensor), dist.AllToAllOptions()
+        if slices.alltoall_pays(self.world_size, data.numel() // self.world_size):
+            return self._alltoall_in_turns(what, into, data, finish)
+        return self._start(
+            what, lambda: self._group.alltoall_base(into, data, [], [], options), tensor, finish
+        )
+
+    def swap(
+        self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
+    ) -> list[Pending]:
+        for tensor in (*outgoing, *(t for theirs in incoming.values() for t in theirs)):
+            _check_usable(tensor)
+        for peer in incoming:
+            self._check_rank(peer)
+        _check_tag(tag + len(outgoing))
+        begun: list[Pending] = []
+        for i, tensor in enumerate(outgoing):
+            arriving = {peer: theirs[i] for peer, theirs in incoming.items()}
+            # by size alone, as the other side does: whoever sends in slices must find one that receives so
+            if tensor.nbytes > slices.SLICE_BYTES and arriving:
+                begun.append(self._swap_in_turns(tensor, arriving, tag + i))
+            else:
+                begun += super().swap([tensor], {peer: [into] for peer, into in arriving.items()}, tag + i)
+        return begun
+
+    def _swap_in_turns(
+        self, outgoing: torch.Tensor, incoming: Mapping[int, torch.Tensor], tag: int
+    ) -> Pending:
+        data, into = _as_bytes(outgoing), {peer: _as_bytes(tensor) for peer, tensor in incoming.items()}
+        return self._in_turns(
+            "swap",
+            slices.swap_turns(list(incoming), data.numel()),
+            lambda _: data,
+            into.__getitem__,
+            lambda _: tag,
+        )
+
+    def _alltoall_in_turns(
+        self, what: str, into: torch.Tensor, data: torch.Tensor, finish: Callable[[], None] | None
+    ) -> Pending:
+        self._alltoalls += 1
+        first_tag = slices.alltoall_tag(self._alltoalls)
+        parts, arriving = data.view(self.world_size, -1), into.view(self.world_size, -1)
+        arriving[self.global_rank] = parts[self.global_rank]
+        return self._in_turns(
+            what,
+            slices.alltoall_turns(self.global_rank, self.world_size, parts.shape[1]),
+            parts.__getitem__,
+            arriving.__getitem__,
+            lambda number: first_tag + number,
+            finish,
+        )
+
+    def _in_turns(
+        self,
+        what: str,
+        turns: Iterable[slices.Turn],
+        message_to: Callable[[int], torch.Tensor],
+        message_from: Callable[[int], torch.Tensor],
+        tag_of: Callable[[int], int],
+        finish: Callable[[], None] | None = None,
+    ) -> Pending:
+        """One thread sends and receives all slices, for Gloo's pairwise operations only progress in waits."""
+        group, limit = self._group, timedelta(seconds=self.timeout_s)
+
+        def run() -> None:
+            under_way: deque[tuple[slices.Turn, dist.Work, dist.Work]] = deque()
+            under_way_bytes = 0
+            for turn in turns:
+                if self.abort_flag.is_set():
+                    raise RuntimeError(self.abort_flag.reason or "aborted")
+                part, tag = slice(turn.begin, turn.end), tag_of(turn.number)
+                sent = group.send([message_to(turn.destination)[part]], turn.destination, tag)
+                received = group.recv([message_from(turn.source)[part]], turn.source, tag)
+                under_way.append((turn, sent, received))
+                under_way_bytes += turn.size
+                while under_way_bytes > slices.WINDOW_BYTES and under_way[0][0].round < turn.round:
+                    under_way_bytes -= _wait_for(under_way.popleft(), limit)
+            while under_way:
+                _wait_for(under_way.popleft(), limit)
+            if finish is not None:
+                with torch.no_grad():
+                    finish()
+
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        return _GlooThreaded(self, what, run, None)
+
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(destination)
+        _check_tag(tag)
+        data = _as_bytes(tensor)
+        return self._start_pairwise("send", lambda: self._group.send([data], destination, tag), tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        _check_usable(tensor)
+        self._check_rank(source)
+        _check_tag(tag)
+        data = _as_bytes(tensor)
+        return self._start_pairwise("receive", lambda: self._group.recv([data], source, tag), tensor)
+
+    def abort(self, reason: str) -> None:
+        self.retire()
+        super().abort(reason)
+
+    def close(self) -> None:
+        super().close()
+        with self._retire_lock:
+            if self._is_retired:
+                return  # something in it may still run
+            self._is_retired = True
+            group, self._group = self._group, None
+        # Joins Gloo's threads, 10 to 20 ms that no step should wait for.
+        threading.Thread(
+            target=lambda held: held.clear(), args=([group],), name="gloo-close", daemon=True
+        ).start()
+        del group
+
+    def retire(self) -> None:
+        """Never destroy this group: something in it may still run."""
+        with self._retire_lock:
+            if not self._is_retired:
+                self._is_retired = True
+                _retired.append(self._group)
+
+    def _check_rank(self, global_rank: int) -> None:
+        if not 0 <= global_rank < self.world_size:
+            raise ValueError(f"global_rank {global_rank} is not in a world of {self.world_size}")
+
+    def _start(
+        self,
+        what: str,
+        begin: Callable[[], dist.Work],
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+        is_empty: bool | None = None,
+    ) -> Pending:
+        """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
+        default: whether `tensor` is empty."""
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        if not tensor.numel() if is_empty is None else is_empty:
+            return DonePending()
+        try:
+            work = begin()
+        except RuntimeError as error:
+            self.retire()
+            return FailedPending(collective_failed(what, error))
+        return _GlooCollective(self, what, work, tensor, finish)
+
+    def _start_pairwise(self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor) -> Pending:
+        if self.abort_flag.is_set():
+            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
+        if not tensor.numel():
+            return DonePending()
+        try:
+            work = begin()
+        except RuntimeError as error:
+            self.retire()
+            return FailedPending(collective_failed(what, error))
+        # told anew: left to itself it is the limit for connecting that counts
+        limit = timedelta(seconds=self.timeout_s)
+        return _GlooThreaded(self, what, lambda: work.wait(limit), tensor)
+
+
+class _GlooCollective(WakeablePending):
+    """Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an abort."""
+
+    def __init__(
+        self,
+        communicator: GlooCommunicator,
+        what: str,
+        work: dist.Work,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(communicator.abort_flag)
+        self._communicator = communicator
+        self._what = what
+        self._work = work
+        self._tensor = tensor
+        self._finish = finish
+        self._collect_lock = threading.Lock()
+
+    def is_done(self) -> bool:
+        return self._work.is_completed()
+
+    def _wait_briefly(self) -> bool:
+        if self._abort_flag.is_set():
+            return False
+        try:
+            return self._work.wait(_BRIEF)
+        except RuntimeError:  # the time is over, or the operation failed: then _collect raises it
+            return self._work.is_completed()
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        self._work.get_future().add_done_callback(wake)
+
+    def _collect(self) -> None:
+        try:
+            # done, or its future is and the work follows within the same call in Gloo's thread
+            self._work.wait()
+        except RuntimeError as error:
+            self._communicator.retire()
+            if self._abort_flag.is_set():
+                raise CollectiveAborted(self._abort_flag.reason or "aborted") from error
+            raise collective_failed(self._what, error) from error
+        if self._finish is not None:
+            with self._collect_lock:
+                if self._finish is not None:
+                    with torch.no_grad():
+                        self._finish()
+                    self._finish = None
+
+    def _abandoned(self) -> None:
+        self._communicator.retire()
+
+
+class _GlooThreaded(WakeablePending):
+    """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
+
+    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffers alive.
+    """
+
+    def __init__(
+        self,
+        communicator: GlooCommunicator,
+        what: str,
+        run: Callable[[], object],
+        tensor: torch.Tensor | None,
+    ) -> None:
+        super().__init__(communicator.abort_flag)
+        self._communicator = communicator
+        self._what = what
+        self._operation: Callable[[], object] | None = run
+        self._tensor = tensor
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._done = False
+        self._wakes: list[Callable[[object], None]] = []
+        threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        operation, self._operation = self._operation, None
+        assert operation is not None
+        try:
+            operation()
+        except Exception as raised:  # noqa: BLE001 (whoever waits raises it; else they would wait for ever)
+            error = raised
+        del operation  # and with it what it holds of the group, before anybody hears that it is done
+        with self._lock:
+            self._error = error
+            self._done = True
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake(None)
+
+    def is_done(self) -> bool:
+        return self._done
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        with self._lock:
+            if not self._done:
+                self._wakes.append(wake)
+                return
+        wake(None)
+
+    def _collect(self) -> None:
+        if self._error is None:
+            return
+        self._communicator.retire()
+        if self._abort_flag.is_set():
+            raise CollectiveAborted(self._abort_flag.reason or "aborted") from self._error
+        if not isinstance(self._error, RuntimeError):
+            raise self._error
+        raise collective_failed(self._what, self._error) from self._error
+
+    def _abandoned(self) -> None:
+        self._communicator.retire()
+
+
+def build_gloo(
+    generation: int,
+    global_rank: int,
+    world_size: int,
+    store: Store,
+    bind_host: str,
+    timeout_s: float,
+    abort_flag: AbortFlag,
+    connect_timeout_s: float | None = None,
+) -> GlooCommunicator:
+    """Connect to all members of the generation through `store`. Blocks, for at most about connect_timeout_s for each
+    (default: timeout_s).
+
+    Gloo's constructor cannot be interrupted: call this in a thread of its own and leave that thread behind
+    if the generation is given up; the result is then marked aborted and retired here.
+    timeout_s bounds every operation of the group. Raises CollectiveFailed.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_s if connect_timeout_s is None else connect_timeout_s)
+    try:
+        # all connections are made now: a lazy one would put its cost, and its failure, into a step
+        options._devices = [gloo.create_device(hostname=bind_host, lazy_init=False)]
+        named = PrefixStore(f"bagua/generation/{generation}", store)
+        group = gloo(named, global_rank, world_size, options)
+        group.set_timeout(timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise collective_failed(f"connecting generation {generation} from {bind_host}", error) from error
+    communicator = GlooCommunicator(group, generation, global_rank, world_size, abort_flag, timeout_s)
+    if abort_flag.is_set():
+        communicator.retire()
+        raise CollectiveAborted(abort_flag.reason or "aborted")
+    return communicator
+
+
+def _check_usable(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"the Gloo communicator carries CPU tensors, not {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"a collective needs a contiguous tensor; this one has strides {tensor.stride()}")
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes: moving data must not depend on which types Gloo can add."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _check_tag(tag: int) -> None:
+    if not 0 <= tag < slices.FIRST_TAG:
+        raise ValueError(f"tag {tag} is not within 0 and {slices.FIRST_TAG - 1}")
+
+
+def _wait_for(slice_under_way: tuple[slices.Turn, dist.Work, dist.Work], limit: timedelta) -> int:
+    """Returns its size in bytes."""
+    turn, *works = slice_under_way
+    for work in works:
+        work.wait(limit)
+    return turn.size

@@ -1,0 +1,1 @@
+"""Exchange of weights: decentralized averages, in a step or in the background."""

@@ -1,0 +1,126 @@
+"""Exchanges the weights of several ranks within a step: when it begins, and when its result counts.
+
+Owns the order of calls that all algorithms share whose ranks keep their gradients and exchange weights: `begin` once
+a step, at the first forward whose backward is shared; then the step's vote (the switch pair, after `before_vote`);
+then exactly one of `take_over` and `undo`. Which weights go where is the algorithm's. Invariants: the vote is an
+allreduce, so where it succeeds every rank's exchange has succeeded before; a rank whose vote fails while another's
+succeeds heals from that one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.reduction.bucket_operation import LocalMean
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import StepEngine, StepPlan
+from bagua_core.communication.weights.weight_buckets import make_equal
+
+SWAP_TAG = 7101  # and one more for each further bucket
+
+
+class _Vote(LocalMean):
+    """Gradients stay at home; what is reduced is the vote alone."""
+
+    def __init__(self) -> None:
+        self.exchange: WeightExchange | None = None
+
+    def before_vote(self, communicator: Communicator) -> None:
+        assert self.exchange is not None
+        self.exchange.before_vote()
+
+    def reduced(self) -> None:
+        assert self.exchange is not None
+        self.exchange.is_final(happened=True)
+
+
+class WeightExchange(Reducer):
+    """Each rank trains on the mean gradient of its own samples. Raises ValueError if there is nothing to train."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        engine: StepEngine,
+        bucket_cap_bytes: int,
+        find_unused_parameters: bool,
+    ) -> None:
+        vote = _Vote()
+        super().__init__(
+            parameters,
+            engine,
+            bucket_cap_bytes,
+            operation=vote,
+            find_unused_parameters=find_unused_parameters,
+        )
+        vote.exchange = self
+        self._has_begun = False  # in this step
+        self._is_open = False  # begun, and neither taken over nor undone
+
+    # -- what an algorithm does
+
+    @abstractmethod
+    def begin(self, communicator: Communicator | None, plan: StepPlan) -> None:
+        """A step's first shared forward is about to run. communicator: None in a world of one.
+
+        What it changes is provisional. Collectives of all ranks start here in one order. Raises CollectiveFailed.
+        """
+
+    def before_vote(self) -> None:
+        """Wait for what must have arrived if the step is to succeed. Raises CollectiveFailed."""
+
+    @abstractmethod
+    def take_over(self) -> None:
+        """The step is final, the optimizer has not stepped. `before_vote` may be missing: if no backward of this model
+        took part in the step, whose forward began."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """The step did not happen, or `begin` failed."""
+
+    # -- Exchange
+
+    def forward_begins(self) -> None:
+        if self._has_begun or not self.synced:
+            return
+        self._has_begun = self._is_open = True
+        communicator = self._engine.communicator()
+        if communicator is not None and communicator.world_size == 1:
+            communicator = None
+        try:
+            with torch.no_grad():
+                self.begin(communicator, self._engine.plan)
+        except CollectiveFailed as error:
+            self.is_final(happened=False)
+            self._engine.broadcast_failed(error)
+
+    def step_committed(self) -> None:
+        self.is_final(happened=True)
+        self._has_begun = False
+
+    def step_rolled_back(self) -> None:
+        super().step_rolled_back()
+        self.is_final(happened=False)
+        self._has_begun = False
+
+    def communicator_changed(self) -> None:
+        super().communicator_changed()
+        self.is_final(happened=False)
+        self._has_begun = False
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        make_equal(self._parameters, average)
+
+    def is_final(self, happened: bool) -> None:
+        """This step's exchange counts from now on, or never will."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        with torch.no_grad():
+            if happened:
+                self.take_over()
+            else:
+                self.undo()

@@ -1,0 +1,1 @@
+"""Comparison of replicas, and of the time that workers take."""

@@ -1,0 +1,157 @@
+"""After which step did parameters first differ? A digest of them after every step, as long as that is cheap.
+
+Owns the digests since the last comparison, how often one is taken (in steps that are multiples of a power of two,
+so that ranks with different clocks still have steps in common), and the search in what all ranks gathered.
+Each digest sees every bit of every parameter. Knows no communicator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.flat_digest import digest_of_bytes
+
+FRACTION_OF_STEP = 0.005
+LEAST_BUDGET_S = 35e-6  # below it the elastic work of a step, 23 to 52 us else, stays within 100 us
+_GATHERED_BYTES = 256 << 10  # larger tensors are read where they lie
+_FORGET_FACTOR = 1.05  # a cost measured once in a quiet moment is not believed for ever
+
+
+class ParameterDigest:
+    """63 bits of a fixed list of parameters, many small ones at the cost of one."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._sizes = [p.numel() for p in self._parameters]
+        self._small = [p for p in self._parameters if p.device.type == "cpu" and p.nbytes <= _GATHERED_BYTES]
+        self._large = [p for p in self._parameters if p.device.type != "cpu" or p.nbytes > _GATHERED_BYTES]
+        self._gathered = torch.zeros(sum(_whole_words(p) for p in self._small), dtype=torch.uint8)
+        self._slots = []
+        at = 0
+        for p in self._small:
+            self._slots.append(self._gathered[at : at + p.nbytes].view(p.dtype).view(p.shape))
+            at += _whole_words(p)
+
+    def fits(self) -> bool:
+        """Whether the parameters still have the sizes they had."""
+        return [p.numel() for p in self._parameters] == self._sizes
+
+    def value(self) -> int:
+        with torch.no_grad():
+            if self._slots:
+                torch._foreach_copy_(self._slots, self._small)
+            found = digest_of_bytes([self._gathered])
+            if self._large:
+                found ^= state_codec.digest(self._large)
+        return found
+
+
+def _whole_words(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // 8) * 8
+
+
+def stride(cost_s: float, step_s: float, most: int) -> int:
+    """Take a digest after every so many steps: a power of two, at most `most` (then none, or one, between two
+    comparisons), so that digests stay within their share of the time."""
+    budget_s = max(LEAST_BUDGET_S, FRACTION_OF_STEP * step_s)
+    steps = 1
+    while steps < most and cost_s > budget_s * steps:
+        steps *= 2
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """step: the first one known to differ. agreed_after: the last one known not to; equal to step - 1 if the
+    difference is known to have come about in `step`. odd: global ranks that differ from what
+    more than half of all have. all_differ: there is no such majority, so nothing says who is right; `odd` is all."""
+
+    step: int
+    agreed_after: int
+    odd: tuple[int, ...]
+    all_differ: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        return self.agreed_after == self.step - 1
+
+
+def first_difference(
+    digests: Sequence[Mapping[int, int]], last_equal: Sequence[int], compared: Sequence[int], step: int
+) -> Difference:
+    """digests: by global_rank, those taken since the last comparison by step. last_equal: by global_rank, the step of
+    that comparison. compared: by global_rank, the digests after `step`, which differ."""
+    steps = sorted({s for of_rank in digests for s in of_rank if s < step})
+    values, first = dict(enumerate(compared)), step
+    for earlier in steps:
+        found = {r: of_rank[earlier] for r, of_rank in enumerate(digests) if earlier in of_rank}
+        if len(set(found.values())) > 1:
+            values, first = found, earlier
+            break
+    agreed = max(last_equal)
+    for earlier in steps:
+        # only a step that all of them took says that they agreed then
+        if earlier < first and all(earlier in digests[r] for r in values):
+            agreed = max(agreed, earlier)
+    seen = list(values.values())
+    usual = max(sorted(set(seen)), key=seen.count)
+    if 2 * seen.count(usual) <= len(seen):
+        return Difference(first, agreed, tuple(values), all_differ=True)
+    return Difference(first, agreed, tuple(r for r, v in values.items() if v != usual))
+
+
+class DigestTrace:
+    """This rank's digests since the last comparison."""
+
+    def __init__(self, most_steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most_steps = most_steps
+        self._clock = clock
+        self._digest: ParameterDigest | None = None
+        self._taken: dict[int, int] = {}
+        self._cost_s: float | None = None
+        self._step_s: float | None = None
+        self._last_step_at_s: float | None = None
+        self._is_warm = False
+
+    @property
+    def taken(self) -> Mapping[int, int]:
+        return self._taken
+
+    @property
+    def every_steps(self) -> int:
+        if self._cost_s is None or self._step_s is None:
+            return 1
+        return stride(self._cost_s, self._step_s, self._most_steps)
+
+    def step_done(self, parameters: Callable[[], Sequence[torch.Tensor]], step: int) -> None:
+        """parameters: asked for only where none, or others, are known."""
+        began_s = self._clock()
+        if self._last_step_at_s is not None:
+            self._step_s = _lower(self._step_s, began_s - self._last_step_at_s)
+        self._last_step_at_s = began_s
+        if step % self.every_steps:
+            return
+        if self._digest is None or not self._digest.fits():
+            self._digest, self._is_warm = ParameterDigest(parameters()), False
+        self._taken[step] = self._digest.value()
+        if self._is_warm:
+            self._cost_s = _lower(self._cost_s, self._clock() - began_s)
+        self._is_warm = True  # the first time touches new memory
+        if len(self._taken) > self._most_steps:
+            del self._taken[min(self._taken)]
+
+    def compared(self) -> None:
+        """All agreed, or the state is another: what was taken so far says nothing any more. Parameters that a script
+        has put in the place of others are found again."""
+        self._taken = {}
+        self._digest = None
+
+
+def _lower(known: float | None, measured: float) -> float:
+    """The least of late: what a thing costs when nothing disturbs it."""
+    return measured if known is None else min(known * _FORGET_FACTOR, measured)

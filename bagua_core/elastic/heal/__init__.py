@@ -1,0 +1,1 @@
+"""Copying the committed state from its holders to workers that lack it."""

@@ -1,0 +1,178 @@
+"""How does a worker that is behind get the job's state? Copies between members of one generation.
+
+The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
+digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
+silent; who heals from whom is decided in heal_plan.py, when the copy is swapped in by copying.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.devices.device_order import Handover
+from bagua_core.elastic.heal.landing import Landing, Staging
+from bagua_core.elastic.state import state_codec
+
+CHUNK_BYTES = 4 << 20
+TAG = 7001  # one transfer at a time between two ranks of one communicator
+# A peer that neither dies nor sends: long, for it may be held up as a whole machine can be, but not for ever.
+SILENCE_S = 600.0
+LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors travel beside it
+
+
+class HealMismatch(CollectiveFailed):
+    """What arrived is not what was sent."""
+
+
+def send_state(
+    communicator: Communicator, state: Any, holders: Sequence[int], receivers: Sequence[int]
+) -> None:
+    """Send this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
+    manifest, tensors = state_codec.encode(state)
+    total_bytes = state_codec.flat_size_bytes(tensors)
+    layout = state_codec.layout_of(manifest)
+    own = list(holders).index(communicator.global_rank)
+    begin, end = state_codec.byte_ranges(total_bytes, len(holders), own)
+    for receiver in receivers:
+        if own == 0:
+            header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
+            _send(communicator, header, receiver)
+            _send(communicator, torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver)
+        _send(communicator, torch.tensor([layout], dtype=torch.int64), receiver)
+        checksum = 0
+        for at in range(begin, end, CHUNK_BYTES):
+            chunk = torch.empty(min(CHUNK_BYTES, end - at), dtype=torch.uint8)
+            state_codec.read_bytes(tensors, at, chunk)
+            checksum = zlib.crc32(chunk.numpy().data, checksum)
+            _send(communicator, chunk, receiver)
+        _send(communicator, torch.tensor([checksum], dtype=torch.int64), receiver)
+
+
+def receive_state(
+    communicator: Communicator,
+    holders: Sequence[int],
+    landing: Landing | None = None,
+    *,
+    patient: bool = False,
+) -> Any:
+    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch.
+
+    patient: they begin when their scripts come to their next step; the generation's end alone ends the wait for that.
+    """
+    where: Landing = Staging() if landing is None else landing
+    header = torch.zeros(3, dtype=torch.int64)
+    if patient:
+        communicator.receive(header, holders[0], TAG).wait()
+    else:
+        _receive(communicator, header, holders[0])
+    manifest_bytes, total_bytes, checksum = (int(v) for v in header)
+    if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
+        raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
+    manifest = torch.empty(manifest_bytes, dtype=torch.uint8)
+    _receive(communicator, manifest, holders[0])
+    if zlib.crc32(manifest.numpy().data) != checksum:
+        raise HealMismatch("the manifest of the state arrived with another checksum; it is not used")
+    text = manifest.numpy().tobytes()
+    expected_bytes = state_codec.announced_bytes(text)
+    if total_bytes != expected_bytes:
+        raise HealMismatch(f"{total_bytes} bytes were announced for a state of {expected_bytes}")
+    where.open(text, total_bytes)
+    layout = state_codec.layout_of(text)
+
+    failures: list[Exception] = []
+    handover = Handover()
+
+    def stripe(part: int) -> None:
+        try:
+            with handover.taken_over():
+                _receive_stripe(communicator, where, total_bytes, holders, part, layout)
+        except Exception as error:  # noqa: BLE001 (handed to the caller below)
+            failures.append(error)
+
+    others = [
+        threading.Thread(target=stripe, args=(part,), name="bagua-heal-stripe", daemon=True)
+        for part in range(1, len(holders))
+    ]
+    for thread in others:
+        thread.start()
+    stripe(0)
+    for thread in others:
+        thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S
+    if failures:
+        raise failures[0]
+    return where.state()
+
+
+def _receive_stripe(
+    communicator: Communicator,
+    where: Landing,
+    total_bytes: int,
+    holders: Sequence[int],
+    part: int,
+    layout: int,
+) -> None:
+    begin, end = state_codec.byte_ranges(total_bytes, len(holders), part)
+    announced = torch.zeros(1, dtype=torch.int64)
+    _receive(communicator, announced, holders[part])
+    checksum = 0
+    for at in range(begin, end, CHUNK_BYTES):
+        chunk = where.chunk(at, min(at + CHUNK_BYTES, end))
+        _receive(communicator, chunk, holders[part])
+        checksum = zlib.crc32(chunk.numpy().data, checksum)
+        where.put(at, chunk)
+    expected = torch.zeros(1, dtype=torch.int64)
+    _receive(communicator, expected, holders[part])
+    if int(announced) != layout:
+        raise HealMismatch(
+            f"global rank {holders[part]} holds a state of another layout than global rank {holders[0]}; its stripe "
+            "is not used"
+        )
+    if int(expected) != checksum:
+        raise HealMismatch(f"stripe {part} of the state arrived with another checksum; it is not used")
+
+
+def _send(communicator: Communicator, tensor: torch.Tensor, receiver: int) -> None:
+    _wait(communicator.send(tensor, receiver, TAG), f"global rank {receiver} took nothing of the state")
+
+
+def _receive(communicator: Communicator, tensor: torch.Tensor, holder: int) -> None:
+    _wait(communicator.receive(tensor, holder, TAG), f"global rank {holder} sent nothing of the state")
+
+
+def _wait(pending: Pending, silence: str) -> None:
+    limit_s = SILENCE_S
+
+    def stalled(waited_s: float) -> None:
+        if waited_s >= limit_s:
+            raise CollectiveFailed(f"{silence} for {limit_s:g} s")
+
+    pending.wait(stalled, limit_s)
+
+
+class Transfer:
+    """A copy that runs beside the step. `result` once done; `error` if it failed."""
+
+    def __init__(self, run: Callable[[], Any], changed: threading.Condition) -> None:
+        self._run = run
+        self._changed = changed
+        self._handover = Handover()  # the script's stream may still write the live state
+        self.done = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        threading.Thread(target=self._work, name="bagua-heal", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            with self._handover.taken_over():
+                self.result = self._run()
+        except Exception as error:  # noqa: BLE001 (whoever waits for the transfer raises it)
+            self.error = error
+        with self._changed:
+            self.done = True
+            self._changed.notify_all()

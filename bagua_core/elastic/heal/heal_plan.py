@@ -1,0 +1,190 @@
+"""Who has the job's state, who copies it, and when? Decided alike by every member from the exchanged names.
+
+Owns rules 3 and 4 of a step. Pure: knows no tensors and no sockets. Every member calls it with the same
+arguments: they are indexed by global_rank and come from the exchange and the generation's record.
+Invariants: a holder is never written to; of several complete states one that nobody reads stays untouched until
+another copy is verified (`spared`); what a copy left half written is nobody's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua_contract.records import StateName
+from bagua_core.elastic.state.half_copy import HalfCopy
+
+
+class StateGone(RuntimeError):
+    """Nobody has the job's state any more. ranks: those that hold half of it, and must not go on."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        super().__init__(
+            f"global ranks {list(ranks)} were copying the job's state in place when its source was lost, and no "
+            "member of this generation has it whole"
+        )
+        self.ranks = ranks
+
+
+@dataclass(frozen=True, slots=True)
+class HealPlan:
+    """What entering a generation asks of its members; ranks are of that generation.
+
+    furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
+    copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
+    step was ever committed; the initial state of its one holder is the job's. newcomers: came without any state, so
+    they take part in nothing before their first step. spared: of those at once, whoever copies only when all others
+    have verified theirs, for until then it holds the only complete state that is neither read nor written.
+    one_source: holders' parameters differ by the algorithm's nature, so a copy must come from one of them.
+    replaying: of those at once, the ones that have every step of the holders and miss only results of collectives
+    outside steps; they copy these results and keep their own state, because the holders' scripts may have gone on.
+    striping: the holders that send, if not all; they agree in the layout of what they send.
+    """
+
+    furthest: StateName
+    holders: tuple[int, ...]
+    at_once: frozenset[int]
+    beside: frozenset[int]
+    initial: bool
+    reason: str
+    newcomers: frozenset[int] = frozenset()
+    spared: frozenset[int] = frozenset()
+    one_source: bool = False
+    replaying: frozenset[int] = frozenset()
+    striping: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        # no copy may ever be written over by another
+        writes_over_holder = not self.holders or self.healing & set(self.holders)
+        if writes_over_holder or not self.spared <= self.at_once or not self.replaying <= self.at_once:
+            raise ValueError(f"not a plan: {self}")
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Those of the holders that send, striped if several."""
+        return self.holders[:1] if self.one_source else self.striping or self.holders
+
+    @property
+    def rounds(self) -> tuple[frozenset[int], ...]:
+        """Who copies the state at once, round by round: one begins when all copies of the one before are verified."""
+        return tuple(r for r in (self.at_once - self.spared - self.replaying, self.spared) if r)
+
+    @property
+    def healing(self) -> frozenset[int]:
+        """All that copy, now or in the shadow step. Only `beside` is healing in the first StepPlan."""
+        return self.at_once | self.beside
+
+    @property
+    def shadow(self) -> bool:
+        return bool(self.beside)
+
+
+def counted_name(name: StateName, since_generation: int) -> StateName:
+    """What a member's name is worth: none, unless it committed while it was a member without interruption.
+
+    A worker that was dropped, rightly or not, may carry steps that the job has since done otherwise; its
+    placement then says a `since_generation` after its last commit, even if it never noticed.
+    """
+    return name if name.generation >= since_generation else StateName()
+
+
+def plan(
+    names: Sequence[StateName],
+    outside: Sequence[bool],
+    since: Sequence[int],
+    stages: Sequence[bool] | None = None,
+    half: Sequence[HalfCopy] | None = None,
+    equal_states: bool = True,
+    layouts: Sequence[int] | None = None,
+    joining: Sequence[bool] | None = None,
+    parts: Sequence[int] | None = None,
+) -> HealPlan:
+    """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
+    a copy is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all
+    alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
+    under way; default: 0), by global_rank. equal_states: of all holders.
+
+    Raises ValueError when they do not describe the same members, StateGone.
+    """
+    stages = [True] * len(names) if stages is None else stages
+    half = [HalfCopy.NONE] * len(names) if half is None else half
+    layouts = [0] * len(names) if layouts is None else layouts
+    joining = [False] * len(names) if joining is None else joining
+    parts = [0] * len(names) if parts is None else parts
+    rows = (names, outside, since, stages, half, layouts, joining, parts)
+    lengths = {len(row) for row in rows}
+    if lengths != {len(names)} or not names:
+        raise ValueError(f"rows of {sorted(lengths)} members: not one world")
+    counted = [counted_name(name, first) for name, first in zip(names, since, strict=True)]
+    furthest = max(counted)
+    if furthest.is_none:
+        return _initial(half)
+    holders = tuple(r for r, name in enumerate(counted) if name == furthest)
+    # One that joined and copied at once has not followed what the scripts of the others did since then.
+    holders = tuple(r for r in holders if not joining[r]) or holders
+    healing = frozenset(range(len(names))) - frozenset(holders)
+    # A member that is one commit behind may stand before the same evaluation as the others, and must not go
+    # into it with old parameters: only those without any state copy beside the step. One that stands outside a step
+    # without a state lost it in a copy: it is in the middle of that collective, unlike a newcomer.
+    newcomers = frozenset(r for r in healing if (counted[r].is_none or joining[r]) and not outside[r])
+    beside = newcomers if not any(outside) else frozenset()
+    at_once = healing - beside
+    replaying = frozenset(
+        r
+        for r in at_once
+        if outside[r] and counted[r].step == furthest.step and not counted[r].is_none and not any(parts)
+    )
+    spared = _spared(counted, holders, at_once, stages) if not replaying else frozenset()
+    striping = tuple(r for r in holders if layouts[r] == layouts[holders[0]])
+    if not healing:
+        reason = "all members have the same state"
+    else:
+        reason = f"ranks {sorted(at_once)} copy at once, ranks {sorted(beside)} beside the first step"
+    if spared:
+        reason += f", ranks {sorted(spared)} when the others have"
+    if replaying:
+        reason += f"; ranks {sorted(replaying)} only results of collectives"
+    if striping != holders:
+        reason += (
+            f"; ranks {sorted(set(holders) - set(striping))} send nothing, their state has another layout"
+        )
+    return HealPlan(
+        furthest,
+        holders,
+        at_once,
+        beside,
+        False,
+        reason,
+        newcomers,
+        spared,
+        not equal_states,
+        replaying,
+        striping,
+    )
+
+
+def _initial(half: Sequence[HalfCopy]) -> HealPlan:
+    whole = [r for r, left in enumerate(half) if left is HalfCopy.NONE]
+    if HalfCopy.COMMITTED in half or not whole:
+        # The job has committed steps, or may have no initial state as a script built it: not to be begun anew here.
+        raise StateGone(tuple(r for r, left in enumerate(half) if left is not HalfCopy.NONE))
+    # Scripts need not build equal initial parameters, and nobody may commit on unequal ones.
+    return HealPlan(
+        furthest=StateName(),
+        holders=(whole[0],),
+        at_once=frozenset(range(len(half))) - {whole[0]},
+        beside=frozenset(),
+        initial=True,
+        reason=f"no step was ever committed: rank {whole[0]}'s initial state is the job's",
+    )
+
+
+def _spared(
+    counted: Sequence[StateName], holders: tuple[int, ...], at_once: frozenset[int], stages: Sequence[bool]
+) -> frozenset[int]:
+    """The source may die in the middle of a copy. Then there must be another complete state: of a second holder, of
+    somebody who is behind and stages, or of one that has not begun to write over its own."""
+    complete = [r for r in sorted(at_once) if not counted[r].is_none]
+    if len(holders) > 1 or any(stages[r] for r in complete) or not complete or len(at_once) < 2:
+        return frozenset()  # there is one; or nobody else copies at once, so that waiting would help nobody
+    return frozenset({max(complete, key=lambda r: (counted[r], -r))})

@@ -1,0 +1,1 @@
+"""The record of which samples each committed step used."""

@@ -1,0 +1,583 @@
+"""Which generation is this worker in, and how does it get to the next?
+
+Owns the session, the communicators and the way through following.py's decisions: build, exchange names, step out,
+end. Knows nothing of steps, data or ledgers: the engine hears of a new generation through `Host`.
+Everything runs in the script's thread except `_on_news`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from bagua_contract import membership_pb2
+from bagua_contract.collective_wait import CollectiveWait
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation, Stage, SuspicionKind
+from bagua_core.communication.communicator import (
+    CollectiveAborted,
+    CollectiveFailed,
+    Communicator,
+    Pending,
+)
+from bagua_core.communication.transport_choice import Setting
+from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership import entry, retired_groups, switch_pair
+from bagua_core.elastic.membership.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
+from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
+from bagua_core.elastic.waiting import unanswered
+from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY, STEP, OperationTrail
+from bagua_core.elastic.waiting.operations import MismatchedCollective
+
+RECORDS_KEPT = 8
+LOOK_AGAIN_S = 1.0  # for members of the newest record that answer
+
+
+class JoinRefused(RuntimeError):
+    """The job does not take this worker: its fingerprint differs."""
+
+
+class Host(Protocol):
+    """What the member asks of the engine."""
+
+    def info(self) -> entry.Info: ...
+
+    def fingerprint(self) -> Mapping[str, str]: ...
+
+    def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
+        """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
+
+    def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
+        """No generation in force lists this worker; it was in `left`. Unless keeps_state, what it holds is no longer
+        the job's. together: all members of `left` do so after the same step."""
+
+    def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
+        """Finish what is to be saved, within the time that the agent gave. None: no state of the job is held here."""
+
+    def reach(self, point: str) -> None: ...
+
+
+class Member:
+    def __init__(self, environment: WorkerEnvironment, host: Host) -> None:
+        self._environment = environment
+        self._host = host
+        self.changed = threading.Condition()
+        self.generation: Generation | None = None
+        self.communicator: Communicator | None = None
+        self.broken = False
+        self.agreed: int | None = None
+        self._floor = 0
+        self._building: Building | None = None
+        self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
+        self._ready_said = False
+        self._loop_wait: tuple[float, WaitMonitor] | None = None  # at the first boundary, for the others
+        self.at_boundary = False  # the script's thread is in `follow`
+        self._side: Communicator | None = None
+        self._left: list[Communicator] = []
+        self._waits = WaitMonitor()
+        self.trail = OperationTrail()
+        self._broken_in: CollectiveWait | None = None  # what the generation's break ended
+        # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
+        self.usual_step_s = 0.0
+        self.waited_s = 0.0  # in collectives, since somebody put it to 0
+        self._stall_said: int | None = None  # generation of the stall that stands at the agent
+        self._silent_said: frozenset[str] = frozenset()
+        self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
+        self.rendezvous = Rendezvous(
+            environment.worker_id,
+            environment.bind_host,
+            self.changed,
+            self._building_failed,
+            Setting.read(environment.transport),
+        )
+        self.session = Session(environment.session_socket, environment.worker_id, self.changed)
+        self.session.on_news(self._on_news)
+
+    @property
+    def number(self) -> int:
+        return self.generation.number if self.generation else 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.session.news.close
+
+    # -- planned switches
+
+    def switch_value(self) -> float:
+        """v of the switch pair. Read once per reduction; the session's thread may change it meanwhile."""
+        newest = self.session.news.generation
+        if self.generation is None or newest is None or newest.number <= self.generation.number:
+            return 0.0
+        building = self._building
+        listed = newest.placement_of(self._environment.worker_id) is not None
+        built = not listed or (
+            building is not None
+            and building.generation.number == newest.number
+            and building.done
+            and building.error is None
+        )
+        return switch_pair.contribution(newest.number, self.generation.number, built)
+
+    def pair_reduced(self, pair: tuple[float, float]) -> None:
+        """The step's pair came back: remember what all members agreed on, if they did."""
+        if self.generation is not None and self.communicator is not None:
+            agreed = switch_pair.agreed(pair, self.communicator.world_size)
+            self.agreed = None if agreed is None else self.generation.number + agreed
+
+    @property
+    def is_to_step_aside(self) -> bool:
+        """All members agreed on an empty generation: at a boundary they step aside."""
+        agreed = None if self.agreed is None else self._records.get(self.agreed)
+        return agreed is not None and not agreed.members
+
+    # -- following
+
+    def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
+        LeaveInterrupt when it leaves after Ctrl-C; MismatchedCollective when ranks disagree. outside: in a collective
+        outside a step; then being left out ends the wait too."""
+        self.at_boundary = True
+        try:
+            self._follow(outside, given_up)
+        finally:
+            self.at_boundary = False
+
+    def _follow(self, outside: bool, given_up: Callable[[], bool]) -> None:
+        while True:
+            news = self.session.news  # before the question, so that nothing newer than it is overlooked
+            self._check_agreed()
+            if given_up():
+                return
+            if news.refused:
+                raise JoinRefused(f"this worker does not fit the job: {news.refused}")
+            decision = decide(self._situation(news))
+            if decision.move is Move.STAY:
+                return
+            if decision.move is Move.ENTER:
+                assert decision.generation is not None
+                if self._enter(decision.generation, given_up):
+                    return
+            elif decision.move is Move.STEP_OUT:
+                assert decision.generation is not None
+                self._step_out(decision.generation)
+                if outside:
+                    return
+            elif decision.move is Move.REPORT_MISSED:
+                assert decision.generation is not None
+                # The leader finds everybody alive and makes the generation anew, at once and with this worker.
+                self.session.suspect(
+                    decision.generation.base, SuspicionKind.BROKEN, hosts=(), detail=decision.reason
+                )
+                self._wait_for_news(news, given_up)
+            elif decision.move is Move.END:
+                last = self._host.before_leaving() if news.leave else None
+                print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
+                self.session.left(self.number, last)
+                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
+            else:
+                if self.generation is None or (self.generation.is_gathering and not outside):
+                    self._say_ready()
+                if self.generation is not None and self.generation.is_gathering:
+                    self._await_first_steps(news, self.generation.number, outside=outside)
+                    continue
+                self._wait_for_news(news, given_up)
+                if self.broken and self.generation is not None and not given_up():
+                    # Whatever became of the first report: as long as nothing follows, the break stands.
+                    self.session.suspect(
+                        self.generation.number,
+                        SuspicionKind.BROKEN,
+                        hosts=(),
+                        detail="still without its peers",
+                        waits_in=self._broken_in,
+                    )
+
+    def _situation(self, news: News) -> Situation:
+        agreed = None
+        if self.agreed is not None:
+            agreed = self._records.get(self.agreed)
+        return Situation(
+            worker_id=self._environment.worker_id,
+            current=self.generation,
+            broken=self.broken,
+            agreed=agreed,
+            newest=news.generation,
+            floor=self._floor,
+            leaving=news.leave,
+            closed=news.close,
+        )
+
+    def _say_ready(self) -> None:
+        if not self._ready_said:
+            self._ready_said = True
+            kept = self._host.info().name.generation
+            self.session.ready(self.rendezvous.address, self._host.fingerprint(), kept)
+
+    # -- before the loop
+
+    def gather(self, trains: Callable[[Generation], bool]) -> bool:
+        """Wait for a part in the job before the loop. True: in a gathering; False: the job trains already, and this
+        worker joins at its first step boundary. trains(record): whether members of `record` are there.
+
+        SystemExit(0) when the node leaves or the job is over; LeaveInterrupt when it leaves after Ctrl-C.
+        """
+        self.session.ready(self.rendezvous.address, {}, stage=Stage.WAITING)
+        while True:
+            news = self.session.news
+            self._check_agreed()
+            record = news.generation
+            if news.close or news.leave:
+                print("bagua: worker ends: before its first step", file=sys.stderr, flush=True)
+                self.session.left(0, None)
+                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
+            if record is not None and not record.is_gathering and trains(record):
+                if self.session.news.generation is not record:
+                    continue  # asking took a while: the job may begin again by now
+                self.session.ready(self.rendezvous.address, {}, stage=Stage.PREPARING)
+                return False
+            listed = record is not None and record.placement_of(self._environment.worker_id) is not None
+            if record is not None and record.is_gathering and listed and record.number > self._floor:
+                if self._enter(record, lambda: False):
+                    self.session.ready(
+                        self.rendezvous.address, {}, stage=Stage.PREPARING, gathering=record.number
+                    )
+                    return True
+                continue
+            self._wait_for_news(news, lambda: False, LOOK_AGAIN_S)
+
+    def _await_first_steps(self, seen: News, number: int, *, outside: bool) -> None:
+        """Until the agent says anything new, or for a moment. At the first step boundary the wait is reported as any
+        other is, so that the leader sees which workers keep the others waiting."""
+        if outside:  # a collective broke, and that is reported already
+            self._wait_for_news(seen, lambda: False, LOOK_AGAIN_S)
+            return
+        if self._loop_wait is None:
+            self._loop_wait = (time.monotonic(), WaitMonitor())
+            self._loop_wait[1].begin()
+        began_s, waits = self._loop_wait
+        self.trail.wait_begins(FIRST_BOUNDARY)
+        self._wait_for_news(seen, lambda: False, waits.threshold_s)
+        waited_s = time.monotonic() - began_s
+        if waited_s >= waits.threshold_s:
+            self._wait_lasts(number, waited_s, waits, self.trail.waits_in)
+
+    def _step_out(self, generation: Generation) -> None:
+        if self.generation is not None and not self.generation.is_gathering:
+            self._host.reach("switch.before")
+        left, together = self.generation, generation.number == self.agreed
+        assert left is not None
+        self._retire(f"generation {generation.number} leaves this worker out")
+        self.generation = None
+        self.agreed = None
+        self.broken = False
+        self._ready_said = False
+        # A generation without any workers ends nobody's history: too few nodes are left, and the state waits.
+        self._host.stepped_out(left, keeps_state=not generation.members, together=together)
+
+    def first_commit_done(self) -> None:
+        """Every member has come over from the generation before."""
+        for communicator in self._left:
+            communicator.close()
+        self._left.clear()
+        # by now nothing here waits in a generation that was lost
+        retired_groups.let_go()
+
+    def _retire(self, reason: str) -> None:
+        for communicator in (self.communicator, self._side):
+            if communicator is not None:
+                communicator.abort(reason)
+        self.communicator = self._side = None
+
+    # -- entering
+
+    def _enter(self, generation: Generation, given_up: Callable[[], bool]) -> bool:
+        """Build, exchange names, take part. False: superseded or failed; decide again."""
+        if not generation.is_gathering:
+            self._host.reach("switch.before")
+        newcomer = self.generation is None
+
+        def superseded() -> bool:
+            return given_up() or is_superseded(generation, self.session.news.generation, newcomer=newcomer)
+
+        building = self._building_of(generation)
+        if not self._wait_until(lambda: building.done, superseded, generation.number, report=not newcomer):
+            building.abandon("superseded")
+            return False
+        communicator = building.communicator
+        if isinstance(building.error, TransportRefused):
+            raise building.error  # making the generation anew would not help
+        if communicator is None:
+            self._entry_failed(generation, CollectiveFailed(f"no communicator: {building.error}"))
+            return False
+        if not generation.is_gathering:
+            self._host.reach("entry.built")
+        self.trail.entering()
+        previous = self.generation
+        with self.changed:
+            if generation.number == self.agreed and self.communicator is not None:
+                # All members switched after a whole step, so nothing runs in it any more. It is closed once
+                # the first commit here shows that they all have left it too.
+                self._left += [c for c in (self.communicator, self._side) if c is not None]
+                self._side = None
+            else:
+                self._retire(f"generation {generation.number} takes effect")
+            self.communicator, self.generation = communicator, generation
+            self._forget_building(generation.number)
+        if superseded():  # a record that `_on_news` saw before the lines above
+            communicator.abort("superseded")
+        try:
+            plan, infos = entry.exchange(communicator, generation, self._host.info(), self.wait_unlearned)
+            if not generation.is_gathering:
+                self._host.reach("entry.exchanged")
+            self._host.take_part(generation, plan, infos)
+        except CollectiveFailed as error:
+            # A newcomer is still none; a member still holds its state and waits for a loss.
+            self._retire("entering failed")
+            self.generation = previous
+            self._entry_failed(generation, error)
+            return False
+        self.broken = False
+        self.agreed = None
+        self._floor = max(self._floor, generation.number - 1)
+        return True
+
+    def _forget_building(self, number: int) -> None:
+        """Under `changed`. A newer one that the session's thread began meanwhile stays: peers connect to it."""
+        if self._building is not None and self._building.generation.number <= number:
+            self._building = None
+
+    def _building_of(self, generation: Generation) -> Building:
+        with self.changed:
+            building = self._building
+            if building is None or building.generation.number != generation.number:
+                if building is not None:
+                    building.abandon(f"generation {generation.number} takes its place")
+                building = self._building = self._start_building(generation)
+            return building
+
+    def _start_building(self, generation: Generation) -> Building:
+        """Under `changed`."""
+        self._sockets_before[generation.number] = unanswered.own_sockets()
+        if len(self._sockets_before) > RECORDS_KEPT:
+            del self._sockets_before[min(self._sockets_before)]
+        return self.rendezvous.start(generation)
+
+    def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
+        self._floor = max(self._floor, generation.number)
+        self.broken = self.generation is not None
+        self._broken_in = None
+        with self.changed:
+            self._forget_building(generation.number)
+        # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
+        if not is_superseded(generation, self.session.news.generation, newcomer=self.generation is None):
+            self.session.suspect(
+                generation.number, SuspicionKind.BROKEN, hosts=error.hosts, detail=f"entering failed: {error}"
+            )
+
+    def _building_failed(self, number: int, error: Exception) -> None:
+        """Builder's thread. No break: the generation in force goes on. But somebody should hear why no other comes."""
+        self.session.suspect(
+            number,
+            SuspicionKind.UNBUILT,
+            hosts=(),
+            detail=f"generation {number} can't be built here: {error}",
+        )
+
+    def _on_news(self, news: News) -> None:
+        """Session thread: release what a newer generation ended, and build the new one meanwhile."""
+        if news.disagreement:
+            with self.changed:
+                ended = [c for c in (self.communicator, self._side) if c is not None]
+            for each in ended:
+                each.abort(news.disagreement)
+            return
+        newest = news.generation
+        if newest is None:
+            return
+        with self.changed:
+            self._records[newest.number] = newest
+            if len(self._records) > RECORDS_KEPT:
+                del self._records[min(self._records)]
+            in_force, communicator, side = self.generation, self.communicator, self._side
+            newcomer = in_force is None
+            building = self._building
+            if building is not None and is_superseded(
+                building.generation,
+                newest,
+                # A member that has not agreed to the pending one follows a newer one freely.
+                newcomer=newcomer or self.agreed != building.generation.number,
+            ):
+                building.abandon(f"generation {newest.number} supersedes it")
+                self._building = building = None
+            if (
+                building is None
+                and newest.number > max(self._floor, self.number)
+                and newest.placement_of(self._environment.worker_id)
+            ):
+                self._building = self._start_building(newest)
+        if in_force is not None and is_superseded(in_force, newest, newcomer=False):
+            for held in (communicator, side):
+                if held is not None:
+                    held.abort(f"generation {newest.number}: {newest.reason}")
+
+    # -- a group without newcomers
+
+    def side_communicator(self, members: tuple[int, ...]) -> Communicator:
+        """The group of `members` (global ranks) of the generation in force. Raises CollectiveFailed."""
+        if self._side is not None:
+            return self._side
+        main, generation = self.communicator, self.generation
+        assert main is not None and generation is not None
+        building = self.rendezvous.start(generation, members, "outside")
+        main.abort_flag.add_waiter(lambda: building.abandon("the generation ended"))
+        if not self._wait_until(
+            lambda: building.done, main.abort_flag.is_set, generation.number, report=True
+        ):
+            raise CollectiveAborted(main.abort_flag.reason or "aborted")
+        if building.communicator is None:
+            raise CollectiveFailed(f"building the group for a collective failed: {building.error}")
+        self._side = building.communicator
+        return self._side
+
+    # -- waiting, always releasable
+
+    def wait(self, pending: Pending, what: str = STEP) -> None:
+        """what: the name of the runtime's operation, for operation_trail.py."""
+        began_s = time.monotonic()
+        self.wait_unlearned(pending, what)
+        waited_s = time.monotonic() - began_s
+        self.waited_s += waited_s
+        self._waits.ended(waited_s)
+
+    def wait_unlearned(self, pending: Pending, what: str = STEP) -> None:
+        self._check_agreed()
+        self._waits.begin()
+        self._silent_said = frozenset()
+        self.trail.wait_begins(what)
+        try:
+            pending.wait(self.stalled, self._waits.threshold_s)
+        except CollectiveFailed:
+            self._check_agreed()
+            raise
+        self._went_on()
+
+    def _check_agreed(self) -> None:
+        """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
+        if self.session.news.disagreement:
+            raise MismatchedCollective(
+                f"{self.session.news.disagreement}. Every worker must call the same collectives in the same order"
+            )
+
+    def stalled(self, waited_s: float) -> None:
+        """A wait of this generation lasts; tell the agent when it is longer than usual."""
+        if self.generation is not None:
+            self._wait_lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
+
+    def _wait_lasts(
+        self,
+        number: int,
+        waited_s: float,
+        waits: WaitMonitor,
+        waits_in: Callable[[], CollectiveWait | None] = lambda: None,
+    ) -> None:
+        """waits_in: what it is in, asked only when it is told."""
+        due = waits.is_stalled(waited_s)
+        if not due and self._stall_said is None:
+            return
+        silent = self._silent_hosts(number)
+        if not due and self._silent_said.issuperset(silent):
+            return
+        self._stall_said, self._silent_said = number, frozenset(silent)
+        no_answer = f"; no answer from {', '.join(silent)}" if silent else ""
+        self.session.suspect(
+            number,
+            SuspicionKind.STALLED,
+            hosts=silent,
+            detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
+            waited_s=waited_s,
+            usual_step_s=self.usual_step_s,
+            waits_in=waits_in(),
+        )
+
+    def _silent_hosts(self, number: int) -> tuple[str, ...]:
+        """Hosts of that generation's members from which the transport hears nothing."""
+        record, before = self._records.get(number), self._sockets_before.get(number)
+        if record is None or before is None:
+            return ()
+        hosts = {m.store_address.rpartition(":")[0].strip("[]") for m in record.members}
+        return unanswered.silent_hosts(hosts, before)
+
+    def _went_on(self) -> None:
+        """A wait ended well. One that failed is followed by a break or a generation, which end the suspicion."""
+        if self._stall_said is not None:
+            self.session.went_on(self._stall_said)
+            self._stall_said = None
+
+    def wait_for_transfer(self, done: Callable[[], bool]) -> None:
+        """Raises CollectiveAborted when the generation ends first."""
+        communicator, generation = self.communicator, self.generation
+        assert communicator is not None and generation is not None
+        flag = communicator.abort_flag
+        if not self._wait_until(done, flag.is_set, generation.number, report=True):
+            raise CollectiveAborted(flag.reason or "aborted")
+
+    def _wait_until(
+        self, done: Callable[[], bool], given_up: Callable[[], bool], number: int, *, report: bool
+    ) -> bool:
+        began_s = time.monotonic()
+        waits = WaitMonitor()
+        waits.begin()
+        self._silent_said = frozenset()
+        look_s = waits.threshold_s
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
+            if done():
+                self._went_on()
+                return True
+            self._check_agreed()
+            if given_up():
+                return False
+            waited_s = time.monotonic() - began_s
+            if report and waited_s >= look_s:
+                look_s = waited_s + LEAST_STALL_S
+                self._wait_lasts(number, waited_s, waits)
+
+    def wait_closed(self) -> None:
+        """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
+        while not self.is_closed:
+            seen = self.session.news
+            self.follow(given_up=lambda: self.is_closed)
+            self._wait_for_news(seen, lambda: self.is_closed)
+
+    def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
+        """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
+        until_s = time.monotonic() + most_s
+        with self.changed:
+            while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:
+                self.changed.wait(timeout=min(1.0, left_s))
+
+    def break_generation(self, error: Exception) -> None:
+        """The communicator is of no use any more; say so unless a newer generation said it first."""
+        if self.generation is None:
+            return
+        self.broken = True
+        self._broken_in = self.trail.waits_in()
+        for communicator in (self.communicator, self._side):
+            if communicator is not None:
+                communicator.abort(str(error))
+        newest = self.session.news.generation
+        if newest is None or not is_superseded(self.generation, newest, newcomer=False):
+            hosts = error.hosts if isinstance(error, CollectiveFailed) else ()
+            self.session.suspect(
+                self.generation.number,
+                SuspicionKind.BROKEN,
+                hosts=hosts,
+                detail=str(error),
+                waits_in=self._broken_in,
+            )

@@ -1,0 +1,261 @@
+"""How do the members of a generation meet? Each worker serves a store; rank 0's serves the generation.
+
+Owns the server and the threads that build communicators. Connecting can't be interrupted, so it happens in a
+thread that is abandoned when its generation is; the result is then retired, never destroyed. What carries tensors of
+GPUs is decided once a generation, with its main communicator, and holds for all others of it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from bagua_contract.records import Generation
+from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
+from bagua_core.communication.topology import lanes
+from bagua_core.communication.transport_choice import Choice, Setting
+from bagua_core.communication.transports import transport_agreement
+from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.communication.transports.gloo import build_gloo
+from bagua_core.communication.transports.gpu_transport import GpuTransport, NcclTransport
+from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
+from bagua_core.communication.transports.staged import Staged
+
+MEETING_TIMEOUT_S = 60.0
+ALL = "all"  # the generation's main communicator, in the store
+CONNECT_TIMEOUT_S = (
+    20.0  # to each member, once all have said where they listen; a pending generation waits for it
+)
+MOST_DESCRIPTORS = 65536
+CHOICES_KEPT = 1024  # a pending generation may be made anew often before the one in force ends
+# A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the
+# generation, which a loss ends, not Gloo's clock.
+OPERATION_TIMEOUT_S = 86400.0
+
+
+def allow_descriptors() -> None:
+    """As many open files as the system lets us have: a generation that was lost leaves its connections behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class TransportRefused(RuntimeError):
+    """The script's environment insists on a transport that the members can't all use."""
+
+
+class Building:
+    """A communicator under construction. Read `communicator`/`error` once `done`."""
+
+    def __init__(self, generation: Generation, suffix: str, members: tuple[int, ...]) -> None:
+        self.generation = generation
+        self.suffix = suffix
+        self.members = members
+        self.abort_flag = AbortFlag()
+        self.done = False
+        self.communicator: Communicator | None = None
+        self.error: Exception | None = None
+        self.made: list[Communicator] = []  # parts of it, with connections of their own
+
+    def abandon(self, reason: str) -> None:
+        self.abort_flag.set(reason)
+        if self.communicator is not None:
+            self.communicator.abort(reason)
+
+    def complete(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.made.clear()
+        if self.abort_flag.is_set():  # after the line above: `abandon` saw it, or is seen here
+            communicator.abort(self.abort_flag.reason or "aborted")
+
+    def drop(self, error: Exception) -> None:
+        """It will not be complete."""
+        self.error = error
+        for part in self.made:
+            part.abort(str(error))
+        self.made.clear()
+
+
+class Rendezvous:
+    def __init__(
+        self,
+        worker_id: str,
+        bind_host: str,
+        changed: threading.Condition,
+        on_failure: Callable[[int, Exception], None],
+        setting: Setting = Setting.AUTO,
+        gpu_transport: GpuTransport | None = None,
+    ) -> None:
+        """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
+        allow_descriptors()
+        self.lanes: frozenset[Lane] = frozenset()  # that every main communicator built from now on brings
+        self.gpus: tuple[torch.device, ...] = ()  # that the script uses, as far as is known
+        self._setting = setting
+        self._gpu_transport: GpuTransport = NcclTransport() if gpu_transport is None else gpu_transport
+        self._devices: dict[
+            int, torch.device | None
+        ] = {}  # by generation: what NCCL is on there, None for Gloo
+        self._adopting = threading.Lock()
+        self._said = ""
+        self._on_failure = on_failure
+        self._worker_id = worker_id
+        self._bind_host = bind_host
+        self._changed = changed
+        self._server = MeetingServer(bind_host)
+
+    @property
+    def address(self) -> str:
+        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
+        return f"{host}:{self._server.port}"
+
+    def publish(self, values: Mapping[str, bytes]) -> None:
+        """Put values into this worker's own meeting store, where any member or later worker can read them."""
+        self._server.publish({key.encode(): value for key, value in values.items()})
+
+    def start(
+        self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = ALL
+    ) -> Building:
+        """Begin to build among `members` (global ranks, ascending; default all). Wakes `changed` when done."""
+        building = Building(generation, suffix, members or tuple(range(generation.world_size)))
+        threading.Thread(
+            target=self._build, args=(building,), name=f"bagua-build-{generation.number}", daemon=True
+        ).start()
+        return building
+
+    # -- in the builder's thread
+
+    def _build(self, building: Building) -> None:
+        generation = building.generation
+        store: MeetingStore | None = None
+        try:
+            own = generation.placement_of(self._worker_id)
+            if own is None:
+                raise ValueError(f"{self._worker_id} is not in generation {generation.number}")
+            host, _, port = generation.members[building.members[0]].store_address.rpartition(":")
+            store = MeetingStore(host.strip("[]"), int(port), MEETING_TIMEOUT_S)
+            building.abort_flag.add_waiter(store.interrupt)
+            prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
+            building.complete(self._connected(building, own.global_rank, store, prefix))
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises; the member reports it)
+            given_up = building.abort_flag.is_set()
+            building.drop(error)
+            if not given_up and not isinstance(error, TransportRefused):
+                self._on_failure(generation.number, error)
+        finally:
+            if store is not None:  # all addresses are known; a group that is built needs no store
+                building.abort_flag.remove_waiter(store.interrupt)
+                store.close()
+        with self._changed:
+            building.done = True
+            self._changed.notify_all()
+
+    def _connected(
+        self, building: Building, global_rank: int, store: MeetingStore, prefix: str
+    ) -> Communicator:
+        own_store = PrefixStore(prefix, store)
+        if building.suffix != ALL:
+            device = self._devices[building.generation.number]
+            return self._connect(
+                building, building.members, global_rank, own_store, device, building.abort_flag
+            )
+        gpus = self.gpus
+        transport_agreement.tell(own_store, global_rank, self._gpu_transport.statement(self._setting, gpus))
+        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
+        # By now all that connected have told theirs.
+        choice = transport_agreement.agree(own_store, global_rank, building.generation.world_size)
+        device = self._adopt(building, global_rank, choice, gpus)
+        main = self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
+        main.nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
+        main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store), device)
+        return main
+
+    def _adopt(
+        self, building: Building, global_rank: int, choice: Choice, gpus: tuple[torch.device, ...]
+    ) -> torch.device | None:
+        """What NCCL is on here; None for Gloo. Raises TransportRefused."""
+        if choice.is_refused:
+            raise TransportRefused(choice.reason)
+        if global_rank == 0 and (choice.is_nccl or choice.is_notable) and choice.reason != self._said:
+            self._said = choice.reason
+            print(f"bagua: {choice.reason}", file=sys.stderr, flush=True)
+        device = gpus[0] if choice.is_nccl else None
+        with self._adopting:  # the builder of an older generation may still run
+            self._devices[building.generation.number] = device
+            if len(self._devices) > CHOICES_KEPT:
+                del self._devices[min(self._devices)]
+        return device
+
+    def _lanes(
+        self, building: Building, main: Communicator, store: PrefixStore, device: torch.device | None
+    ) -> dict[Lane, Communicator]:
+        built: dict[Lane, Communicator] = {}
+        for lane in sorted(self.lanes, key=lambda lane: lane.value):
+            members = lanes.members_of(lane, main.nodes, main.global_rank)
+            if members is not None:
+                own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
+                # a flag of its own: an algorithm may abort its lane, and the generation goes on
+                flag = building.abort_flag.below()
+                built[lane] = self._connect(building, members, main.global_rank, own_store, device, flag)
+        return built
+
+    def _connect(
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        device: torch.device | None,
+        abort_flag: AbortFlag,
+    ) -> Communicator:
+        of_cpu = self._connect_cpu(building, members, global_rank, store, abort_flag)
+        return self._with_gpus(building, members, global_rank, store, device, of_cpu)
+
+    def _connect_cpu(
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        abort_flag: AbortFlag,
+    ) -> Communicator:
+        made = build_gloo(
+            building.generation.number,
+            members.index(global_rank),
+            len(members),
+            store,
+            self._bind_host,
+            OPERATION_TIMEOUT_S,
+            abort_flag,
+            CONNECT_TIMEOUT_S,
+        )
+        building.made.append(made)
+        return made
+
+    def _with_gpus(
+        self,
+        building: Building,
+        members: tuple[int, ...],
+        global_rank: int,
+        store: PrefixStore,
+        device: torch.device | None,
+        of_cpu: Communicator,
+    ) -> Communicator:
+        if device is None:
+            return ByDevice(of_cpu, Staged(of_cpu))
+        of_gpu = self._gpu_transport.build(
+            building.generation.number,
+            members.index(global_rank),
+            len(members),
+            store,
+            device,
+            CONNECT_TIMEOUT_S,
+            of_cpu.abort_flag,
+        )
+        building.made.append(of_gpu)
+        return ByDevice(of_cpu, of_gpu)

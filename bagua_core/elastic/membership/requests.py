@@ -1,0 +1,462 @@
+"""What may a script ask of its peers, and what does each of them do for it? One class for each collective.
+
+A request keeps its input, so that it can be run again among other members; what a run writes into is its own, because
+an operation that was given up still writes. Ranks are places among the members that take part. Knows nothing of
+generations: outside_collectives.py runs these, collectives.py is what scripts call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.communication.reducible import check_reducible
+from bagua_core.elastic.waiting.operations import neutral
+
+Wait = Callable[[Pending], None]
+Result = list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Request(ABC):
+    """`root`: the one rank that everything comes from or goes to; None where there is none."""
+
+    is_common: ClassVar[bool] = False
+    """All members get the same result, one tensor, so anybody's will do."""
+    is_cut: ClassVar[bool] = False
+    """The input has a part for each member, so it fits these members only."""
+    comes_from_root: ClassVar[bool] = False
+
+    @property
+    def root(self) -> int | None:
+        return None
+
+    @abstractmethod
+    def asked(self, root: int | None) -> str:
+        """The same words on all members that ask for the same."""
+
+    @abstractmethod
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        """root: where the root is by now; 0 if there is none. Raises CollectiveFailed."""
+
+    @abstractmethod
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        """A result of the right shape from this rank's input alone: what it gets where no peer can answer, and
+        exactly right in a world of one. root: as in `run`."""
+
+    def check(self, rank: int, world_size: int) -> None:
+        """Raises ValueError, TypeError before any peer is asked."""
+        root = self.root
+        if root is not None and not 0 <= root < world_size:
+            raise ValueError(
+                f"rank {root} is not among the {world_size} that take part: ranks 0 to {world_size - 1}"
+            )
+
+    def without_state(self) -> Request:
+        """The same from a rank that has no state yet, and nothing to say."""
+        return self
+
+    def to_average(self) -> tuple[Request, bool]:
+        """For members that do not all count in an average: the request for the sum, and whether to divide it."""
+        return self, False
+
+
+def _said(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor:
+    """As a transport takes it that only reads."""
+    return tensor.detach().contiguous()
+
+
+def _at_root(tensor: torch.Tensor, rank: int, root: int) -> Result:
+    return [tensor] if rank == root else []
+
+
+def _like(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _check_cut(what: str, tensor: torch.Tensor, world_size: int) -> None:
+    if not tensor.dim() or tensor.shape[0] != world_size:
+        raise ValueError(
+            f"{what} takes one part for each of the {world_size} members: a tensor [{world_size}, ...], not "
+            f"{tuple(tensor.shape)}"
+        )
+
+
+# -- reductions
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction(Request):
+    tensor: torch.Tensor
+    op: ReduceOp
+
+    def check(self, rank: int, world_size: int) -> None:
+        check_reducible(self.tensor.dtype, self.op)
+        Request.check(self, rank, world_size)
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=neutral(self.tensor, self.op))
+
+    def to_average(self) -> tuple[Request, bool]:
+        if self.op is not ReduceOp.AVG:
+            return self, False
+        return replace(self, op=ReduceOp.SUM), True
+
+
+@dataclass(frozen=True, slots=True)
+class Allreduce(Reduction):
+    is_common: ClassVar[bool] = True
+
+    def asked(self, root: int | None) -> str:
+        return f"allreduce, {self.op.value} of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _copy(self.tensor)
+        wait(communicator.allreduce(result, self.op))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier(Allreduce):
+    """Of nothing in particular: what counts is that it returns."""
+
+    def asked(self, root: int | None) -> str:
+        return "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Reduction):
+    destination: int
+
+    @property
+    def root(self) -> int:
+        return self.destination
+
+    def asked(self, root: int | None) -> str:
+        return f"reduce to rank {root}, {self.op.value} of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _copy(self.tensor)
+        wait(communicator.reduce(result, root, self.op))
+        return _at_root(result, communicator.global_rank, root)
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return _at_root(_copy(self.tensor), rank, root)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Reduction):
+    is_cut: ClassVar[bool] = True
+
+    def check(self, rank: int, world_size: int) -> None:
+        Reduction.check(self, rank, world_size)
+        _check_cut("reduce_scatter", self.tensor, world_size)
+
+    def asked(self, root: int | None) -> str:
+        return f"reduce_scatter, {self.op.value} of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _like(self.tensor, *self.tensor.shape[1:])
+        wait(communicator.reduce_scatter(result, _read(self.tensor), self.op))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor[rank])]
+
+
+# -- moving data
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(Request):
+    """Every rank brings a tensor of the source's shape and dtype."""
+
+    is_common: ClassVar[bool] = True
+    comes_from_root: ClassVar[bool] = True
+
+    tensor: torch.Tensor
+    source: int
+
+    @property
+    def root(self) -> int:
+        return self.source
+
+    def asked(self, root: int | None) -> str:
+        return f"broadcast from rank {root} of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _copy(self.tensor)
+        wait(communicator.broadcast(result, root))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastBytes(Request):
+    """payload: uint8, any length, of the source; None elsewhere, where there is no result without peers."""
+
+    is_common: ClassVar[bool] = True
+    comes_from_root: ClassVar[bool] = True
+
+    payload: torch.Tensor | None
+    source: int
+
+    @property
+    def root(self) -> int:
+        return self.source
+
+    def asked(self, root: int | None) -> str:
+        return f"broadcast_object from rank {root}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        is_root = communicator.global_rank == root
+        payload = self.payload if is_root and self.payload is not None else torch.empty(0)
+        size = torch.tensor([payload.numel()])
+        wait(communicator.broadcast(size, root))
+        if not is_root:
+            payload = torch.empty(int(size), dtype=torch.uint8)
+        wait(communicator.broadcast(payload, root))
+        return [payload]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [] if self.payload is None else [self.payload]
+
+
+@dataclass(frozen=True, slots=True)
+class Allgather(Request):
+    is_common: ClassVar[bool] = True
+
+    tensor: torch.Tensor
+
+    def asked(self, root: int | None) -> str:
+        return f"allgather of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _like(self.tensor, communicator.world_size, *self.tensor.shape)
+        wait(communicator.allgather(result, _read(self.tensor)))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor.expand(world_size, *self.tensor.shape))]
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=torch.zeros_like(self.tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Request):
+    tensor: torch.Tensor
+    destination: int
+
+    @property
+    def root(self) -> int:
+        return self.destination
+
+    def asked(self, root: int | None) -> str:
+        return f"gather to rank {root} of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result: torch.Tensor | None = None
+        if communicator.global_rank == root:
+            result = _like(self.tensor, communicator.world_size, *self.tensor.shape)
+        wait(communicator.gather(result, _read(self.tensor), root))
+        return [] if result is None else [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        whole = self.tensor.expand(world_size, *self.tensor.shape)
+        return _at_root(_copy(whole), rank, root)
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=torch.zeros_like(self.tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Request):
+    """part: in the shape and dtype of what arrives. parts: [members, *part.shape] on the source."""
+
+    is_cut: ClassVar[bool] = True
+    comes_from_root: ClassVar[bool] = True
+
+    part: torch.Tensor
+    parts: torch.Tensor | None
+    source: int
+
+    @property
+    def root(self) -> int:
+        return self.source
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        if rank != self.source:
+            return
+        if self.parts is None:
+            raise ValueError(f"scatter: rank {rank} is the source, so it must bring the parts")
+        _check_cut("scatter", self.parts, world_size)
+        if self.parts.shape[1:] != self.part.shape or self.parts.dtype != self.part.dtype:
+            raise ValueError(f"scatter of {_said(self.parts)} cannot fill a part of {_said(self.part)}")
+
+    def asked(self, root: int | None) -> str:
+        return f"scatter from rank {root} into {_said(self.part)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = _copy(self.part)
+        is_root = communicator.global_rank == root
+        parts = _read(self.parts) if is_root and self.parts is not None else None
+        wait(communicator.scatter(result, parts, root))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        if rank == root and self.parts is not None:
+            return [_copy(self.parts[rank])]
+        return [_copy(self.part)]
+
+
+@dataclass(frozen=True, slots=True)
+class Alltoall(Request):
+    is_cut: ClassVar[bool] = True
+
+    tensor: torch.Tensor
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        _check_cut("alltoall", self.tensor, world_size)
+
+    def asked(self, root: int | None) -> str:
+        return f"alltoall of {_said(self.tensor)}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = torch.empty_like(self.tensor, memory_format=torch.contiguous_format)
+        wait(communicator.alltoall(result, _read(self.tensor)))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor)]
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=torch.zeros_like(self.tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class AlltoallV(Request):
+    """splits: rows for each member. The result is the rows that arrived, and how many from each (int64)."""
+
+    is_cut: ClassVar[bool] = True
+
+    tensor: torch.Tensor
+    splits: Sequence[int]
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        tensor, splits = self.tensor, list(self.splits)
+        if not tensor.dim() or len(splits) != world_size or sum(splits) != tensor.shape[0] or min(splits) < 0:
+            raise ValueError(
+                f"alltoall_v among {world_size} members cannot cut {tuple(tensor.shape)} into {splits} rows: one "
+                "number for each member, whose sum is the first dimension"
+            )
+
+    def asked(self, root: int | None) -> str:
+        return f"alltoall_v of rows of {tuple(self.tensor.shape[1:])} {self.tensor.dtype}"
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        outgoing = torch.tensor(list(self.splits))
+        incoming = torch.zeros_like(outgoing)
+        wait(communicator.alltoall(incoming, outgoing))
+        rows = [int(n) for n in incoming]
+        result = _like(self.tensor, sum(rows), *self.tensor.shape[1:])
+        wait(communicator.alltoall_v(result, _read(self.tensor), rows, list(self.splits)))
+        return [result, incoming]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor), torch.tensor(list(self.splits))]
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=torch.zeros_like(self.tensor))
+
+
+# -- between two
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Request):
+    tensor: torch.Tensor
+    destination: int
+    tag: int
+
+    @property
+    def root(self) -> int:
+        return self.destination
+
+    def asked(self, root: int | None) -> str:
+        return f"send to rank {root} of {_said(self.tensor)}"
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        _check_peer("send to", self.destination, rank, self.tag)
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        wait(communicator.send(_read(self.tensor), root, SCRIPT_TAG + self.tag))
+        return []
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return []
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=torch.zeros_like(self.tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Request):
+    """tensor: in the shape and dtype of what arrives."""
+
+    tensor: torch.Tensor
+    source: int
+    tag: int
+
+    @property
+    def root(self) -> int:
+        return self.source
+
+    def asked(self, root: int | None) -> str:
+        return f"receive from rank {root} of {_said(self.tensor)}"
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        _check_peer("receive from", self.source, rank, self.tag)
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        result = torch.empty_like(self.tensor, memory_format=torch.contiguous_format)
+        wait(communicator.receive(result, root, SCRIPT_TAG + self.tag))
+        return [result]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor)]
+
+
+SCRIPT_TAG = 1 << 20
+"""Below it are the tags of the runtime's own messages."""
+LARGEST_TAG = (1 << 20) - 1
+
+
+def _check_peer(what: str, peer: int, rank: int, tag: int) -> None:
+    if peer == rank:
+        raise ValueError(f"{what} rank {peer}: that is this worker itself")
+    if not 0 <= tag <= LARGEST_TAG:
+        raise ValueError(f"a tag is a number from 0 to {LARGEST_TAG}, not {tag}")

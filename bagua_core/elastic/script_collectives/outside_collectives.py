@@ -1,0 +1,391 @@
+"""How does a script's own collective end, outside a step or in one?
+
+Outside it is a commit of its own: run again among the members that are left until it succeeded, or answered from the
+log of those that others returned. What can't be run again (a lost rank's part, a message between two, a group's
+affairs) raises instead. In a step it is part of the step and fails with it. The log is operations.py's, what there is
+to ask requests.py's; where the job goes meanwhile is member.py's. Invariant: newcomers take part in none before their
+first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from bagua_core.communication.arithmetic import divide
+from bagua_core.communication.communicator import (
+    CollectiveAborted,
+    CollectiveFailed,
+    Pending,
+    ReduceOp,
+)
+from bagua_core.communication.reducible import check_reducible
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.membership.requests import Allreduce, Receive, Request, Result, Send
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
+from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.waiting import operations
+from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
+
+
+class MembersChanged(RuntimeError):
+    """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
+    on some and not on others. All that took part are told; ranks are new ones from now on."""
+
+
+class PeerLostError(MembersChanged):
+    """Somebody who can't be done without is gone. ranks: of the lost, as they were when it was called."""
+
+    def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+
+class SourceHasNoState(RuntimeError):
+    """A worker in its first step, which is still copying the job's state, was to tell the others something."""
+
+
+class Steps(Protocol):
+    """What such a collective asks of the engine."""
+
+    @property
+    def in_step(self) -> bool: ...
+
+    @property
+    def step_failed(self) -> bool: ...
+
+    @property
+    def is_final(self) -> bool:
+        """All that the step has done so far can't be undone any more."""
+
+    @property
+    def plan(self) -> StepPlan: ...
+
+    @property
+    def newcomers(self) -> frozenset[int]: ...
+
+    def wait(self, pending: Pending) -> None: ...
+
+    def reduction_failed(self, error: Exception) -> None: ...
+
+    def operation_done(self, index: int) -> None:
+        """All members but newcomers completed collective `index` after the last step."""
+
+
+class OutsideCollectives:
+    def __init__(self, steps: Steps, state: CommittedState, member: Member, before_loop: BeforeLoop) -> None:
+        self._steps = steps
+        self._state = state
+        self._member = member
+        self._before_loop = before_loop
+
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """See bagua_core.allreduce. Raises TypeError for what has no average."""
+        return self.request(Allreduce(tensor, op))[0]
+
+    def request(self, request: Request, group: WorkerGroup | None = None) -> Result:
+        """Do what a script asks for, among all that take part or those of `group`.
+
+        Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, SourceHasNoState,
+        MismatchedCollective.
+        """
+        self._before_loop.join()
+        if self._before_loop.is_late:
+            if group is not None or isinstance(request, (Send, Receive)):
+                raise self._before_loop.refuse(request.asked(request.root))
+            return self._before_loop.answer(request)
+        if self._is_alone or (group is not None and group.workers is None):
+            request.check(0, 1)
+            return request.own(0, 1, 0)
+        workers = self._workers()
+        if group is not None:
+            return self._among(group, request, workers)
+        request.check(workers.index(self._own_id), len(workers))
+        if self._steps.in_step:
+            return self._in_step(request, workers, None)
+        if isinstance(request, (Send, Receive)):
+            return self._send_or_receive(request, workers)
+        return self._operate(request, workers)
+
+    def group(self, ranks: Sequence[int] | None) -> WorkerGroup:
+        """See bagua_core.new_group. Raises ValueError, LateWorkerError."""
+        self._before_loop.join()
+        if self._before_loop.is_late:
+            raise self._before_loop.refuse("a group before the loop")
+        if self._is_alone:
+            return WorkerGroup.of(None, "", ranks)
+        return WorkerGroup.of(self._workers(), self._own_id, ranks)
+
+    # -- who takes part
+
+    @property
+    def _is_alone(self) -> bool:
+        """Before its first step a worker takes part in nothing."""
+        communicator, steps = self._member.communicator, self._steps
+        return communicator is None or (not steps.in_step and communicator.global_rank in steps.newcomers)
+
+    def _takes_part(self) -> tuple[int, ...]:
+        """Global ranks, ascending; outside steps without newcomers."""
+        communicator, steps = self._member.communicator, self._steps
+        if communicator is None:
+            return ()
+        absent = frozenset() if steps.in_step else steps.newcomers
+        return tuple(r for r in range(communicator.world_size) if r not in absent)
+
+    def _workers(self) -> tuple[str, ...]:
+        """Worker ids of those that take part, by the rank that the script knows."""
+        generation = self._member.generation
+        return tuple(generation.members[r].worker_id for r in self._takes_part()) if generation else ()
+
+    @property
+    def _own_id(self) -> str:
+        communicator, generation = self._member.communicator, self._member.generation
+        if communicator is None or generation is None:
+            return ""
+        return generation.members[communicator.global_rank].worker_id
+
+    # -- in a step
+
+    def _in_step(self, request: Request, workers: Sequence[str], group: WorkerGroup | None) -> Result:
+        """Part of the step: it fails with it. Once the step's reduction is in, the step is final, so a failure
+        then only ends the generation, and the rank's own value comes back."""
+        steps, member = self._steps, self._member
+        rank, world_size, root = workers.index(self._own_id), len(workers), request.root
+        if steps.step_failed or member.broken:
+            return request.own(rank, world_size, root or 0)
+        healing = frozenset(w for r, w in enumerate(self._workers()) if r in steps.plan.healing)
+        if root is not None and request.comes_from_root and workers[root] in healing:
+            raise SourceHasNoState(
+                f"{request.asked(root)}: rank {root} is in its first step and still copies the job's state. In "
+                "a step let data come from rank 0, which always has it"
+            )
+        asked, divides = request.to_average() if healing.intersection(workers) else (request, False)
+        if workers[rank] in healing:
+            asked = asked.without_state()
+        communicator, trail = member.communicator, member.trail
+        by_some = group is not None or isinstance(request, (Send, Receive))
+        try:
+            with trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"):
+                if group is not None:
+                    communicator = group.communicator(member, steps.wait)
+                assert communicator is not None
+                if not isinstance(request, (Send, Receive)):
+                    # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
+                    operations.check_agreement(communicator, 0, request.asked(root), steps.wait)
+                result = asked.run(communicator, root or 0, steps.wait)
+        except CollectiveFailed as error:
+            if steps.is_final:
+                member.break_generation(error)
+            else:
+                steps.reduction_failed(error)
+            return request.own(rank, world_size, root or 0)
+        if divides:
+            count = sum(1 for w in workers if w not in healing)
+            return [mean_of(tensor, max(1, count)) for tensor in result]
+        return result
+
+    # -- outside steps, by all
+
+    def operate(self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False) -> torch.Tensor:
+        """Run one reduction of the log until it succeeded among the members that are left."""
+        return self._operate(Allreduce(tensor, op), self._workers(), finishing)[0]
+
+    def confirm(self, is_owed: Callable[[], bool]) -> None:
+        """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
+        out meanwhile and joins the job anew. May raise SystemExit."""
+        self._operate(Allreduce(torch.zeros(1), ReduceOp.SUM), self._workers(), is_owed=is_owed)
+
+    def _operate(
+        self,
+        request: Request,
+        workers: Sequence[str],
+        finishing: bool = False,
+        is_owed: Callable[[], bool] | None = None,
+    ) -> Result:
+        """is_owed: without a generation wait for the next one, as long as it says so."""
+        member, log = self._member, self._state.operations
+        index, own_id = log.next_index, self._own_id
+        unconfirmed: list[Result] = []
+        log.is_running = True
+        try:
+            while True:
+                recorded = log.recorded(index)
+                if recorded is not None:
+                    log.returned()
+                    return _answered(request, recorded, unconfirmed)
+                if member.generation is None and is_owed is not None:
+                    member.follow()
+                    if not is_owed():
+                        return []
+                    continue
+                if member.generation is None or (finishing and member.is_closed):
+                    log.returned()
+                    return request.own(
+                        workers.index(own_id) if own_id in workers else 0,
+                        max(1, len(workers)),
+                        request.root or 0,
+                    )
+                try:
+                    what = TRAINING_END if finishing else EPOCH_END if is_owed is not None else None
+                    result = self._attempt(index, request, workers, unconfirmed, what)
+                except CollectiveFailed as error:
+                    if not member.broken:
+                        member.break_generation(error)
+                    member.follow(outside=True, given_up=lambda: finishing and member.is_closed)
+                    continue
+                if member.generation is not None and member.generation.is_gathering:
+                    # No commit, and nothing to run again: a loss from here on starts all first workers again.
+                    log.returned()
+                    self._before_loop.completed(request, placed(request, workers, self._workers()), result)
+                    return result
+                log.record(result[0] if request.is_common else operations.DONE)
+                log.returned()
+                self._steps.operation_done(index)
+                return result
+        finally:
+            log.is_running = False
+
+    def _attempt(
+        self,
+        index: int,
+        request: Request,
+        workers: Sequence[str],
+        unconfirmed: list[Result],
+        what: str | None,
+    ) -> Result:
+        """unconfirmed: gets what this rank has before it knows that everybody has theirs. what: the name of
+        an operation that the runtime asks for."""
+        member, newcomers = self._member, self._steps.newcomers
+        unconfirmed.clear()
+        if member.broken:
+            raise CollectiveAborted("the generation broke before")
+        communicator = member.communicator
+        assert communicator is not None
+        root = placed(request, workers, self._workers())
+        members = self._takes_part()
+        if len(members) == 1:
+            return request.own(0, 1, 0)
+        wait, asked = member.wait_unlearned, request.asked(root)
+        with member.trail.operation(what or f"in {asked}"):
+            if newcomers:
+                communicator = member.side_communicator(members)
+            operations.check_agreement(communicator, index, asked, wait)
+            result = request.run(communicator, root or 0, wait)
+            if not request.is_common:
+                unconfirmed.append(result)
+                wait(communicator.barrier())
+        return result
+
+    # -- outside steps, by some: nobody else knows of it, so there is no log, and it is not run again
+
+    def _send_or_receive(self, request: Request, workers: Sequence[str]) -> Result:
+        communicator, place = self._member.communicator, request.root
+        assert communicator is not None and place is not None
+        peer, wait = self._takes_part()[place], self._member.wait_unlearned
+        return self._once(request, workers, (workers[place],), lambda: request.run(communicator, peer, wait))
+
+    def _among(self, group: WorkerGroup, request: Request, present: Sequence[str]) -> Result:
+        workers = group.workers
+        assert workers is not None
+        if group.rank is None:
+            raise ValueError(
+                f"{request.asked(request.root)}: this worker is not in the group {list(group.ranks)}"
+            )
+        request.check(group.rank, len(workers))
+        check_present(request, workers, workers, present)
+        if len(workers) == 1:
+            return request.own(0, 1, 0)
+        if self._steps.in_step:
+            return self._in_step(request, workers, group)
+        wait = self._member.wait_unlearned
+
+        def run() -> Result:
+            communicator = group.communicator(self._member, wait)
+            if not isinstance(request, (Send, Receive)):
+                operations.check_agreement(communicator, 0, request.asked(request.root), wait)
+            return request.run(communicator, request.root or 0, wait)
+
+        return self._once(request, workers, workers, run)
+
+    def _once(
+        self, request: Request, workers: Sequence[str], needed: Sequence[str], run: Callable[[], Result]
+    ) -> Result:
+        member, log = self._member, self._state.operations
+        log.is_running = True
+        try:
+            if member.broken:
+                raise CollectiveAborted("the generation broke before")
+            with member.trail.aside():
+                return run()
+        except CollectiveFailed as error:
+            if not member.broken:
+                member.break_generation(error)
+            member.follow(outside=True)
+            check_present(request, workers, needed, self._workers())
+            raise MembersChanged(
+                f"{request.asked(request.root)}: members of the job changed meanwhile, so it may have happened on "
+                "one side and not on the other. All that it needs are still there: begin the exchange anew"
+            ) from error
+        finally:
+            log.is_running = False
+
+
+def _answered(request: Request, recorded: torch.Tensor, unconfirmed: list[Result]) -> Result:
+    """The others completed it."""
+    if request.is_common:
+        return [recorded.clone()]
+    if unconfirmed:
+        return unconfirmed[0]
+    raise MembersChanged(
+        f"{request.asked(request.root)}: this worker was away while the others completed it, so there is no part of "
+        "the result for it"
+    )
+
+
+def check_present(
+    request: Request, workers: Sequence[str], needed: Sequence[str], present: Sequence[str]
+) -> None:
+    """workers: by the rank that the script called them. Raises PeerLostError if any of `needed` is not in `present`."""
+    lost = tuple(r for r, w in enumerate(workers) if w in needed and w not in present)
+    if lost:
+        raise PeerLostError(
+            f"{request.asked(request.root)}: {_ranks(lost)} lost ({', '.join(workers[r] for r in lost)}). Begin anew "
+            f"with the ranks of now, and with a new group if there is one; {len(present)} workers are left",
+            lost,
+        )
+
+
+def placed(request: Request, workers: Sequence[str], present: Sequence[str]) -> int | None:
+    """Where the request's root is among `present`, if it has one.
+
+    workers: those it was meant for, by the rank that the script knew. Raises PeerLostError, MembersChanged if it means
+    nothing among those that are present.
+    """
+    root = request.root
+    if root is not None:
+        check_present(request, workers, (workers[root],), present)
+    if request.is_cut and tuple(workers) != tuple(present):
+        check_present(request, workers, workers, present)
+        raise MembersChanged(
+            f"{request.asked(root)}: its parts were cut for other ranks; call it again with the ranks of now"
+        )
+    return None if root is None else present.index(workers[root])
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {list(ranks)} are"
+
+
+def check_averages(tensor: torch.Tensor, op: ReduceOp) -> None:
+    """Raises TypeError, before any peer is asked, for what has no such reduction."""
+    check_reducible(tensor.dtype, op)
+
+
+def mean_of(total: torch.Tensor, count: int) -> torch.Tensor:
+    """In place. Whole numbers are rounded towards zero, in a step as outside one and as every communicator does."""
+    divide(total, count)
+    return total

@@ -1,0 +1,1 @@
+"""What a step boundary remembers: models, optimizers, registered objects, their names and history."""

@@ -1,0 +1,132 @@
+"""The committed state of this worker, its name, and the form in which it travels.
+
+Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps
+that are final, beside the registry's models and optimizers. Knows no peers: who copies from whom is heal_plan.py's,
+when a step commits the engine's. Invariant: while `half` says so, the name is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagua_contract.records import StateName
+from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.commit_history import History, Line, Roster
+from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.state_guard import StateGuard
+from bagua_core.elastic.state.state_registry import StateRegistry
+from bagua_core.elastic.waiting.operations import OperationLog
+
+
+class CommittedState:
+    def __init__(self) -> None:
+        self.registry = StateRegistry()
+        self.guard = StateGuard()  # of all that is here
+        self.operations = OperationLog()
+        self.name = StateName()
+        self.position = {"epoch": 0, "batch": 0}
+        self.history = History()
+        self.final_parts = 0  # optimizer steps of the step under way that are final, even if it fails later
+        self.half = HalfCopy.NONE
+        # The last commit ended an epoch, and not all workers are known to have it yet.
+        self.owes_epoch_end = False
+        # A checkpoint of the last commit is due once the script begins its next step.
+        self.owes_checkpoint = False
+        # The registry's snapshot is of the step under way, or of the one that next_step() announced.
+        self.resume_point_is_current = False
+        self._script_step = 0  # the step after which the script asked for what `operations` holds
+
+    def step_committed(self, generation: int) -> None:
+        self.name = StateName(generation, self.name.step + 1, 0)
+        self._script_step = self.name.step
+        self.final_parts = 0
+        self.operations.clear()
+
+    def part_committed(self, generation: int, part: int) -> None:
+        """A state between two steps: further than the last commit, behind the next."""
+        self.final_parts = part
+        self.name = StateName(generation, self.name.step, self.name.operations + 1)
+
+    def operation_committed(self, generation: int, index: int) -> None:
+        self.name = StateName(generation, self.name.step, index + 1)
+
+    def forget(self) -> None:
+        """What this worker holds is not the job's any more."""
+        with self.guard.held():
+            self._be_none()
+            self._script_step = 0
+
+    def declare_stateless(self, half: HalfCopy) -> None:
+        """A copy begins to write over the live state. The script's place, maybe in a collective, stays."""
+        with self.guard.held():
+            self._be_none()
+            self.half = max(self.half, half)
+
+    def _be_none(self) -> None:
+        self.name = StateName()
+        self.history = History()
+        self.operations.forget()
+        self.final_parts = 0
+        self.owes_epoch_end = self.owes_checkpoint = False
+
+    # -- travelling
+
+    @property
+    def size_bytes(self) -> int:
+        """About what a copy of it takes; the small things beside the tensors are left out."""
+        total = 0
+        for tensors in self.registry.capture_modules():
+            total += sum(t.nbytes for t in tensors.values())
+        for optimizer in self.registry.optimizers:
+            for of_one in optimizer.state.values():
+                total += sum(getattr(value, "nbytes", 0) for value in of_one.values())
+        return total
+
+    def bulk(self, *, with_gradients: bool) -> dict[str, Any]:
+        """What no step changes before its first optimizer step: live tensors, to be read before that.
+
+        with_gradients: also what .grad holds; only between two steps.
+        """
+        bulk = self.registry.bulk()
+        if with_gradients:
+            bulk["gradients"] = self.registry.gradients()
+        return bulk
+
+    def layout(self) -> int:
+        """A digest of the layout of `bulk`: holders that agree in it may send stripes of one state."""
+        manifest, _ = state_codec.encode(self.bulk(with_gradients=True))
+        return state_codec.layout_of(manifest)
+
+    def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
+        """Everything but `bulk`, as copies. at_resume_point: as it was where a failed step would go back to, because
+        the script has gone on since then by a way that the receiver takes itself."""
+        return {"rest": self.registry.rest(at_resume_point=at_resume_point), **self.log()}
+
+    def log(self) -> dict[str, Any]:
+        """What the job did last, without the state that came of it."""
+        return {
+            "name": [self.name.generation, self.name.step, self.name.operations],
+            "history": self.history.encode(),
+            "operations": self.operations.results(),
+            "final_parts": self.final_parts,
+            "owes": [self.owes_epoch_end, self.owes_checkpoint],
+        }
+
+    def restore(self, state: dict[str, Any], worker_id: str, roster: Roster) -> tuple[Line, ...]:
+        """Take over what was captured: a whole state, `bulk` with `rest`, or `log` alone.
+
+        Returns the ledger lines to write now (see History.copied).
+        """
+        with self.guard.held():
+            if "bulk" in state:
+                self.registry.restore_parts(state["bulk"], state["rest"])
+            elif "modules" in state:
+                self.registry.restore(state)
+            self.name = StateName(*state["name"])
+            self.half = HalfCopy.NONE
+            self.final_parts = state["final_parts"]
+            self.owes_epoch_end, self.owes_checkpoint = state["owes"]
+            self.history, due = History.decode(state["history"]).copied(worker_id, roster)
+            self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)
+            self._script_step = self.name.step
+        return due

@@ -1,0 +1,254 @@
+"""The tensors of one model by name, and what a failed step gives back of them.
+
+A step may change buffers at any time, and the parameters that the script changes by itself (parameter_watch.py): these
+are the *volatile* tensors, and a snapshot keeps a copy of them. All other parameters change only in optimizer steps
+that are final. Names begin with "parameter.", "algorithm." or "buffer.".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import nn
+
+from bagua_core.elastic.state.heal_memory import is_out_of_memory
+from bagua_core.elastic.state.parameter_watch import ParameterWatch
+from bagua_core.model.module_buffers import ModuleBuffers
+
+PARAMETER, ALGORITHM, BUFFER = "parameter.", "algorithm.", "buffer."
+
+
+def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy `value` into the memory of `tensor` without autograd's knowledge.
+
+    A graph that holds `tensor` for a later backward stays usable. Values are put in steps whose gradients from this
+    worker count nothing, so that what it computes does not matter.
+    """
+    tensor.data.copy_(value)
+
+
+def put_plain_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Make `value` the parameter's .grad, where no reducer keeps memory for it."""
+    parameter.grad = None if value is None else value.to(parameter.device)
+
+
+class ModelTensors:
+    """One model's. travelling: an algorithm's own tensors, see Exchange.travelling. learns: whether a parameter that
+    changed before the step's first reduction was changed by the script; False where the algorithm may do so.
+    put_gradient: makes a value a parameter's .grad, see Model.put_gradient."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        travelling: Callable[[], Mapping[str, torch.Tensor]] = dict,
+        learns: bool = True,
+        put_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = put_plain_gradient,
+    ) -> None:
+        self.module = module
+        self._put_gradient = put_gradient
+        self._travelling = travelling
+        self._buffers = ModuleBuffers(module)
+        self.learns = learns
+        self._watch = ParameterWatch()
+        self._learned: set[str] = set()  # names of parameters that the script changes
+        self._parameters: dict[str, torch.Tensor] = {}
+        # the snapshot: the volatile tensors themselves, and copies of their values
+        self._taken = False
+        self._objects: dict[str, torch.Tensor] = {}
+        self._values: dict[str, torch.Tensor] = {}
+        # copies of all other parameters, from the moment at which the step failed
+        self._protected: dict[str, torch.Tensor] = {}
+        self._unknown: tuple[str, ...] = ()
+        # copies of what .grad held when the step's first backward began; None: none has begun
+        self._gradients: dict[str, torch.Tensor] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The module may have got other submodules or parameters."""
+        self._buffers.refresh()
+        self._parameters = {PARAMETER + n: p for n, p in self.module.named_parameters()}
+
+    # -- all tensors
+
+    def lasting(self) -> dict[str, torch.Tensor]:
+        """Parameters and the algorithm's tensors, the live ones."""
+        self.refresh()
+        return {**self._parameters, **{ALGORITHM + n: t for n, t in self._travelling().items()}}
+
+    def volatile(self) -> dict[str, torch.Tensor]:
+        """The live tensors that a step may change at any time."""
+        learned = {n: self._parameters[n] for n in sorted(self._learned) if n in self._parameters}
+        return {**learned, **{BUFFER + n: b for n, b in self._buffers.named().items()}}
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """All live tensors: parameters in the module's order, the algorithm's, buffers."""
+        return {**self.lasting(), **{BUFFER + n: b for n, b in self._buffers.named().items()}}
+
+    def put(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give the tensors these values, buffers by name whatever tensor has the name now.
+
+        Raises KeyError for a parameter that the model lacks.
+        """
+        live = self.everything()
+        for name, value in values.items():
+            present = live.get(name)
+            if not name.startswith(BUFFER):
+                overwrite(live[name], value)
+            elif present is not None and present.shape == value.shape and present.dtype == value.dtype:
+                overwrite(present, value)
+            else:
+                device = present.device if present is not None else _device_of(self.module)
+                self._buffers.put(name.removeprefix(BUFFER), value.to(device))
+
+    # -- a step
+
+    def snapshot(self, *, watches: bool) -> None:
+        """The step begins. watches: look for parameters that the script changes."""
+        live = self.volatile()
+        kept = self._values
+        self._values = {
+            n: kept[n] if _alike(kept.get(n), t) else torch.empty_like(t) for n, t in live.items()
+        }
+        if live:
+            torch._foreach_copy_(list(self._values.values()), [t.detach() for t in live.values()])
+        self._objects = live
+        self._taken = True
+        self._protected = {}
+        self._unknown = ()
+        self._gradients = None
+        if watches and self.learns:
+            self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
+        else:
+            self._watch.end()
+
+    def find_changed(self) -> dict[str, torch.Tensor]:
+        """The parameters that the script was found to change in this step; from now on they are volatile.
+
+        Called before the step's first optimizer step, and when the step fails.
+        """
+        changed = self._watch.changed()
+        self._watch.end()
+        for name, before in changed.items():
+            self._learned.add(name)
+            if before is not None:
+                self._objects[name], self._values[name] = self._parameters[name], before
+        self._unknown += tuple(n for n, before in changed.items() if before is None)
+        return {name: self._parameters[name] for name in changed}
+
+    def protect(self) -> None:
+        """The step has failed: keep all parameters, for the script may still change them before its end."""
+        self.find_changed()
+        self._protected = {n: _copy(p) for n, p in self._parameters.items() if n not in self._values}
+
+    def stepped(self, moved: Collection[int]) -> None:
+        """An optimizer moved the parameters with these ids, and that is final even if the step fails later."""
+        for name, tensor in self._objects.items():
+            if id(tensor) in moved:
+                self._values[name].copy_(tensor.detach())
+
+    def roll_back(self) -> tuple[str, ...]:
+        """The step did not happen. Returns the names of parameters that keep a change of the script's, because it
+        was the first that was seen of them and no copy was at hand."""
+        if not self._taken:
+            return ()
+        buffers = self._buffers.named()
+        for name in buffers.keys() - {n.removeprefix(BUFFER) for n in self._objects if n.startswith(BUFFER)}:
+            self._buffers.put(name, None)  # it was made in this step
+        for name, value in self._values.items():
+            kept, own = self._objects[name], name.removeprefix(BUFFER)
+            if name.startswith(BUFFER) and buffers.get(own) is not kept:
+                self._buffers.put(own, kept)
+            overwrite(kept, value)
+        for name, value in self._protected.items():
+            parameter = self._parameters[name]
+            if parameter.device != value.device or not torch.equal(parameter.detach(), value):
+                overwrite(parameter, value)
+        self._protected = {}
+        return self._unknown
+
+    def as_rolled_back(self) -> dict[str, torch.Tensor]:
+        """All tensors as a roll-back of the step under way would leave them; nothing is changed."""
+        if not self._taken:
+            return {n: t.detach() for n, t in self.everything().items()}
+        kept = {**self._protected, **self._values}
+        own = {n: kept.get(n, t) for n, t in self.lasting().items()}
+        return {
+            **{n: t.detach() for n, t in own.items()},
+            **{n: t for n, t in kept.items() if n.startswith(BUFFER)},
+        }
+
+    def at_resume_point(self) -> dict[str, torch.Tensor]:
+        """Copies of the volatile tensors as the snapshot has them."""
+        return {name: value.clone() for name, value in self._values.items()}
+
+    # -- gradients
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """What .grad holds: the live tensors."""
+        return {n: p.grad.detach() for n, p in self._parameters.items() if p.grad is not None}
+
+    def unused_gradients(self, used: Collection[int], *, before_step: bool) -> dict[str, torch.Tensor]:
+        """`gradients` but for those of the parameters with ids in `used`. before_step: as they were when the first
+        backward of the step under way began."""
+        held = self._gradients if before_step and self._gradients is not None else self.gradients()
+        return {
+            n: g for n, g in held.items() if n in self._parameters and id(self._parameters[n]) not in used
+        }
+
+    def put_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Make these the parameters' .grad, and None that of all others."""
+        for name, parameter in self._parameters.items():
+            value = values.get(name)
+            if value is not None or parameter.grad is not None:
+                self._put_gradient(parameter, value)
+
+    def backward_begins(self) -> None:
+        """A backward is about to add to .grad; the first one in a step makes copies of what is there."""
+        if self._gradients is None:
+            self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+
+    def roll_back_gradients(self) -> None:
+        """The step did not happen, and the reducer has forgotten it."""
+        if self._gradients is not None:
+            self.put_gradients(self._gradients)
+            self._gradients = None
+
+    def adopt(self, at_resume_point: Mapping[str, torch.Tensor]) -> None:
+        """A state was copied in the middle of a step: a failure of the step now goes back to the holder's values."""
+        live = self.everything()
+        self._learned |= {n for n in at_resume_point if n.startswith(PARAMETER)}
+        self._watch.end()
+        volatile = self.volatile()
+        self._objects = {n: live[n] for n in {**volatile, **at_resume_point} if n in live}
+        self._values = {
+            n: (at_resume_point[n].to(t.device) if n in at_resume_point else t.detach().clone())
+            for n, t in self._objects.items()
+        }
+        self._taken = True
+        self._protected = {}
+        self._unknown = ()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On its own device, or on the host where that has no memory left: a failed step must not fail for that."""
+    try:
+        return tensor.detach().clone()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error) or tensor.device.type == "cpu":
+            raise
+        return tensor.detach().cpu()
+
+
+def _alike(kept: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    return (
+        kept is not None
+        and kept.shape == tensor.shape
+        and kept.dtype == tensor.dtype
+        and kept.device == tensor.device
+    )
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    first = next(module.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")

@@ -1,0 +1,74 @@
+"""Finds out which parameters the script changes by itself, without the optimizer.
+
+A parameter that only an optimizer changes needs no copy for a roll-back: in a failed step the optimizer does nothing.
+One that the script changes in a step (a momentum encoder, clamping, an average of weights written in place) needs one,
+and a copy of every parameter in every step would cost a pass over the model. So the watch learns which they are. In
+every step a change is seen by the tensor's version counter and address; changes through `.data` are seen in audits, in
+the first steps and every AUDIT_EVERY steps after. An audit compares with a copy, or with digests where the copy would
+exceed LARGEST_COPY_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from bagua_core.elastic.state import state_codec
+
+FIRST_AUDITS = 4
+AUDIT_EVERY = 64
+LARGEST_COPY_BYTES = 256 << 20
+
+
+class ParameterWatch:
+    """Watches the parameters between the begin of a step and its first reduction."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._watched: Mapping[str, torch.Tensor] = {}
+        self._marks: list[tuple[int, int]] = []
+        self._copies: list[torch.Tensor] = []
+        self._digests: list[int] = []
+
+    def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """The step begins; `parameters`, by name, are those that only an optimizer is known to change."""
+        self._watched = parameters
+        self._marks = [_mark(p) for p in parameters.values()]
+        self._copies, self._digests = [], []
+        if self._steps < FIRST_AUDITS or self._steps % AUDIT_EVERY == 0:
+            if sum(p.nbytes for p in parameters.values()) <= LARGEST_COPY_BYTES:
+                self._copies = [p.detach().clone() for p in parameters.values()]
+            else:
+                self._digests = [_digest(p) for p in parameters.values()]
+        self._steps += 1
+
+    def changed(self) -> dict[str, torch.Tensor | None]:
+        """The watched parameters that have changed since, with their values at the begin, or None where no copy was
+        taken in this step."""
+        found: dict[str, torch.Tensor | None] = {}
+        for place, (name, parameter) in enumerate(self._watched.items()):
+            differs = _mark(parameter) != self._marks[place]
+            if self._copies:
+                differs = differs or not _equal(parameter, self._copies[place])
+            elif self._digests:
+                differs = differs or _digest(parameter) != self._digests[place]
+            if differs:
+                found[name] = self._copies[place] if self._copies else None
+        return found
+
+    def end(self) -> None:
+        """Forget the step: from now on the optimizer changes parameters."""
+        self._watched, self._marks, self._copies, self._digests = {}, [], [], []
+
+
+def _mark(parameter: torch.Tensor) -> tuple[int, int]:
+    return parameter._version, parameter.data_ptr()
+
+
+def _equal(parameter: torch.Tensor, copy: torch.Tensor) -> bool:
+    return parameter.shape == copy.shape and torch.equal(parameter.detach(), copy)
+
+
+def _digest(parameter: torch.Tensor) -> int:
+    return state_codec.digest([parameter.detach()])

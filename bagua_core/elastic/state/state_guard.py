@@ -1,0 +1,99 @@
+"""Says when the committed state may be read by another thread than the script's.
+
+The script's thread holds the guard while it changes what a state consists of: a commit, a roll-back, a snapshot, a
+copy that is swapped in. An optimizer's step is code of others and may take long, so it is not done under the guard:
+`stepping` says that it is under way. Once a reader has taken the worker out of the job (`take_out`), a thread that
+wants to hold the guard sees LeaveInterrupt instead: what was saved stays the newest state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bagua_core.communication.devices.device_order import Handover
+from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
+
+_NOTICE_S = 0.1
+
+
+class StateBusy(TimeoutError):
+    """The script's thread did not let go of the state in time."""
+
+
+class StateGuard:
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._depth = 0
+        self._taken_out_by = 0  # the thread that leaves in the script's place; 0: none does
+        self._until_s = 0.0  # monotonic; no one waits for that thread for longer
+        self._is_out = False  # it is done
+        self._script_knows = False  # the script's thread has met the leave, and needs no signal
+        self.stepping = False  # an optimizer is changing parameters
+        self.provisional = False  # an exchange has changed weights in the step under way
+        self._work: Handover | None = (
+            None  # what the script's stream had been given when the guard was let go
+        )
+
+    # -- the script's thread
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other thread reads the state meanwhile. Raises LeaveInterrupt once this worker was taken out."""
+        with self._changed:
+            self.check()
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._work = Handover()
+
+    def check(self) -> None:
+        """Raises LeaveInterrupt once this worker was taken out, when that is done."""
+        with self._changed:
+            if not self._taken_out_by or self._taken_out_by == threading.get_ident():
+                return
+            self.wait_out()
+            raise LeaveInterrupt
+
+    def wait_out(self) -> None:
+        """Until the thread that takes this worker out is done, or has no time left. Returns at once if none does."""
+        with self._changed:
+            if self._taken_out_by:
+                self._script_knows = True
+                self._changed.wait_for(lambda: self._is_out, max(0.0, self._until_s - time.monotonic()))
+
+    # -- the thread that leaves in the script's place
+
+    @contextmanager
+    def reading(self, limit_s: float) -> Iterator[Handover | None]:
+        """The script's thread changes nothing meanwhile, but for an optimizer that is `stepping`. Gives the device's
+        work that has to be done before the state can be read. Raises StateBusy after limit_s."""
+        if not self._changed.acquire(timeout=max(0.0, limit_s)):
+            raise StateBusy
+        try:
+            yield self._work
+        finally:
+            self._changed.release()
+
+    @property
+    def is_taken_out(self) -> bool:
+        return bool(self._taken_out_by)
+
+    def take_out(self, until_s: float) -> None:
+        """The script's thread has no part in the job from now on. until_s: monotonic time at which a thread that waits
+        for the end of the leave stops waiting."""
+        self._taken_out_by, self._until_s = threading.get_ident(), until_s
+
+    def taken_out(self) -> bool:
+        """The leave is done. Returns whether the script's thread has met it already. Does not wait for a thread that
+        holds the state and does not let go of it."""
+        self._is_out = True
+        if self._changed.acquire(timeout=_NOTICE_S):
+            self._changed.notify_all()
+            self._changed.release()
+        return self._script_knows

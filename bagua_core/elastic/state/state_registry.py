@@ -1,0 +1,335 @@
+"""The job's state on this worker: models, optimizers and registered objects; captured, restored and rolled back.
+
+`capture` and `restore` cover the whole state. A copy for a worker that joins travels in two parts: `bulk`, which no
+step changes before its first optimizer step, and `rest`, which is captured when the holder's first reduction of the
+step is in, so that it includes what the script did in the step so far. `snapshot` and `roll_back` cover what a failed
+step may have changed; parameters and optimizer state are not among it, for in a failed step the optimizer does nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from bagua_core.communication.step_interface import Stateful
+from bagua_core.elastic.state import optimizer_state, state_codec
+from bagua_core.elastic.state.model_tensors import ModelTensors, put_plain_gradient
+from bagua_core.model.scaler_state import ScalerSnapshot
+
+
+def _copied(value: Any) -> Any:
+    """Like deepcopy, but quick for the flat dictionaries that schedulers and scalers have."""
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {k: _copied(v) for k, v in value.items()}
+    if type(value) is list:
+        return [_copied(v) for v in value]
+    if type(value) is tuple:
+        return tuple(_copied(v) for v in value)
+    return copy.deepcopy(value)
+
+
+class StateRegistry:
+    """Order of registration is the order on the wire, so it must agree on all workers."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.models: list[ModelTensors] = []
+        self.equal_states = True
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.registered: dict[str, Stateful] = {}
+        self.watches = False  # whether steps may fail, so that the script's own changes are looked for
+        self._snapshot_group_objects: list[list[dict[str, Any]]] = []
+        self._snapshot_groups: list[list[dict[str, Any]]] = []  # by optimizer and group, without parameters
+        self._snapshot_registered: dict[str, Any] = {}
+        # ids of the parameters that optimizers moved, in the step under way and in the one committed last
+        self._moved: set[int] = set()
+        self._moved_last: set[int] = set()
+
+    def add_model(
+        self,
+        module: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        travelling: Callable[[], Mapping[str, torch.Tensor]] = dict,
+        equal_states: bool = True,
+        put_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = put_plain_gradient,
+    ) -> None:
+        """travelling: an algorithm's own tensors for this model, see Exchange.travelling. equal_states: all ranks hold
+        the same parameters after each step. put_gradient: see step_interface.Model."""
+        self.equal_states = self.equal_states and equal_states
+        self.modules.append(module)
+        self.models.append(ModelTensors(module, travelling, equal_states, put_gradient))
+        for optimizer in optimizers:
+            if not any(optimizer is known for known in self.optimizers):
+                self.optimizers.append(optimizer)
+
+    def remove_model(self, module: nn.Module, still_used: list[torch.optim.Optimizer]) -> None:
+        """Forget the model that was added with `module`, and the optimizers that are not among `still_used`."""
+        place = next(i for i, known in enumerate(self.modules) if known is module)
+        del self.modules[place], self.models[place]
+        self.equal_states = all(model.learns for model in self.models)
+        self.optimizers[:] = [o for o in self.optimizers if any(o is used for used in still_used)]
+        self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
+
+    def register(self, name: str, stateful: Stateful) -> None:
+        """Raises TypeError if `stateful` has no state_dict/load_state_dict, ValueError if the name is taken."""
+        if not (hasattr(stateful, "state_dict") and hasattr(stateful, "load_state_dict")):
+            raise TypeError(
+                f"register_state({name!r}, ...): {type(stateful).__name__} has no state_dict and load_state_dict"
+            )
+        if self.registered.get(name, stateful) is not stateful:
+            raise ValueError(f"register_state({name!r}, ...): the name is taken; choose another")
+        self.registered[name] = stateful
+
+    # -- a step
+
+    @torch.no_grad()
+    def snapshot(self) -> None:
+        """Remember what a failed step gets back: volatile tensors, learning rates and registered states."""
+        for model in self.models:
+            model.snapshot(watches=self.watches)
+        self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
+        self._snapshot_groups = [[_hyperparameters(g) for g in o.param_groups] for o in self.optimizers]
+        if self.registered:
+            self._snapshot_registered = {
+                name: ScalerSnapshot(s) if isinstance(s, GradScaler) else _copied(s.state_dict())
+                for name, s in self.registered.items()
+            }
+
+    @torch.no_grad()
+    def backward_begins(self) -> None:
+        """A backward is about to add to what .grad holds. Called in every step, before its first gradient."""
+        for model in self.models:
+            model.backward_begins()
+
+    @torch.no_grad()
+    def roll_back_gradients(self) -> None:
+        """After roll_back, once the reducers have forgotten the step: .grad holds again what it held before."""
+        for model in self.models:
+            model.roll_back_gradients()
+
+    @torch.no_grad()
+    def find_changed(self) -> None:
+        """Before the step's first optimizer step: learn which parameters the script changes by itself."""
+        for model in self.models:
+            model.find_changed()
+
+    @torch.no_grad()
+    def protect(self) -> None:
+        """The step has failed: what the script changes from now on is undone too."""
+        for model in self.models:
+            model.protect()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of `optimizer` is final, whatever becomes of the job's step."""
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._moved |= moved
+        for model in self.models:
+            model.stepped(moved)
+
+    def step_committed(self) -> None:
+        """The step under way is committed."""
+        self._moved_last, self._moved = self._moved, set()
+
+    @torch.no_grad()
+    def roll_back(self) -> tuple[str, ...]:
+        """Go back to the snapshot. Returns the names of parameters that keep a change, see ModelTensors.roll_back."""
+        unknown: list[str] = []
+        for model in self.models:
+            unknown += model.roll_back()
+        objects = self._snapshot_group_objects
+        for optimizer, groups, kept in zip(self.optimizers, self._snapshot_groups, objects, strict=False):
+            optimizer.param_groups[:] = kept  # the step that is done again adds and removes them again
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                _put_hyperparameters(group, values)
+        for name, state in self._snapshot_registered.items():
+            stateful = self.registered[name]
+            if isinstance(state, ScalerSnapshot) and isinstance(stateful, GradScaler):
+                state.restore(stateful)
+            else:
+                stateful.load_state_dict(_copied(state))
+        return tuple(unknown)
+
+    # -- the whole state
+
+    def capture(self) -> dict[str, Any]:
+        """The state as nested plain values and the live tensors themselves: read, do not keep."""
+        gradients = self.gradients()
+        return {
+            **({"gradients": gradients} if any(gradients) else {}),
+            "modules": self.capture_modules(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            # Copies: the script may change these objects while a copy is under way.
+            "registered": {name: _copied(s.state_dict()) for name, s in self.registered.items()},
+        }
+
+    @torch.no_grad()
+    def capture_last(self, *, at_resume_point: bool) -> dict[str, Any]:
+        """The committed state for the last checkpoint, as `capture` gives it. Workers that write parts of it may stand
+        at different places of the script, so gradients that an optimizer has used are left out: some workers may have
+        cleared them and others not.
+
+        at_resume_point: a step is under way, and no optimizer has stepped in it; the state is what a roll-back of the
+        step would restore.
+        """
+        if at_resume_point:
+            rest = self.rest(at_resume_point=True)
+            state = {
+                "modules": [m.as_rolled_back() for m in self.models],
+                "optimizers": [
+                    {**o.state_dict(), **({} if groups is None else {"param_groups": groups})}
+                    for o, groups in zip(self.optimizers, rest["groups"], strict=True)
+                ],
+                "registered": rest["registered"],
+            }
+        else:
+            state = {**self.capture(), "gradients": []}
+            del state["gradients"]
+        if self.equal_states:
+            gradients = [
+                m.unused_gradients(self._moved_last, before_step=at_resume_point) for m in self.models
+            ]
+            if any(gradients):
+                state["gradients"] = gradients
+        return state
+
+    def capture_modules(self) -> list[dict[str, torch.Tensor]]:
+        """Parameters, buffers and algorithms' own tensors of each model: the live ones."""
+        return [{name: t.detach() for name, t in m.everything().items()} for m in self.models]
+
+    def bulk(self) -> dict[str, Any]:
+        """Parameters, algorithms' tensors and the optimizers' states: live tensors, stable until an optimizer steps."""
+        return {
+            "modules": [{n: t.detach() for n, t in m.lasting().items()} for m in self.models],
+            "optimizers": [_without_groups(o.state_dict()) for o in self.optimizers],
+        }
+
+    def gradients(self) -> list[dict[str, torch.Tensor]]:
+        """What .grad holds on this worker, for each model: the live tensors. A script may add to it in later steps."""
+        if not self.equal_states:
+            return [{} for _ in self.models]  # each worker's own, which nothing else of the job depends on
+        return [m.gradients() for m in self.models]
+
+    @torch.no_grad()
+    def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
+        """Everything but `bulk`, as copies, and beside it what a failed step would go back to ("resume").
+
+        As it is now; parameters that the script changed in the step so far are then here too, and count more than
+        those in `bulk`. at_resume_point: as a failed step would go back to it.
+        """
+        changed = [
+            {} if at_resume_point else m.find_changed() for m in self.models
+        ]  # before the values are read
+        resume = {
+            "modules": [m.at_resume_point() for m in self.models],
+            "groups": _copied(self._snapshot_groups),
+            "registered": {
+                name: state.state_dict() if isinstance(state, ScalerSnapshot) else _copied(state)
+                for name, state in self._snapshot_registered.items()
+            },
+        }
+        groups = [_copied(o.state_dict().get("param_groups")) for o in self.optimizers]
+        if at_resume_point:
+            for of_one, values in zip(groups, self._snapshot_groups, strict=False):
+                for group, hyperparameters in zip(of_one or (), values, strict=False):
+                    group.update(_copied(hyperparameters))
+            modules, registered = resume["modules"], resume["registered"]
+        else:
+            now = [{**m.volatile(), **found} for m, found in zip(self.models, changed, strict=True)]
+            modules = [{n: t.detach().clone() for n, t in tensors.items()} for tensors in now]
+            registered = {name: _copied(s.state_dict()) for name, s in self.registered.items()}
+        return {"modules": modules, "groups": groups, "registered": registered, "resume": resume}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a captured state of the same models, or `bulk` and `rest` together.
+
+        Its tensors may become the optimizers' own, so they must own their memory. Raises KeyError or ValueError where
+        it does not fit, OptimizerStateMismatch where an optimizer does not take it.
+        """
+        for model, tensors in zip(self.models, state["modules"], strict=True):
+            missing = model.lasting().keys() - tensors.keys()
+            if missing:
+                raise KeyError(f"the state lacks {sorted(missing)}")
+            model.put(tensors)
+        for optimizer, optimizer_state_dict in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer_state.load(optimizer, optimizer_state_dict)
+        for name, value in state["registered"].items():
+            self.registered[name].load_state_dict(value)
+        for model, gradients in zip(self.models, state.get("gradients", ()), strict=False):
+            model.put_gradients(gradients)
+
+    @torch.no_grad()
+    def restore_parts(self, bulk: dict[str, Any], rest: dict[str, Any]) -> None:
+        """Take over `bulk` and `rest` of another worker, both captured in one step. Raises as `restore`."""
+        modules = [{**a, **b} for a, b in zip(bulk["modules"], rest["modules"], strict=True)]
+        optimizers = [
+            {**values, "param_groups": groups} if groups is not None else values
+            for values, groups in zip(bulk["optimizers"], rest["groups"], strict=True)
+        ]
+        self.restore(
+            {
+                "modules": modules,
+                "optimizers": optimizers,
+                "registered": rest["registered"],
+                "gradients": bulk.get("gradients", ()),
+            }
+        )
+        resume = rest["resume"]
+        for model, tensors in zip(self.models, resume["modules"], strict=True):
+            model.adopt(tensors)
+        self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
+        self._snapshot_groups = resume["groups"]
+        self._snapshot_registered = resume["registered"]
+
+    def check_travels(self) -> None:
+        """Raises StateCodecError naming what could not be copied to another worker: better at the first boundary than
+        when a worker joins."""
+        state_codec.encode(
+            {
+                "optimizers": [o.state_dict() for o in self.optimizers],
+                "registered": {name: s.state_dict() for name, s in self.registered.items()},
+            }
+        )
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [p.detach() for m in self.modules for p in m.parameters()]
+
+    def fingerprint(self) -> dict[str, str]:
+        """What must agree on all workers for one to heal from another."""
+        described = [
+            f"{name}:{tuple(t.shape)}:{t.dtype}" for m in self.models for name, t in m.everything().items()
+        ]
+        count = sum(p.numel() for p in self.parameters())
+        digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
+        return {
+            "model": f"{count} parameters, shapes {digest}",
+            "optimizers": ", ".join(type(o).__name__ for o in self.optimizers) or "none",
+            "registered": ", ".join(self.registered) or "none",
+        }
+
+
+def _without_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state_dict.items() if key != "param_groups"}
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copied(value) for name, value in group.items() if name != "params"}
+
+
+def _put_hyperparameters(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        current = group.get(name)
+        if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+            current.copy_(value)  # a captured graph or a compiled step holds this very tensor
+        else:
+            group[name] = _copied(value)

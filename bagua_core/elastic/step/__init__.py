@@ -1,0 +1,1 @@
+"""The step: boundary, reduction, commit or roll-back."""

@@ -1,0 +1,69 @@
+"""Compares the replicas after commits: parameters by digest, and how long each rank computed.
+
+When a comparison is due is digest_check.py's decision, which rank is slow stragglers.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Pending
+from bagua_core.elastic.checks.digest_check import DigestCheck
+from bagua_core.elastic.checks.stragglers import ComputingTime, StragglerWatch
+from bagua_core.elastic.membership.agent_reports import AgentReports
+from bagua_core.elastic.membership.member import Member
+
+
+class ReplicaChecks:
+    """parameters: what must be equal on all ranks, the live tensors. wait: Engine.wait. reports: None under plain
+    `python`."""
+
+    def __init__(
+        self,
+        every_steps: int,
+        parameters: Callable[[], list[torch.nn.Parameter]],
+        wait: Callable[[Pending], None],
+        reports: AgentReports | None,
+    ) -> None:
+        self._parameters = parameters
+        self._wait = wait
+        self._reports = reports
+        self._digests = DigestCheck(every_steps)
+        self._computing = ComputingTime()
+        self._stragglers = StragglerWatch()
+
+    def generation_entered(self) -> None:
+        self._computing.forget()
+
+    def state_replaced(self, step: int) -> None:
+        """A copy of the state was put in."""
+        self._digests.state_replaced(self._parameters, step)
+
+    def step_timed(self, lasted_s: float, waited_s: float) -> None:
+        """A step was committed that lasted `lasted_s`, of which this rank waited `waited_s` in collectives."""
+        self._computing.step_done(lasted_s, waited_s)
+
+    def after_commit(self, member: Member, step: int) -> None:
+        """Compare if it is due. A comparison that fails breaks the generation; Diverged is raised."""
+        communicator = member.communicator
+        if communicator is None or communicator.world_size == 1:
+            return
+        if not self._digests.is_due(step):
+            self._digests.step_done(self._parameters, step)
+            return
+        try:
+            computing_us = self._digests.compare(
+                communicator,
+                [p.detach() for p in self._parameters()],
+                step,
+                self._wait,
+                self._computing.take(),
+            )
+        except CollectiveFailed as error:
+            member.break_generation(error)
+            return
+        found = self._stragglers.observe(communicator.generation, computing_us)
+        if self._reports is not None and (found.named or found.recovered):
+            self._reports.stragglers(step, found)

@@ -1,0 +1,56 @@
+"""This process's engine: made on first use, ended once. The only global state of the core."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.elastic.script_collectives.default_group import forbid_default_group
+from bagua_core.elastic.step.engine import Engine
+
+_lock = threading.Lock()
+_engine: Engine | None = None
+_owner_pid = 0
+
+
+class ForkedWorkerError(RuntimeError):
+    """The engine was used in a child of the worker, such as a DataLoader process."""
+
+
+def engine() -> Engine:
+    """The engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job.
+    Raises MixedModesError if the script has made torch's default process group before."""
+    global _engine, _owner_pid
+    with _lock:
+        if _engine is None:
+            environment = (
+                WorkerEnvironment.decode(os.environ) if WorkerEnvironment.is_present(os.environ) else None
+            )
+            if environment is not None:
+                forbid_default_group()
+            _engine = Engine(environment)
+            _owner_pid = os.getpid()
+        elif _owner_pid != os.getpid():
+            raise ForkedWorkerError(
+                "bagua was used in a child process of the worker; only the process that runs the script takes part"
+            )
+        return _engine
+
+
+def has_left() -> bool:
+    """Whether this worker has left the job outside the loop. For run_script.py."""
+    with _lock:
+        return _engine is not None and _engine.state.guard.is_taken_out
+
+
+def shutdown(exit_code: int) -> bool:
+    """End this process's part in the job. exit_code: what the script ended with.
+
+    Returns whether the process must end by os._exit: threads of abandoned communicators can't be joined.
+    """
+    with _lock:
+        if _engine is None or _owner_pid != os.getpid():
+            return False
+        ended = _engine
+    return ended.shutdown(exit_code)

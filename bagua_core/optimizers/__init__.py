@@ -1,0 +1,1 @@
+"""The gate at optimizer.step(): closures, and checks of what the script does."""

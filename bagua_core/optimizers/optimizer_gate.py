@@ -1,0 +1,192 @@
+"""When may an optimizer or a scheduler really step? After a step's last micro-batch, and only if it did not fail.
+
+Owns the replacement of `step` on the objects of the script. Keeps what schedulers and GradScaler look for on
+an optimizer, so that neither warns. Decides nothing about steps itself: it asks the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.step_interface import MicroBatch, StepPlan
+from bagua_core.model.optimizer_steps import optimizer_steps_of
+from bagua_core.model.scaler_state import unchanged_scale
+from bagua_core.optimizers.closure_calls import calls_closure_once
+from bagua_core.optimizers.closures import Evaluated, closure_of
+from bagua_core.optimizers.repeated_closure import Before, RepeatedClosure, StepAbandoned, job_loss
+from bagua_core.optimizers.script_checks import checks_of, gated_step
+
+
+class GateEngine(Protocol):
+    """The part of StepEngine that a gate asks."""
+
+    @property
+    def micro_batch(self) -> MicroBatch: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    @property
+    def step_failed(self) -> bool: ...
+
+    @property
+    def plan(self) -> StepPlan: ...
+
+    def communicator(self) -> Communicator | None: ...
+
+    def wait(self, pending: Pending) -> None: ...
+
+    def reduction_failed(self, error: Exception) -> None: ...
+
+    def takes_optimizer_step(self, final: bool = True) -> bool: ...
+
+    def optimizer_step_is_final(self) -> None: ...
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
+_GATED = "_bagua_gated"
+
+
+def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None:
+    """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
+
+    With a closure, the closure runs first and the decision is made after it: its backward is the step's
+    reduction. An optimizer that calls its closure again (LBFGS) sees the job's loss, and its step is undone if a later
+    call fails. Doing it twice is harmless.
+    """
+    original: Callable[..., Any] = optimizer.step
+    if getattr(original, _GATED, False):
+        return
+    parts: list[StepPlan] = []  # of the last micro-batch before a step's last one that had a closure
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True  # what schedulers look at before they warn about the order of calls
+        if engine.step_failed:
+            return None
+        closure, args, kwargs = closure_of(args, kwargs)
+        loss = None if closure is None else closure()
+        if engine.step_failed:
+            return loss
+        if not engine.micro_batch.last:
+            if closure is not None:
+                parts[:] = [engine.plan]
+            return loss
+        checks_of(engine).check_step(self)
+        optimizer_steps_of(engine).stepped()
+        repeats = closure is not None and not calls_closure_once(type(self))
+        if repeats:
+            loss = job_loss(loss, engine)
+        if engine.step_failed or not engine.takes_optimizer_step(final=not repeats) or engine.step_failed:
+            return loss
+        with gated_step():
+            if closure is None:
+                result = original(*args, **kwargs)
+            elif not repeats:
+                result = original(Evaluated(closure, loss), *args, **kwargs)
+            else:
+                again = RepeatedClosure(closure, loss, engine, _refusal(self, engine, parts))
+                parts.clear()
+                result = _whole_step(self, engine, lambda: original(again, *args, **kwargs), loss)
+        engine.optimizer_stepped(self)
+        return result
+
+    setattr(step, _GATED, True)
+    # a bound method, because a scheduler made later takes it apart by __func__
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _whole_step(
+    optimizer: torch.optim.Optimizer, engine: GateEngine, step: Callable[[], Any], loss: Any
+) -> Any:
+    """A step whose closure is called several times: final after the last call, or undone, whatever ended it."""
+    before = Before(optimizer)
+    is_whole = False
+    try:
+        result = step()
+        is_whole = True
+    except StepAbandoned:
+        return loss
+    finally:
+        if not is_whole:
+            before.put_back()
+    engine.optimizer_step_is_final()
+    return result
+
+
+def _refusal(optimizer: torch.optim.Optimizer, engine: GateEngine, parts: list[StepPlan]) -> str | None:
+    """Why the optimizer must not call its closure again in this step, if it must not."""
+    kind = type(optimizer).__name__
+    if parts == [engine.plan]:
+        return (
+            f"{kind} calls its closure several times, and each call sees the last micro-batch of the step only; leave "
+            "out max_local_batch_size"
+        )
+    if engine.communicator() is not None and not checks_of(engine).has_equal_states(optimizer):
+        return (
+            f"{kind} calls its closure several times and decides by each worker's own gradients when to stop, but all "
+            'workers must reduce equally often; use algorithm="gradient_allreduce"'
+        )
+    return None
+
+
+# A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.
+_engines: weakref.WeakKeyDictionary[Any, GateEngine] = weakref.WeakKeyDictionary()
+_gated_classes: dict[type, type] = {}
+
+
+def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: GateEngine) -> None:
+    """From now on scheduler.step() acts where optimizer.step() does, and always outside steps."""
+    kind = type(scheduler)
+    if kind in _gated_classes.values():
+        _engines[scheduler] = engine
+        return
+    if kind not in _gated_classes:
+        _gated_classes[kind] = _gated_scheduler_class(kind)
+    _engines[scheduler] = engine
+    scheduler.__class__ = _gated_classes[kind]
+
+
+def _gated_scheduler_class(kind: type) -> type:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        engine = _engines.get(self)
+        if engine is not None and _holds_back(engine):
+            return None
+        return kind.step(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+
+def gate_scaler(scaler: GradScaler, engine: GateEngine) -> None:
+    """From now on scaler.update() moves the scale only once a step.
+
+    Between micro-batches the scale must stay: contributions of one step are added up.
+    """
+    original: Callable[..., None] = scaler.update
+    if getattr(original, _GATED, False):
+        return
+
+    @functools.wraps(original)
+    def update(self: Any, new_scale: float | torch.Tensor | None = None) -> None:
+        if new_scale is None and _holds_back(engine) and self.is_enabled():
+            # the same scale again: torch then only forgets what this micro-batch's optimizers found
+            original(unchanged_scale(self))
+            return
+        original(new_scale)
+
+    setattr(update, _GATED, True)
+    scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]
+
+
+def _holds_back(engine: GateEngine) -> bool:
+    return engine.in_step and (engine.step_failed or not engine.micro_batch.last)

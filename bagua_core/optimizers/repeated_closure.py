@@ -1,0 +1,122 @@
+"""Runs optimizers that call their closure several times in a step, such as LBFGS: alike on all ranks, whole or undone.
+
+Such an optimizer decides by the loss where to go and whether to call again, so it sees the job's loss and not this
+rank's. Each call is a reduction that may fail when parameters have moved already. The step is then abandoned, and
+parameters and the optimizer's state become what they were before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.step_interface import MicroBatch
+
+
+class RepeatedClosureError(RuntimeError):
+    """An optimizer calls its closure several times in a step in which this cannot be right."""
+
+
+class StepAbandoned(Exception):
+    """A later call of the closure failed. It never leaves the gate."""
+
+
+class ClosureEngine(Protocol):
+    """The part of StepEngine that a closure asks."""
+
+    @property
+    def micro_batch(self) -> MicroBatch: ...
+
+    @property
+    def step_failed(self) -> bool: ...
+
+    def communicator(self) -> Communicator | None: ...
+
+    def wait(self, pending: Pending) -> None: ...
+
+    def reduction_failed(self, error: Exception) -> None: ...
+
+
+class RepeatedClosure:
+    """What step() gets in the place of a closure that was called once. first: that call's loss, the job's.
+
+    refusal: why the optimizer must not call it again, or None.
+    """
+
+    def __init__(
+        self, closure: Callable[[], Any], first: Any, engine: ClosureEngine, refusal: str | None
+    ) -> None:
+        self._closure = closure
+        self._first = [first]
+        self._engine = engine
+        self._refusal = refusal
+
+    def __call__(self) -> Any:
+        """Raises StepAbandoned, RepeatedClosureError."""
+        if self._first:
+            return self._first.pop()
+        if self._refusal is not None:
+            raise RepeatedClosureError(self._refusal)
+        loss = self._closure()
+        if not self._engine.step_failed:
+            loss = job_loss(loss, self._engine)
+        if self._engine.step_failed:
+            raise StepAbandoned
+        return loss
+
+
+def job_loss(loss: Any, engine: ClosureEngine) -> Any:
+    """The mean of all ranks' losses, weighted as their gradients are, in the type of `loss`.
+
+    The reduction is part of the step: if it fails the step does, and `loss` comes back. A `loss` that is no number
+    comes back too.
+    """
+    communicator = engine.communicator()
+    is_number = isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1)
+    if communicator is None or not is_number:
+        return loss
+    weight = engine.micro_batch.weight
+    own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+    # replaced, not multiplied: the loss of a rank without a share may be NaN
+    total = torch.tensor([weight * own if weight else 0.0], dtype=torch.float64)
+    try:
+        engine.wait(communicator.allreduce(total))
+    except CollectiveFailed as error:
+        engine.reduction_failed(error)
+        return loss
+    mean = total.item()
+    return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
+
+
+class Before:
+    """An optimizer's parameters and state as they are now. Tensors are put back in place, for others may hold views of
+    them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = [(p, p.detach().clone()) for p in parameters]
+        self._state = {p: copy.deepcopy(dict(state)) for p, state in optimizer.state.items()}
+
+    def put_back(self) -> None:
+        state = self._optimizer.state
+        with torch.no_grad():
+            for parameter, saved in self._parameters:
+                parameter.copy_(saved)
+            for parameter in [p for p in state if p not in self._state]:
+                del state[parameter]
+            for parameter, saved_state in self._state.items():
+                now = state[parameter]
+                restored = {name: _restored(now.get(name), saved) for name, saved in saved_state.items()}
+                now.clear()
+                now.update(restored)
+
+
+def _restored(now: Any, saved: Any) -> Any:
+    if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor) and now.shape == saved.shape:
+        return now.copy_(saved)
+    return saved
