@@ -3,9 +3,9 @@
     python -m benchmarks.cluster_scale --keep
     python -m benchmarks.cluster_scale --nodes 100 --jobs 20 --changes 5
 
-One process beside a real etcd: the real scheduler (service/scheduler.py), and in place of each node the decisions of
-its daemon (cluster/unit_plan.py) and the keys that its job agents would write. Its figures are upper bounds, for a
-thousand nodes take turns with the scheduler in one interpreter.
+One process beside a real etcd: the real scheduler (service/scheduling/scheduler.py), and in place of each node the
+decisions of its daemon (cluster/unit_plan.py) and the keys that its job agents would write. Its figures are upper
+bounds, for a thousand nodes take turns with the scheduler in one interpreter.
 """
 
 from __future__ import annotations

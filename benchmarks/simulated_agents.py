@@ -1,6 +1,6 @@
 """What would the agents of one large job ask of etcd? Thousands of them in one process, without a process of theirs.
 
-Each agent asks for what bagua_agent's own code asks (job_loop.py, large_jobs/) in the same order, takes its ranges from
+Each agent asks for what bagua_agent's own code asks (loop.py, large_jobs/) in the same order, takes its ranges from
 large_jobs/scope.py and its place from the record. What differs: their requests share a few connections and their
 watches a few streams, their addresses are loopback's, and what agents send one another is not sent: keepers read a
 record from etcd as they do, and do not hand it on.

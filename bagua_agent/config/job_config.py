@@ -85,7 +85,7 @@ class JobConfig:
     """One node's part in a job.
 
     Who: `slots` workers here, between `min_nodes` and `max_nodes` nodes in all.
-    Where: `endpoints` are entries that store/endpoints.py reads; None means that the agent starts an
+    Where: `endpoints` are entries that etcd/endpoints.py reads; None means that the agent starts an
     etcd of its own, which also serves the others if the job admits more nodes. With `hosts_store` it
     starts one at endpoints[0] instead, unless an etcd answers there already.
     Logs: `redirects` and `tee` are "0".."3" or "LOCAL_RANK:VALUE,..." (1 stdout, 2 stderr, 3 both);

@@ -1,8 +1,8 @@
 """The agent's loop: joins the job, takes what happened from the inbox, hands it to whom it concerns, and ends.
 
 Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
-others and comes back through the inbox. What the job's membership says is job_membership.py and store_news.py;
-what this node does with its workers lies behind worker_way.py; node_ending.py says when this node is done.
+others and comes back through the inbox. What the job's membership says is membership_driver.py and apply_changes.py;
+what this node does with its workers lies behind worker_lifecycle.py; node_ending.py says when this node is done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does membership want done, and who does it? Gives events to the pure machine and performs its actions.
 
 Owns this agent's part in leading: standing for election, and what the answers to a leader's acts mean. Decides nothing:
-membership/machine.py forms generations. Knows nothing of workers and processes.
+membership/state_machine/machine.py forms generations. Knows nothing of workers and processes.
 """
 
 from __future__ import annotations

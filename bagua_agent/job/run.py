@@ -1,6 +1,6 @@
 """What does a node do for one job? Starts its workers, joins the job, and follows it to its end.
 
-`run_job` prepares and starts the workers before it loads what is slow to load; the loop is job_loop.py.
+`run_job` prepares and starts the workers before it loads what is slow to load; the loop is loop.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What do changes in the store mean for this node? Keeps JobSeen up to date and tells the node's parts what is new.
 
 Returns what the membership machine should hear. Writes nothing to the store. What a key's value means is
-store_events.py.
+decode.py.
 """
 
 from __future__ import annotations

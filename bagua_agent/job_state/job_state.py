@@ -1,7 +1,7 @@
 """What has this node seen of the job so far? The newest records, and whether this node itself is leaving.
 
-Changed in the loop's thread alone: by store_news.py for what the store says, by job_membership.py for the picture,
-by job_loop.py for the rest. Everybody else reads. Decides nothing.
+Changed in the loop's thread alone: by apply_changes.py for what the store says, by membership_driver.py for the
+picture, by loop.py for the rest. Everybody else reads. Decides nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ outside is only the absence of such a report. Hence the rules:
       and somebody else has the state hang_timeout_s             REPLACE them: kill, start again
       and they hold the only state    hang_timeout_s             NAME: killing them would end the job
       and most_replacements made      hang_timeout_s             GIVE_UP: the script hangs by itself
-    all inside, connections cut       cut_s, doubling from the   RENEW at once; formation.py leaves a node out, if it
+    all inside, connections cut       cut_s, doubling from the   RENEW at once; decision.py leaves a node out, if it
       (their transport says so)       third time on              does not help
     all inside                        renew_s, doubling each     RENEW: same members, new communicator
       and most_renewals made          time                       GIVE_UP: their collectives do not match

@@ -1,7 +1,7 @@
 """Whom to do without when everybody lives and a generation still does not work, and for how long?
 
 Workers say which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
-nobody. So this gives ways out in order of preference, and formation.py takes the first that keeps the minimum and a
+nobody. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
 holder. Whoever is left out may come back after a quarantine that grows each time.
 """
 

@@ -171,7 +171,7 @@ class JobView:
     closing_generation: the generation that confirmed the end; None while training goes on.
     finished: workers that ended with 0. finished_steps: the steps they had committed by their last report.
     departures: workers that ended because their nodes left. refused: workers that may not join.
-    restarts: workers follow a new generation by being started again (restarting.py), else in process (formation.py).
+    restarts: workers follow a new generation by being started again (restarting.py), else in process (decision.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
     hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
     wait in this generation was told of and ended, with the time. replacements: workers that were to be replaced since

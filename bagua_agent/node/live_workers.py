@@ -1,7 +1,7 @@
 """What passes between this node's workers and the job when workers stay while generations change?
 
 Turns what workers say over their sessions into their keys in the store, and what the job says into words to them.
-One way of running workers (worker_way.py). Decides nothing of membership; ends of workers are worker_exits.py.
+One way of running workers (worker_lifecycle.py). Decides nothing of membership; ends of workers are worker_exits.py.
 """
 
 from __future__ import annotations

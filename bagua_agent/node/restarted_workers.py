@@ -1,15 +1,15 @@
 """What passes between this node's workers and the job when workers are started again for each generation?
 
-One way of running workers (worker_way.py): unmodified scripts, which learn their ranks from the environment when they
-start. States, in this order for each generation that lists this node:
+One way of running workers (worker_lifecycle.py): unmodified scripts, which learn their ranks from the environment when
+they start. States, in this order for each generation that lists this node:
 
     ending      workers of the one before get SIGTERM, after the shutdown timeout SIGKILL
     meeting     the agent of rank 0 opens a store for this generation alone and writes where; the others wait for that
     running     all workers of this node are started; each end is told (ENDING, FINISHED, FAILED)
 
-A newer record supersedes any of them. Which generation there should be is membership/restarting.py. A worker that opens
-a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and no newer record
-has come yet; the host that is to blame may be the leader's.
+A newer record supersedes any of them. Which generation there should be is membership/state_machine/restarting.py. A
+worker that opens a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and
+no newer record has come yet; the host that is to blame may be the leader's.
 """
 
 from __future__ import annotations

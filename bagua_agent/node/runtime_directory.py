@@ -12,7 +12,7 @@ from pathlib import Path
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES
 
-LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see store/embedded.py
+LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see etcd/server/embedded.py
 
 
 def make_runtime_directory(for_account: str | None = None) -> Path:

@@ -2,7 +2,7 @@
 
 Each engine has one list of wrapped models. A gated optimizer is checked at each step. An optimizer that was not passed
 to DistributedDataParallel is refused when it steps on a wrapped model's parameters. Every error names the parameters.
-The checks know nothing of buckets: a wrapped model says what it reduces (communication/exchange.py).
+The checks know nothing of buckets: a wrapped model says what it reduces (communication/reduction/exchange.py).
 """
 
 from __future__ import annotations

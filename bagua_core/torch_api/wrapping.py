@@ -66,7 +66,7 @@ class Wrapped:
 
     @property
     def exchange(self) -> Any:
-        """What the algorithm does for this model; see communication/exchange.py."""
+        """What the algorithm does for this model; see communication/reduction/exchange.py."""
         return self.parallel._exchange
 
     def buckets(self) -> list[BaguaBucket]:

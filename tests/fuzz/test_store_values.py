@@ -86,7 +86,7 @@ def test_bytes_that_are_no_message_change_nothing(key: str, value: bytes) -> Non
         return  # that the key stands is what it says; its value is only the reason
     assert event is None
     assert watcher.state.view == before
-    if key not in (KEYS.spec, KEYS.leader):  # read elsewhere: job_room.py, message_of
+    if key not in (KEYS.spec, KEYS.leader):  # read elsewhere: create_or_join.py, message_of
         assert [told for told, _ in watcher.unreadable] == [key]
 
 

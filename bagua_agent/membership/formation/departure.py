@@ -1,6 +1,6 @@
 """Have all workers that may hold the job's state left on purpose, and is the state saved? Pure.
 
-Used by ending.py for the result *stopped*, by formation.py for a start after such an end, and by an agent for what it
+Used by ending.py for the result *stopped*, by decision.py for a start after such an end, and by an agent for what it
 says when it leaves. Invariant L1 of ARCHITECTURE.md: a worker counts as gone only by the word of its own agent.
 """
 
@@ -94,7 +94,7 @@ def _saved(view: JobView) -> Parting:
     of_furthest = [d for d in told if d.state == furthest]
     for parts in {d.parts for d in of_furthest if d.parts}:
         written = {d.part for d in of_furthest if d.parts == parts and d.written}
-        if len(written) == parts:  # each is below it: see store_events.py
+        if len(written) == parts:  # each is below it: see decode.py
             return Parting(True, f"every worker left; the checkpoint of step {furthest.step} is written")
     problems = [f"{d.problem} (on {d.node_name})" for d in of_furthest if d.problem]
     why = problems[0] if problems else "a worker ended before its part was written"

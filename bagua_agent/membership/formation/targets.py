@@ -1,6 +1,6 @@
 """Which workers should the next generation hold, and what does its record say?
 
-Chooses among survivors and offers; formation.py decides whether the choice may be written. Nodes that are in
+Chooses among survivors and offers; decision.py decides whether the choice may be written. Nodes that are in
 stay before others come in; above the most the youngest go first. A node that only stays until somebody else
 has the state does not count towards the most.
 """

@@ -1,7 +1,7 @@
 """Which generation should there be of workers that are started again for each? Restart mode's rules.
 
 A job whose workers open no session follows its membership by nodes: every change ends all workers and starts
-those of the next generation. Looks at the whole picture each time, as formation.py does for live jobs.
+those of the next generation. Looks at the whole picture each time, as decision.py does for live jobs.
 
 States of the job, all read from the picture:
 

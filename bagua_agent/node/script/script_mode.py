@@ -2,7 +2,7 @@
 
 Looks at the program's text without running it: whoever calls `init_process_group` of `bagua_core` follows in process,
 anything else knows nothing of this runtime and is restarted. A guess only: a worker that opens a session all the
-same makes its job LIVE (see membership/picture.py), so a wrong guess costs nothing but a later start.
+same makes its job LIVE (see membership/state_machine/picture.py), so a wrong guess costs nothing but a later start.
 """
 
 from __future__ import annotations

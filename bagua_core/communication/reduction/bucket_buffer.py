@@ -14,7 +14,9 @@ from bagua_core.communication.communicator import Pending
 from bagua_core.communication.reduction.buckets import BucketPlan, carries_tail
 
 TAIL_ELEMENTS = 6
-"""The switch pair (elastic/switch_pair.py), the sums of step_counts.py, and how many ranks froze or unfroze some."""
+"""The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py, and how many ranks froze or unfroze
+some.
+"""
 
 
 class Bucket:

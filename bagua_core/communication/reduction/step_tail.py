@@ -1,7 +1,8 @@
 """Writes and reads the numbers that ride behind the gradients in a step's last reduction.
 
-They are summed as they are, neither weighted nor averaged: the switch pair (elastic/switch_pair.py), the count of
-optimizer steps (step_counts.py), and whether this rank trains other parameters than before (trained_parameters.py).
+They are summed as they are, neither weighted nor averaged: the switch pair (elastic/membership/switch_pair.py), the
+count of optimizer steps (step_counts.py), and whether this rank trains other parameters than before
+(trained_parameters.py).
 """
 
 from __future__ import annotations

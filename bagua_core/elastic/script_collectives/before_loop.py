@@ -1,9 +1,9 @@
 """What a script gets that asks for ranks or collectives before its loop.
 
-The job's first workers gather (`membership/gathering.py` of the agent): their ranks are real, and their collectives run
-among all of them. The result of each is kept. A worker that comes while the job trains takes no part in them any more:
-a member hands it the results, and the same calls of its script are answered from these. Before its first step boundary
-it has the rank after the last one, in a world of one more, so it is never rank 0.
+The job's first workers gather (`membership/formation/gathering.py` of the agent): their ranks are real, and their
+collectives run among all of them. The result of each is kept. A worker that comes while the job trains takes no part in
+them any more: a member hands it the results, and the same calls of its script are answered from these. Before its first
+step boundary it has the rank after the last one, in a world of one more, so it is never rank 0.
 
 Runs in the script's thread. Knows nothing of steps. From the first step boundary on nothing here is used any more.
 """
