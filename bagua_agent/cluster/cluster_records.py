@@ -46,8 +46,8 @@ def read_submission(value: bytes, job_id: str) -> SubmissionView:
 
 
 def parse_submission(value: bytes, job_id: str) -> pb.Submission:
-    """job_id: as its key says. `launch` is checked by whoever starts the job (job_config_file.py). Raises
-    UnreadableRecord.""" try:
+    """The record under a key that names `job_id`; its `launch` is not checked here. Raises UnreadableRecord."""
+    try:
         record = pb.Submission.FromString(value)
     except DecodeError as error:
         raise UnreadableRecord(f"no submission: {error}") from error
