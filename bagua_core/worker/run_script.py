@@ -37,9 +37,12 @@ class _Options(NamedTuple):
     warm_fd: int | None
 
 
-def main(arguments: list[str]) -> NoReturn:
+def main(arguments: list[str], loaded_before: set[str] | None = None) -> NoReturn:
+    """loaded_before: names of modules that were loaded before anything was imported ahead, in a warm parent that was
+    forked with its imports done; its sys.path has no runner."""
     options = _parse(arguments)
-    _remove_runner_from_path()
+    if loaded_before is None:
+        _remove_runner_from_path()
     if options.parent_pid is not None:
         _die_with(options.parent_pid)
     path = list(sys.path)
@@ -48,7 +51,9 @@ def main(arguments: list[str]) -> NoReturn:
     if options.warm_fd is None:
         _sibling("stack_dump").answer_stack_requests()
     else:
-        command, bring_back = _become_warm_parent(options)  # what follows happens in forked workers only
+        command, bring_back = _become_warm_parent(
+            options, loaded_before
+        )  # what follows happens in forked workers only
         # not before: workers must not share one file
         _sibling("stack_dump").answer_stack_requests()
         if options.parent_pid is not None:
@@ -84,14 +89,16 @@ def _parse(arguments: list[str]) -> _Options:
     return _Options(form, rest[0], rest[1:], parent_pid, preimport, warm_fd)
 
 
-def _become_warm_parent(options: _Options) -> tuple[tuple[str, str, list[str]] | None, Callable[[], None]]:
+def _become_warm_parent(
+    options: _Options, loaded_before: set[str] | None
+) -> tuple[tuple[str, str, list[str]] | None, Callable[[], None]]:
     """Returns in forked workers only: the command, None for the one of the command line; and what brings back the
     modules that are hidden from the script until it imports them (fresh_start.py)."""
     assert options.warm_fd is not None
     import gc
 
     printed = _capture_output()
-    before = set(sys.modules)
+    before = set(sys.modules) if loaded_before is None else loaded_before
     gc.disable()  # what is imported stays; looking for garbage in it takes a tenth of a second
     _import_ahead(options.preimport)
     gc.enable()

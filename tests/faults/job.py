@@ -25,6 +25,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_core.elastic.ledger import ledger
+from tests.lab import zygote
 from tests.lab.etcd import EtcdCluster
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
@@ -173,7 +174,7 @@ class Job:
         if failpoints:
             words += ["--failpoints", failpoints]
         more = {**environment, **({"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {})}
-        process = _run(
+        process = _start_agent(
             host, [*words, *(self._program or [str(SCRIPT), *self._script])], self._log_file(), more
         )
         node = Node(process, host)
@@ -183,7 +184,8 @@ class Job:
     def scale(self, host: Host, nodes: str) -> None:
         """`bagua-launch scale`, to its end."""
         words = [sys.executable, "-m", "bagua_launch", "scale", "--rdzv-endpoint", str(self.endpoints)]
-        process = _run(host, [*words, "--rdzv-id", self.job_id, nodes], self._log_file())
+        words += ["--rdzv-id", self.job_id, nodes]
+        process = host.run(words, env=_environment(), output=self._log_file())
         assert process.wait(DEADLINE_S) == 0, process.text()
 
     def _log_file(self) -> Path:
@@ -329,15 +331,20 @@ class Job:
             print(f"---- {path.name}\n{path.read_text(errors='replace')}")
 
 
-def _run(
+def _start_agent(
     host: Host | None, words: Sequence[str], output: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> LabProcess:
+    env = _environment(more)
+    if host is not None:
+        return host.run_agent(words, env, output)
+    forked = zygote.start(words, env, output, os.getcwd(), None) if zygote.can_start(env) else None
+    return LabProcess([], words, env=env, output=output, host_name="here", forked=forked)
+
+
+def _environment(more: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     paths = [str(ROOT), str(ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
-    env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **more}
-    if host is None:
-        return LabProcess([], words, env=env, output=output, host_name="here")
-    return host.run(words, env=env, output=output)
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **more}
 
 
 def _children(pid: int, recursive: bool = False) -> list[psutil.Process]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from tests.lab import namespaces
+from tests.lab import namespaces, zygote
 from tests.lab.clock import HostClock, build_library
 from tests.lab.namespaces import LabError, ip_batch, tc
 from tests.lab.process import LabProcess
@@ -72,6 +72,15 @@ class Host:
             output=None if output is None else Path(output),
             host_name=self.name,
         )
+        self.processes.append(process)
+        return process
+
+    def run_agent(self, argv: Sequence[str], env: Mapping[str, str], output: Path) -> LabProcess:
+        """Start `bagua-launch` here, by the zygote where that can do it."""
+        if self.clock is not None or self._holder is None or not zygote.can_start(env):
+            return self.run(argv, env=env, output=output)
+        forked = zygote.start(argv, env, output, os.getcwd(), self._holder.pid)
+        process = LabProcess([], argv, env=env, output=output, host_name=self.name, forked=forked)
         self.processes.append(process)
         return process
 

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.lab.zygote import ForkedProcess
+
 
 class LabProcess:
     """Its exit status, output and end; ended with its host by the lab at the latest."""
@@ -20,11 +22,17 @@ class LabProcess:
         env: Mapping[str, str] | None,
         output: Path | None,
         host_name: str,
+        forked: ForkedProcess | None = None,
     ) -> None:
-        """output: file that gets stdout and stderr, appended; None: nobody reads them."""
+        """output: file that gets stdout and stderr, appended; None: they go nowhere. forked: the process, started
+        already."""
         self.argv = tuple(argv)
         self.host_name = host_name
         self.output = output
+        self._popen: subprocess.Popen[bytes] | ForkedProcess
+        if forked is not None:
+            self._popen = forked
+            return
         with open(os.devnull if output is None else output, "ab") as stream:
             self._popen = subprocess.Popen(
                 [*enter, *argv],

@@ -38,6 +38,10 @@ class RequestSocket:
         self._send(request, descriptors, deadline)
         return self.receive(deadline - time.monotonic())
 
+    def send(self, request: dict[str, Any], descriptors: Sequence[int], timeout_s: float) -> None:
+        """A request that is answered later, or not at all."""
+        self._send(request, descriptors, time.monotonic() + timeout_s)
+
     def _send(self, request: dict[str, Any], descriptors: Sequence[int], deadline: float) -> None:
         body = json.dumps(request).encode()
         data = memoryview(LENGTH.pack(len(body)) + body)

@@ -37,6 +37,11 @@ STOP_TIMEOUT_S = 5.0
 LONG_LIFE_S = 60.0
 
 
+# "FD:PID" in the agent's environment: a socket to a child of the agent that has its imports done and waits for the
+# command line of its start, and that child's process id. Tests that start many agents save the imports so.
+OFFER_VARIABLE = "BAGUA_WARM_PARENT"
+
+
 class WarmParent:
     """One per node and job. Any thread may call; `start` only one that lives as long as the agent.
 
@@ -57,7 +62,7 @@ class WarmParent:
         where = Path.cwd() if directory is None else directory
         self._place = StartPlace(dict(env), where, python, preimport, account, stays=directory is None)
         self._lock = threading.Lock()
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | _Offered | None = None
         self._requests: RequestSocket | None = None
         self._is_ready = False
         self._started_at = 0.0
@@ -170,6 +175,18 @@ class WarmParent:
         own, other = RequestSocket.pair()
         line = command_line(self._command, os.getpid(), python=place.python, preimport=place.preimport)
         runner = line.index("--parent-pid")
+        offered = _take_offer()
+        if offered is not None:
+            own.close()
+            other.close()
+            self._popen, own = offered
+            line[runner:runner] = ["--warm-fd", "-1"]
+            self._requests, self._is_ready, self._started_at = own, False, time.monotonic()
+            try:
+                own.send({"line": line[line.index("--warm-fd") :]}, (), FORK_TIMEOUT_S)
+            except HelperGone as problem:
+                log.warning("the warm parent that was offered (pid %s) is of no use: %s", self.pid, problem)
+            return
         line[runner:runner] = ["--warm-fd", str(other.fileno())]
         try:
             self._popen = _start(line, place, other)
@@ -250,6 +267,33 @@ class WarmParent:
             return
         os.close(self._stop_fd)
         self._stop_fd = -1
+
+
+class _Offered:
+    """A child that was there before the agent, with the part of Popen that the warm parent's owner uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """It has been killed or has ended, so this does not wait for long."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _take_offer() -> tuple[_Offered, RequestSocket] | None:
+    offer = os.environ.pop(OFFER_VARIABLE, None)
+    if offer is None:
+        return None
+    descriptor, pid = map(int, offer.split(":"))
+    os.set_inheritable(descriptor, False)
+    return _Offered(pid), RequestSocket(socket.socket(fileno=descriptor))
 
 
 def _start(line: list[str], place: StartPlace, control: socket.socket) -> subprocess.Popen[bytes]:

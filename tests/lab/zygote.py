@@ -1,0 +1,126 @@
+"""Starts agents on the lab's hosts beside a warm parent whose imports are done already.
+
+An agent's warm parent takes two to three seconds of processor time to import torch, and most tests start several. One
+process of the test run, the zygote, imports everything once. For each agent it forks the process that will be the
+agent, which enters the host, forks its warm parent and then executes the agent's own command line: the agent is a
+program of its own as ever, and finds a child that waits for its orders. The zygote starts no thread.
+
+A start that differs in what libraries read when they are loaded, or whose host has a clock of its own, is not for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bagua_agent.node.node_workers import TRAINING_IMPORTS
+from bagua_agent.workers.exits.orphans import adopting
+from bagua_agent.workers.process.request_socket import RequestSocket
+from bagua_agent.workers.start.library_variables import is_read_at_load
+from bagua_agent.workers.start.warm_parent import OFFER_VARIABLE
+from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
+
+REAL_START_VARIABLE = "BAGUA_TESTS_REAL_START"
+_PROGRAM = Path(__file__).with_name("zygote_main.py")
+_ROOT = Path(__file__).resolve().parents[2]
+_READY_S = 120.0
+_START_S = 20.0
+
+
+class ForkedProcess:
+    """What LabProcess uses of Popen, for a child that Popen did not start."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.poll() is None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(["bagua-launch"], timeout or 0.0)
+            self.poll()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def can_start(environment: Mapping[str, str]) -> bool:
+    """Whether workers of an agent with this environment may share what the zygote has loaded."""
+    if os.environ.get(REAL_START_VARIABLE) or "LD_PRELOAD" in environment:
+        return False
+    ours = _environment()
+    names = {name for name in environment.keys() | ours.keys() if is_read_at_load(name)}
+    return all(environment.get(name) == ours.get(name) for name in names)
+
+
+def start(
+    argv: Sequence[str], environment: Mapping[str, str], output: Path, directory: str, holder_pid: int | None
+) -> ForkedProcess:
+    """holder_pid: a process in the namespaces to enter; None: stay here."""
+    request = {
+        "argv": list(argv),
+        "env": dict(environment),
+        "output": str(output),
+        "cwd": directory,
+        "holder": holder_pid,
+    }
+    with adopting():
+        answer = _zygote().ask(request, (), _START_S)
+    assert "pid" in answer, f"the zygote did not start {argv}: {answer}"
+    return ForkedProcess(int(answer["pid"]))
+
+
+def _environment() -> dict[str, str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
+    paths = [str(_ROOT), str(_ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
+    return {**own, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+
+
+@functools.cache
+def _zygote() -> RequestSocket:
+    own, other = RequestSocket.pair()
+    runner, imports = str(beside_runner("run_script.py")), ",".join((*PREIMPORT, *TRAINING_IMPORTS))
+    with other:
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(_PROGRAM), str(other.fileno()), runner, imports, OFFER_VARIABLE],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(other.fileno(),),
+            start_new_session=True,
+        )
+    atexit.register(_end, process, own)
+    own.receive(_READY_S)
+    return own
+
+
+def _end(process: subprocess.Popen[bytes], requests: RequestSocket) -> None:
+    requests.close()
+    try:
+        process.wait(_START_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
