@@ -47,14 +47,14 @@ ERROR_NAMES = [type(make()).__name__ for make in ERRORS]
 OTHERS = {
     "rpc/control_server.py": "gRPC takes an executor of its own; it answers the caller with what a method raised",
     "rpc/session_server.py": "as above",
-    "service/node_server.py": "as above",
+    "service/node/node_server.py": "as above",
     "workers/stacks.py": "within one call, which raises what a part of it raised",
     "history/history_writer.py": "one loop that catches all: each event is written, put back or dropped with a line",
-    "service/scheduler.py": "one loop that catches all: what is raised gives the scheduler's key up",
-    "store/leased_keys.py": "one loop that catches all: what is raised counts as an outage and is tried again",
-    "store/mirror.py": "as above",
-    "signals.py": "reads a pipe and puts numbers into the inbox; nothing else in it can fail",
-    "background.py": "the mechanism",
+    "service/scheduling/scheduler.py": "one loop that catches all: what is raised gives the scheduler's key up",
+    "etcd/leased_keys.py": "one loop that catches all: what is raised counts as an outage and is tried again",
+    "etcd/mirror.py": "as above",
+    "base/signals.py": "reads a pipe and puts numbers into the inbox; nothing else in it can fail",
+    "base/background.py": "the mechanism",
 }
 
 
@@ -77,7 +77,7 @@ def test_every_thread_of_the_agent_is_of_this_kind_or_says_why_not() -> None:
     bare = {name for name, path in sources().items() if calls(path) & {"Thread", "ThreadPoolExecutor"}}
     assert bare == set(OTHERS)
     ours = {name for name, path in sources().items() if calls(path) & {"Background", "background_thread"}}
-    assert {"leadership.py", "desired_writes.py", "node/hang_orders.py", "service/daemon.py"} <= ours
+    assert {"leadership/leadership.py", "base/retrying_writes.py", "node/hang_orders.py", "service/daemon.py"} <= ours
 
 
 Ends = queue.SimpleQueue[OperationEnd[object]]

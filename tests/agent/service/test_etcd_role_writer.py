@@ -150,7 +150,7 @@ def test_certificates_that_do_not_hold_are_refused_by_etcd_and_named_here(
     as_user: Open, people: People, name: str, line: str
 ) -> None:
     with pytest.raises(StoreUnavailable, match="handshake failed"):
-        as_user(name, timeout_s=0.5).get(SUBMISSION)
+        as_user(name, timeout_s=2.0).get(SUBMISSION)
     with pytest.raises(CertificateRefused, match=line):
         read_tls(people.trusting_us(name), utc_now())
 

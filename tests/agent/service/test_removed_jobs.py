@@ -209,7 +209,7 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name(
         second = submit(plain_store, "demo")
         await_line(said, "job demo is asked to leave: its job was removed")
         eventually(
-            lambda: units.found() and owner.read_text() == second,
+            lambda: units.found() and owner.is_file() and owner.read_text() == second,
             DEADLINE_S,
             lambda: f"the second one runs: {said}",
         )

@@ -29,7 +29,7 @@ def test_a_process_that_imported_etcd3_before_keeps_what_it_has() -> None:
             setattr(foreign, name, getattr(etcd_pb2, name))
         sys.modules["etcd3.etcdrpc"] = foreign
         import etcd3
-        from bagua_agent.etcd import etcd_stubs
+        from bagua_agent.etcd import stubs as etcd_stubs
         assert etcd_stubs.etcd3.etcdrpc is foreign
         assert sys.modules["etcd3.etcdrpc"] is foreign
     """
