@@ -77,7 +77,12 @@ def test_every_thread_of_the_agent_is_of_this_kind_or_says_why_not() -> None:
     bare = {name for name, path in sources().items() if calls(path) & {"Thread", "ThreadPoolExecutor"}}
     assert bare == set(OTHERS)
     ours = {name for name, path in sources().items() if calls(path) & {"Background", "background_thread"}}
-    assert {"leadership/leadership.py", "base/retrying_writes.py", "node/hang_orders.py", "service/daemon.py"} <= ours
+    assert {
+        "leadership/leadership.py",
+        "base/retrying_writes.py",
+        "node/hang_orders.py",
+        "service/daemon.py",
+    } <= ours
 
 
 Ends = queue.SimpleQueue[OperationEnd[object]]

@@ -5,10 +5,6 @@ Imports of ours only by path: a worker that is forked from here must not find mo
 
 from __future__ import annotations
 
-import sys
-
-del sys.path[0]  # before any import: the modules beside this file are nobody's
-
 import ctypes
 import gc
 import importlib.util
@@ -17,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import sys
 from typing import Any
 
 LENGTH = struct.Struct("!I")
@@ -25,6 +22,7 @@ ADOPTION_TIMEOUT_MS = 10_000
 
 
 def main() -> None:
+    del sys.path[0]  # this folder's modules are not for workers
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     runner, imports, offer_variable = sys.argv[2:5]
@@ -70,7 +68,7 @@ def start(
     os.close(report_write)
     try:
         return be_agent(request, offer_variable, own_pidfd)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  a forked child must not go on as the zygote
         os.write(2, f"the lab's zygote could not start an agent: {error!r}\n".encode())
         os._exit(70)
 

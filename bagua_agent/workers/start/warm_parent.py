@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -175,7 +176,7 @@ class WarmParent:
         own, other = RequestSocket.pair()
         line = command_line(self._command, os.getpid(), python=place.python, preimport=place.preimport)
         runner = line.index("--parent-pid")
-        offered = _take_offer()
+        offered = _take_offer(place)
         if offered is not None:
             own.close()
             other.close()
@@ -287,13 +288,20 @@ class _Offered:
         return self.returncode
 
 
-def _take_offer() -> tuple[_Offered, RequestSocket] | None:
+def _take_offer(place: StartPlace) -> tuple[_Offered, RequestSocket] | None:
+    """The child that waits for orders, once; it is ended if it can't be this job's: another account, another Python."""
     offer = os.environ.pop(OFFER_VARIABLE, None)
     if offer is None:
         return None
     descriptor, pid = map(int, offer.split(":"))
     os.set_inheritable(descriptor, False)
-    return _Offered(pid), RequestSocket(socket.socket(fileno=descriptor))
+    offered, requests = _Offered(pid), RequestSocket(socket.socket(fileno=descriptor))
+    if place.account is not None or place.python != sys.executable:
+        requests.close()
+        offered.kill()
+        offered.wait()
+        return None
+    return offered, requests
 
 
 def _start(line: list[str], place: StartPlace, control: socket.socket) -> subprocess.Popen[bytes]:
