@@ -1,4 +1,4 @@
-"""Which key holds what in service mode? The layout under /bagua/v1/cluster/, as in ARCHITECTURE.md; pure."""
+"""Keys of service mode in etcd, under /bagua/v1/cluster/, as in docs/design/service-mode.md; pure."""
 
 from __future__ import annotations
 

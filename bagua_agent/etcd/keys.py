@@ -1,4 +1,4 @@
-"""Which key holds what? The layout of one job under /bagua/v1/jobs/<job>/ and beside it, as in ARCHITECTURE.md; pure.
+"""Keys of one job in etcd, under /bagua/v1/jobs/<job>/ and beside it, as in docs/design/membership.md; pure.
 
 Ids become parts of keys, so they are checked here: no slash, no control character, never "." or "..".
 """

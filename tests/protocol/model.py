@@ -1,4 +1,4 @@
-"""The protocol of ARCHITECTURE.md as a transition system small enough to explore completely.
+"""The protocol of docs/design/ as a transition system small enough to explore completely.
 
 Owns the atomic events of up to four workers, a leader and the ledger, and the invariants I1 to I6. The
 decisions are the real ones (heal_plan, switch_pair, commit_history) unless `Rules` replaces one, which is how

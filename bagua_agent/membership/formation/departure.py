@@ -1,7 +1,7 @@
 """Have all workers that may hold the job's state left on purpose, and is the state saved? Pure.
 
 Used by ending.py for the result *stopped*, by decision.py for a start after such an end, and by an agent for what it
-says when it leaves. Invariant L1 of ARCHITECTURE.md: a worker counts as gone only by the word of its own agent.
+says when it leaves. Invariant L1 of docs/design/leaving.md: a worker counts as gone only by the word of its own agent.
 """
 
 from __future__ import annotations

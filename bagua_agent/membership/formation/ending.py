@@ -1,6 +1,6 @@
 """Is the job over, and how did it end?
 
-Decides the result from what has happened; forms no generation. Rules 6 and 8 of ARCHITECTURE.md.
+Decides the result from what has happened; forms no generation. Rules 6 and 8 of docs/design/membership.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers as ARCHITECTURE.md has them ("What a step is"): they commit, switch, step aside, and end.
+"""Workers as docs/design/steps.md describes them: they commit, switch, step aside, and end.
 
 The truth that the leader's decisions are judged by: asserts one history at every commit.
 """

@@ -1,0 +1,114 @@
+"""The documents name files, functions and sections that exist.
+
+Covers every *.md except those that describe an earlier tree: CHANGELOG.md and the dated results of benchmarks.
+A path in backticks is a tracked file or folder, or the end of one; the end of a file's path leads to one file.
+`file.py` (`name`) means that the file contains the name. A relative link leads to a file, and its fragment to a
+heading there.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATED = ("CHANGELOG.md", "benchmarks/results/")
+# Names that look like paths and are none of this tree.
+OUTSIDE = frozenset({"train.py", "control/"})  # the second: a range of keys in etcd
+CODE_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+TOKEN = re.compile(r"`([\w./-]+)`")
+SUFFIXES = (".py", ".proto", ".h", ".c", ".cu", ".cpp", ".md")
+NAME_IN_FILE = re.compile(r"`([\w./-]+\.(?:py|proto))`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
+LINK = re.compile(r"\]\(([^)\s:]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    output = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    return tuple(path for path in output.splitlines() if (ROOT / path).exists())
+
+
+@cache
+def endings() -> frozenset[str]:
+    """Every path of the tree, and every end of one that starts at a folder's name; folders end with a slash."""
+    found = set()
+    for path in tracked():
+        parts = path.split("/")
+        for first in range(len(parts)):
+            for last in range(first + 1, len(parts)):
+                found.add("/".join(parts[first:last]) + "/")
+            found.add("/".join(parts[first:]))
+    return frozenset(found)
+
+
+def documents() -> list[str]:
+    return [path for path in tracked() if path.endswith(".md") and not path.startswith(DATED)]
+
+
+def is_path(token: str) -> bool:
+    return not token.startswith(("/", ".")) and token not in OUTSIDE and token.endswith((*SUFFIXES, "/"))
+
+
+def prose(document: str) -> str:
+    return CODE_BLOCK.sub("", (ROOT / document).read_text())
+
+
+def missing_paths(text: str) -> list[str]:
+    return sorted({t for t in TOKEN.findall(text) if is_path(t) and t not in endings()})
+
+
+def ambiguous_paths(text: str) -> list[str]:
+    files = {
+        t: [p for p in tracked() if p == t or p.endswith("/" + t)] for t in TOKEN.findall(text) if is_path(t)
+    }
+    return sorted(token for token, found in files.items() if len(found) > 1 and token not in found)
+
+
+def missing_names(text: str) -> list[str]:
+    missing = []
+    for path, names in NAME_IN_FILE.findall(text):
+        files = [ROOT / p for p in tracked() if p == path or p.endswith("/" + path)]
+        sources = [file.read_text() for file in files]
+        for name in re.findall(r"`([\w.]+)`", names):
+            word = re.compile(rf"\b{re.escape(name.rsplit('.', 1)[-1])}\b")
+            if not any(word.search(source) for source in sources):
+                missing.append(f"{path}: {name}")
+    return missing
+
+
+def anchors(text: str) -> set[str]:
+    """Fragments of a document's headings, formed as GitHub forms them."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(text)}
+
+
+def broken_links(document: str) -> list[str]:
+    broken = []
+    for link in LINK.findall(prose(document)):
+        path, _, fragment = link.partition("#")
+        target = (ROOT / document).parent / path if path else ROOT / document
+        if not target.exists() or (fragment and fragment not in anchors(target.read_text())):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("document", documents())
+def test_names_of_a_document_exist(document: str) -> None:
+    text = prose(document)
+    assert missing_paths(text) == []
+    assert ambiguous_paths(text) == []
+    assert missing_names(text) == []
+    assert broken_links(document) == []
+
+
+def test_missing_and_ambiguous_names_are_found() -> None:
+    assert missing_paths("`membership/ranks.py`, `membership/absent.py`, `bagua_agent/`") == [
+        "membership/absent.py"
+    ]
+    assert missing_names("`membership/ranks.py` (`absent_name`)") == ["membership/ranks.py: absent_name"]
+    assert ambiguous_paths("`README.md`, `ranks.py`, `decentralized.py`") == ["decentralized.py"]
