@@ -13,8 +13,9 @@ import torch
 from bagua_core.communication.buckets import BucketPlan, carries_tail
 from bagua_core.communication.communicator import Pending
 
-TAIL_ELEMENTS = 6
-"""The switch pair (elastic/switch_pair.py), the sums of step_counts.py, and how many ranks froze or unfroze some."""
+TAIL_ELEMENTS = 7
+"""The switch pair (elastic/switch_pair.py), the sums of step_counts.py, how many ranks froze or unfroze some, and
+step_tail.py's probe."""
 
 
 class Bucket:
