@@ -192,6 +192,11 @@ class WatchedHandle(Handle):
         super().recv(recvbuf, count, datatype, peer, stream)
         self._model.access(recvbuf, recvbuf + count, True, "recv", self._streams[stream])
 
+    def abort(self) -> None:
+        super().abort()
+        for name in self._streams.values():
+            self._model.aborted(name)
+
 
 def nccl_world(
     models: Sequence[DeviceModel], flags: Sequence[AbortFlag] | None = None
