@@ -142,7 +142,8 @@ def _fitting(f: Features) -> Features:
     Micro-batches: how many forwards a step has follows from the largest share, so what counts forwards differs.
     bfloat16: with the optimizer made for it, or with one whose state has scalars in float32; others would compare the
     rounding of bfloat16 alone. Layers that look at a share: the ledger tells the shares, so there must be a loader, and
-    bfloat16's reference job has others.
+    bfloat16's reference job has others. A step of several parts that is done again keeps its first part, which was made
+    with shares that are in no ledger.
     """
     if f.optimizer == "master" or f.dtype == "bfloat16":
         optimizer = "nadam" if f.optimizer in ADAMS else "master"
@@ -154,6 +155,8 @@ def _fitting(f: Features) -> Features:
         f = replace(f, norm="sync_batch" if f.norm == "batch" else f.norm)
     if f.norm in ("batch", "sync_batch") or f.dropout == "layer":
         f = replace(f, micro=PLAIN)
+    if f.looks_at_share:
+        f = replace(f, parts=PLAIN)
     if f.norm == "batch":
         # an evaluation uses the running statistics, which are of another share after the loss of rank 0
         f = replace(f, evaluation=PLAIN, schedule=PLAIN if f.schedule == "plateau" else f.schedule)
