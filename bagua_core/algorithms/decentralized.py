@@ -17,6 +17,7 @@ import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.devices.device_wait import last_awaited
 from bagua_core.communication.reduction.conveyor import Job, conveyor_of
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.peer_selection import (
@@ -181,14 +182,14 @@ class DecentralizedExchange(WeightExchange):
 
 def _over_all(communicator: Communicator, flats: list[torch.Tensor], count: int) -> Job:
     """count: of those that did not bring zeros."""
-    yield from [communicator.allreduce(flat) for flat in flats]
+    yield from last_awaited([communicator.allreduce(flat) for flat in flats], flats)
     torch._foreach_div_(flats, count)
 
 
 def _in_pair(
     communicator: Communicator, flats: list[torch.Tensor], incoming: list[torch.Tensor], peer: int
 ) -> Job:
-    yield from communicator.swap(flats, {peer: incoming}, SWAP_TAG)
+    yield from last_awaited(communicator.swap(flats, {peer: incoming}, SWAP_TAG), flats)
     torch._foreach_add_(flats, incoming)
     torch._foreach_div_(flats, 2)
 

@@ -24,7 +24,8 @@ def sum_where_touched(communicator: Communicator, values: Tensor) -> Generator[P
     segments.view(-1)[: values.numel()] = values
     touched = (segments != 0).any(dim=1).to(torch.uint8)
     yield communicator.allreduce(touched, ReduceOp.MAX)
-    chosen = touched.bool()
+    # Which segments travel decides the size of the message, so the host waits for the device here, once.
+    chosen = touched.nonzero().view(-1)
     moved = segments[chosen]
     if moved.numel():
         yield communicator.allreduce(moved)

@@ -23,6 +23,7 @@ import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.devices.device_wait import Followed, last_awaited
 from bagua_core.communication.reduction.conveyor import Job
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.weights.weight_buckets import FlatWeights, check_compressible
@@ -168,7 +169,7 @@ class LocalSGDExchange(WeightExchange):
         """Of the workers' models, into _next."""
         models, count = self._next.flats, communicator.world_size
         if not self._compresses:
-            yield from [communicator.allreduce(flat) for flat in models]
+            yield from last_awaited([communicator.allreduce(flat) for flat in models], models)
             torch._foreach_div_(models, count)
             return
         for model, anchor in zip(models, self._anchor.flats, strict=True):
@@ -193,7 +194,7 @@ def _compressed_mean(communicator: Communicator, values: torch.Tensor) -> Job:
     padded.view(-1)[: values.numel()] = values
     sent = minmax_compress(padded)
     received = torch.empty_like(sent)
-    yield communicator.alltoall(received, sent)
+    yield Followed(communicator.alltoall(received, sent))
     part = minmax_reduce(received, padded.shape[1], scale=1 / count)
     yield communicator.allgather(sent, part)
     minmax_decompress(sent, padded)

@@ -32,6 +32,7 @@ import torch
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.decentralized import check_interval
 from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.devices.device_wait import last_awaited
 from bagua_core.communication.reduction.conveyor import Job, conveyor_of
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.peer_selection import Parties, find_parties, ring_neighbours
@@ -190,7 +191,7 @@ def _round_the_ring(
     if publishes:
         torch._foreach_copy_(ring.own, x)
         for i, own in enumerate(ring.own):
-            yield from swap(i, own, ring.left[i], ring.right[i])
+            yield from last_awaited(swap(i, own, ring.left[i], ring.right[i]), [own])
         if left == right:
             torch._foreach_copy_(ring.right, ring.left)
         return
@@ -202,7 +203,7 @@ def _round_the_ring(
         under_way.append(swap(i, ring.sent[i], ring.from_left[i], ring.from_right[i]))
     for i, pendings in enumerate(under_way):
         minmax_decompress(ring.sent[i], ring.own[i], add=True)
-        yield from pendings
+        yield from last_awaited(pendings, ring.sent[i : i + 1])
         minmax_decompress(ring.from_left[i], ring.left[i], add=True)
         from_right = ring.from_left if left == right else ring.from_right
         minmax_decompress(from_right[i], ring.right[i], add=True)

@@ -64,14 +64,32 @@ FORMS = {8: Form(MinMaxWithFeedback, reach=math.inf), 1: Form(OneBit, reach=REAC
 
 
 @dataclass(frozen=True, slots=True)
+class _Late:
+    """The late elements of a bucket. version: equal for equal elements. places, others: indices of these and of the
+    rest, made without a wait of the host, which knows the count."""
+
+    mask: Tensor
+    count: int
+    version: tuple[int, int]
+
+    @property
+    def places(self) -> Tensor:
+        return torch.nonzero_static(self.mask, size=self.count).view(-1)
+
+    @property
+    def others(self) -> Tensor:
+        return torch.nonzero_static(~self.mask, size=self.mask.numel() - self.count).view(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """What a step leaves to the next, of one bucket. contribution: c, fp32, in the bucket's layout; None: zero. sums:
-    S, likewise. late: the mask of late elements, of which neither says anything; None if there are none. holds_nan: a
+    S, likewise. late: the elements of which neither says anything; None if there are none. holds_nan: a
     flag for the host, see Messages.nan_flag; the next step does not build on NaN."""
 
     contribution: Tensor | None
     sums: Tensor
-    late: Tensor | None
+    late: _Late | None
     holds_nan: Tensor
 
 
@@ -87,7 +105,7 @@ class _Phase:
     is_warm: bool = False
     asks: bool = False
     kept: dict[int, _Kept] = field(default_factory=dict)
-    late: dict[int, Tensor | None] = field(default_factory=dict)
+    late: dict[int, _Late | None] = field(default_factory=dict)
     undecoded: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -118,7 +136,7 @@ class MomentumSum(CompressedSum):
         self._phase = _Phase()
         self._kept: dict[int, _Kept] = {}
         self._spare: dict[int, Tensor] = {}
-        self._late_when_sent: dict[int, Tensor | None] = {}  # the elements that E has no place for
+        self._late_when_sent: dict[int, _Late | None] = {}  # the elements that E has no place for
 
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
@@ -176,8 +194,8 @@ class MomentumSum(CompressedSum):
             yield communicator.allreduce(load.reducible)
             return
 
-        late = moments.late_mask() if phase.has_state and late_count else None
-        of_late = load.values.new_zeros(late_count) if late is None else load.values[late]
+        late = self._late(moments, late_count) if phase.has_state else None
+        of_late = load.values.new_zeros(late_count) if late is None else load.values[late.places]
         before = None if phase.asks else self._kept.get(load.number)
         if before is not None and bool(before.holds_nan):
             before = None  # on all ranks, for all have received it
@@ -196,20 +214,25 @@ class MomentumSum(CompressedSum):
             if load.tail is not None and compact.tail is not None:
                 load.tail.copy_(compact.tail)
 
-        def decode(late: Tensor | None) -> None:
+        def decode(late: _Late | None) -> None:
             if late is not None:
-                load.values.zero_().masked_scatter_(~late, compact.values)
+                load.values.zero_().masked_scatter_(~late.mask, compact.values)
             sums = load.values.to(torch.float32, copy=True)
             phase.kept[load.number] = _Kept(contribution, sums, late, holds_nan)
             moments.decode(None if before is None else before.sums)
             if late is not None:
-                load.values.masked_scatter_(late, of_late)
+                load.values.masked_scatter_(late.mask, of_late)
             phase.late[load.number] = late
 
         if phase.has_state:
             decode(late)
         else:  # the moments are still on their way
-            phase.undecoded.append(lambda: decode(moments.late_mask() if late_count else None))
+            phase.undecoded.append(lambda: decode(self._late(moments, late_count)))
+
+    def _late(self, moments: BucketMoments, late_count: int) -> _Late | None:
+        if not late_count:
+            return None
+        return _Late(moments.late_mask(), late_count, (self._optimizer.loads, self._optimizer.freezes))
 
     def _encode(self, load: Load, moments: BucketMoments, before: _Kept | None) -> Tensor:
         """To c, in place. Returns a copy of it in fp32, whose infinities and NaNs are 0."""
@@ -225,33 +248,33 @@ class MomentumSum(CompressedSum):
             moments.encode(before.contribution, after, self._reach)
         return after
 
-    def _send_again_elsewhere(self, compact: Load, elements: int, late: Tensor | None) -> None:
+    def _send_again_elsewhere(self, compact: Load, elements: int, late: _Late | None) -> None:
         """When other elements are late than when E was made, E goes into the values, each where it belongs now."""
         if compact.number not in self._late_when_sent:
             return
         before = self._late_when_sent[compact.number]
         if _are_alike(before, late):
             return
-        sent = elements if before is None else elements - int(before.sum())
+        sent = elements if before is None else elements - before.count
         unsent = self._feedback.unsent(compact.step, compact.number, sent)
         if unsent is None:
             return
         if before is not None:
-            unsent = unsent.new_zeros(elements).masked_scatter_(~before, unsent)
-        compact.values.add_(unsent if late is None else unsent[~late])
+            unsent = unsent.new_zeros(elements).masked_scatter_(~before.mask, unsent)
+        compact.values.add_(unsent if late is None else unsent[late.others])
 
 
-def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
+def _are_alike(one: _Late | None, other: _Late | None) -> bool:
     if one is None or other is None:
         return one is other
-    return torch.equal(one, other)
+    return one.version == other.version
 
 
-def _extended(kept: _Kept, late: Tensor | None, load: Load, moments: BucketMoments) -> _Kept:
+def _extended(kept: _Kept, late: _Late | None, load: Load, moments: BucketMoments) -> _Kept:
     """With the elements that are no longer late."""
     if _are_alike(kept.late, late) or kept.late is None:
         return kept
-    fresh = kept.late if late is None else kept.late & ~late
+    fresh = kept.late.mask if late is None else kept.late.mask & ~late.mask
     begun = torch.empty_like(kept.sums)
     moments.begin(1.0, begun)
     sums = torch.where(fresh, begun, kept.sums)
@@ -259,12 +282,12 @@ def _extended(kept: _Kept, late: Tensor | None, load: Load, moments: BucketMomen
     return _Kept(torch.where(fresh, begun.mul_(load.weight), own), sums, late, kept.holds_nan)
 
 
-def _without_late(load: Load, late: Tensor | None, late_count: int) -> Load:
+def _without_late(load: Load, late: _Late | None, late_count: int) -> Load:
     """The load of the other elements alone, in their order; of zeros if `late` is None."""
     plan = replace(load.plan, elements=load.plan.elements - late_count)
     flat = load.flat.new_zeros(load.flat.numel() - late_count)
     if late is not None:
-        flat[: plan.elements] = load.values[~late]
+        flat[: plan.elements] = load.values[late.others]
     if load.tail is not None:
         flat[plan.elements :] = load.tail
     return replace(load, plan=plan, reducible=flat, flat=flat, views=())

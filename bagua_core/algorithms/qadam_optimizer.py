@@ -42,6 +42,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
     loads = 0
     """How often a state was loaded into this optimizer."""
 
+    freezes = 0
+    """How often the set of late elements may have changed since the state was loaded."""
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -79,9 +82,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        partly_frozen: list[dict[str, Any]] = []
         for group in self.param_groups:
             for steps, parameters in self._by_steps(group).items():
-                self._move(group, parameters, steps)
+                partly_frozen += self._move(group, parameters, steps)
+        self._count_late(partly_frozen)
         return loss
 
     def late_elements(self, parameter: Tensor) -> Tensor | None:
@@ -102,6 +107,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.loads += 1
+        partly_frozen = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
@@ -110,6 +116,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
                     state["seen"] = (state["exp_avg_sq"] != 0).to(parameter.dtype).mul_(counted)
                     if int(state["step"]) >= group["warmup_steps"]:
                         self._freeze(group, state)
+                        partly_frozen.append(state)
+        self._count_late(partly_frozen)
 
     def _by_steps(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
         """Those that have a gradient, by how many steps they have taken, this one included."""
@@ -130,23 +138,29 @@ class QAdamOptimizer(torch.optim.Optimizer):
             found.setdefault(int(state["step"]), []).append(parameter)
         return found
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
-        if steps <= group["warmup_steps"]:
+    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> list[dict[str, Any]]:
+        """Returns the states of parameters whose late elements have to be counted."""
+        after = steps - group["warmup_steps"]
+        if after <= 0:
             self._move_as_adam(group, parameters, steps)
             for parameter in parameters:
-                state = self.state[parameter]
-                state["seen"].add_(parameter.grad != 0)
-                if steps == group["warmup_steps"]:
-                    self._freeze(group, state)
-            return
-        frozen = [p for p in parameters if not self.state[p]["late"]]
-        for parameter in parameters:
-            if self.state[parameter]["late"]:
-                self._move_with_late(group, parameter, steps)
-        if all(map(self._has_kernel, frozen)):
-            self._move_at_once(group, frozen, steps)
+                self.state[parameter]["seen"].add_(parameter.grad != 0)
+            candidates = parameters
         else:
-            self._move_as_adam(group, frozen, steps)
+            candidates = [p for p in parameters if self.state[p]["late"]]
+            frozen = [p for p in parameters if not self.state[p]["late"]]
+            for parameter in candidates:
+                self._move_with_late(group, parameter, steps)
+            if all(map(self._has_kernel, frozen)):
+                self._move_at_once(group, frozen, steps)
+            else:
+                self._move_as_adam(group, frozen, steps)
+        if after < 0 or after % FREEZE_EVERY:
+            return []
+        states = [self.state[p] for p in candidates]
+        for state in states:
+            self._freeze(group, state)
+        return states
 
     def _move_as_adam(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
         """Adam's step, in which the second moment changes only during the warm-up."""
@@ -181,11 +195,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
         second.copy_(torch.where(late, updated, second))
         scale = second.sqrt()
         corrections = (math.sqrt(1 - beta2**s) for s in (steps, group["warmup_steps"]))
-        of_late, of_frozen = (scale.new_tensor(c) for c in corrections)
+        of_late, of_frozen = (scale.new_full((), c) for c in corrections)
         scale.div_(torch.where(late, of_late, of_frozen)).add_(group["eps"])
         parameter.addcdiv_(first, scale, value=-group["lr"] / (1 - beta1**steps))
-        if (steps - group["warmup_steps"]) % FREEZE_EVERY == 0:
-            self._freeze(group, state)
 
     def _freeze(self, group: dict[str, Any], state: dict[str, Any]) -> None:
         """From now on the second moment of late elements that have had enough gradients stays as it is."""
@@ -199,9 +211,17 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if factor != 1:
             second.copy_(torch.where(ready, second * factor, second))
         seen.masked_fill_(ready, math.inf)
-        state["late"] = int(seen.isfinite().sum())
-        if not state["late"]:
-            del state["seen"]
+
+    def _count_late(self, states: list[dict[str, Any]]) -> None:
+        """Of parameters that were frozen in part. The host waits once for each device."""
+        self.freezes += bool(states)
+        for device in dict.fromkeys(s["seen"].device for s in states):
+            there = [s for s in states if s["seen"].device == device]
+            counts = torch.stack([s["seen"].isfinite().sum() for s in there]).tolist()
+            for state, count in zip(there, counts, strict=True):
+                state["late"] = count
+                if not count:
+                    del state["seen"]
 
     def _has_kernel(self, parameter: Tensor) -> bool:
         """A GPU has enough bandwidth for torch's many passes, and would pay for many launches."""

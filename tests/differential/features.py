@@ -15,8 +15,11 @@ PLAIN = "none"
 class Features:
     """optimizer: a name in optimizers.py. dtype: of the model. loop: who draws the samples.
 
-    buffers: a count of training forwards, kept in place or assigned anew. encoder: an EMA copy of the first layer that
-    forward updates and uses. average: an EMA of the weights, updated after optimizer.step, and where it is kept.
+    norm: "batch" looks at the worker's own share, "sync_batch" at the global batch. dropout: "by_sample" has masks that
+    follow from (epoch, sample), "layer" is nn.Dropout, whose masks follow from step and rank. head: the last layer has
+    an optimizer of its own. buffers: a count of training forwards, kept in place or assigned anew. encoder: an EMA copy
+    of the first layer that forward updates and uses. average: an EMA of the weights, updated after optimizer.step, and
+    where it is kept.
     after_step: what is done to the parameters by hand after optimizer.step. schedule: when the scheduler steps.
     rate: the learning rate is set by hand at the top of the loop body. accumulation: draws for one optimizer step.
     parts: a second model and optimizer in each step; "gan" has two backwards, "shared" two over one graph.
@@ -42,6 +45,7 @@ class Features:
     evaluation: str = PLAIN
     unfreeze: str = PLAIN
     branch: str = PLAIN
+    head: str = PLAIN
     batch: int = 12
     batches: int = 4
     epochs: int = 3
@@ -54,6 +58,11 @@ class Features:
     def samples(self) -> int:
         """With a loader the last batch of an epoch is short."""
         return self.batches * self.batch - (5 if self.loop != "next_step" else 0)
+
+    @property
+    def looks_at_share(self) -> bool:
+        """Whether the mathematics depends on which worker has which samples: one process then needs to know that."""
+        return self.dropout == "layer" or self.norm == "batch"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,6 +81,7 @@ class Features:
         return 4
 
 
+ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     "optimizer": (
         *((name, 2) for name in ("sgd", "momentum", "nesterov", "foreach", "adam", "adamw")),
@@ -80,8 +90,8 @@ CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     ),
     "dtype": (("float64", 8), ("float32", 3), ("bfloat16", 1)),
     "loop": (("loader", 7), ("loader_process", 1), ("next_step", 2)),
-    "norm": ((PLAIN, 2), ("layer", 1), ("group", 1)),
-    "dropout": ((PLAIN, 2), ("by_sample", 1)),
+    "norm": ((PLAIN, 4), ("layer", 1), ("group", 1), ("batch", 2), ("sync_batch", 2)),
+    "dropout": ((PLAIN, 3), ("by_sample", 1), ("layer", 2)),
     "buffers": ((PLAIN, 3), ("counted", 1), ("reassigned", 1)),
     "encoder": ((PLAIN, 4), ("momentum", 1)),
     "average": ((PLAIN, 6), ("buffers", 1), ("parameters", 1), ("registered", 1)),
@@ -97,6 +107,7 @@ CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     "branch": ((PLAIN, 7), ("every_second", 1)),
     "batches": ((3, 1), (4, 1), (5, 1)),
     "epochs": ((3, 2), (4, 1)),
+    "head": ((PLAIN, 5), ("own_optimizer", 1)),
 }  # fmt: skip
 
 
@@ -126,15 +137,29 @@ def _pick(chance: random.Random, choices: tuple[tuple[object, int], ...]) -> obj
 
 
 def _fitting(f: Features) -> Features:
-    """Without combinations that have no meaning, or whose mathematics depends on the split.
+    """Without combinations that have no meaning, or whose mathematics one process can't repeat.
 
     Micro-batches: how many forwards a step has follows from the largest share, so what counts forwards differs.
-    bfloat16: only with the optimizer made for it; others would compare the rounding of bfloat16 alone.
+    bfloat16: with the optimizer made for it, or with one whose state has scalars in float32; others would compare the
+    rounding of bfloat16 alone. Layers that look at a share: the ledger tells the shares, so there must be a loader, and
+    bfloat16's reference job has others. A step of several parts that is done again keeps its first part, which was made
+    with shares that are in no ledger.
     """
     if f.optimizer == "master" or f.dtype == "bfloat16":
-        f = replace(f, optimizer="master", dtype="bfloat16", parts=PLAIN)
+        optimizer = "nadam" if f.optimizer in ADAMS else "master"
+        f = replace(f, optimizer=optimizer, dtype="bfloat16", parts=PLAIN)
     if f.loop == "next_step":
         f = replace(f, micro=PLAIN)
+    if f.loop == "next_step" or f.dtype == "bfloat16":
+        f = replace(f, dropout="by_sample" if f.dropout == "layer" else f.dropout)
+        f = replace(f, norm="sync_batch" if f.norm == "batch" else f.norm)
+    if f.norm in ("batch", "sync_batch") or f.dropout == "layer":
+        f = replace(f, micro=PLAIN)
+    if f.looks_at_share:
+        f = replace(f, parts=PLAIN)
+    if f.norm == "batch":
+        # an evaluation uses the running statistics, which are of another share after the loss of rank 0
+        f = replace(f, evaluation=PLAIN, schedule=PLAIN if f.schedule == "plateau" else f.schedule)
     if f.micro != PLAIN:
         # The loop body runs once for each micro-batch, and so does what a script does by hand after optimizer.step.
         # The generator's loss sees the critic that the last micro-batch alone has updated.

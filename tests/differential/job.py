@@ -68,7 +68,13 @@ class Job:
                 checkpoint_every=str(CHECKPOINT_EVERY) if with_checkpoints else "",
             )
             part = Part(
-                worker_id, number, f, history.events, environment.encode(), directory, history.settled
+                worker_id,
+                number,
+                f,
+                history.events,
+                environment.encode(),
+                directory,
+                settles=history.settled,
             )
             self._workers[worker_id] = prepare(part)
         self._started: set[str] = set()

@@ -1,18 +1,39 @@
 """The models and data of the drawn scripts: small, smooth, and such that their mathematics ignores the split.
 
-No layer looks at other samples of the batch, activations have no kinks at which rounding could choose a side, and
-dropout masks follow from (epoch, sample).
+Activations have no kinks at which rounding could choose a side. Batch normalization of a worker's own share and
+nn.Dropout depend on the split; shares.py repeats them in one process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bagua_core as bagua
 from tests.differential.features import PLAIN, Features
 
 INPUTS, HIDDEN, OUTPUTS = 6, 8, 3
+CHANNELS = 2  # of batch normalization: a share of one sample has several values in each
 ENCODER_KEEPS, KEPT = 0.8, 0.75
+
+
+class ShareBatchNorm(nn.BatchNorm1d):
+    """rows: in one process, those of each worker's share; empty where the whole input is the worker's own share."""
+
+    rows: Sequence[Tensor] = ()
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not self.rows:
+            return super().forward(input)
+        parts = [super().forward(input[self.rows[0]])]
+        parts += [
+            F.batch_norm(input[rows], None, None, self.weight, self.bias, training=True)
+            for rows in self.rows[1:]
+        ]
+        return torch.cat(parts)[torch.cat(list(self.rows)).argsort()]
 
 
 class Net(nn.Module):
@@ -23,7 +44,10 @@ class Net(nn.Module):
         self.norm: nn.Module = {
             "layer": nn.LayerNorm(HIDDEN),
             "group": nn.GroupNorm(2, HIDDEN),
+            "batch": ShareBatchNorm(CHANNELS),
+            "sync_batch": bagua.SyncBatchNorm.convert(nn.BatchNorm1d(CHANNELS)),
         }.get(f.norm, nn.Identity())
+        self.dropout = nn.Dropout(1 - KEPT)
         self.middle = nn.Linear(HIDDEN, HIDDEN)
         if f.branch != PLAIN:
             self.branch = nn.Linear(HIDDEN, HIDDEN)
@@ -49,7 +73,12 @@ class Net(nn.Module):
             self.forwards += 1
         elif self.training and self.f.buffers == "reassigned":
             self.forwards = self.forwards + 1
-        h = torch.tanh(self.norm(self.first(x)))
+        h = self.first(x)
+        if self.f.norm in ("batch", "sync_batch"):
+            h = self.norm(h.view(len(h), CHANNELS, -1)).view_as(h)
+        else:
+            h = self.norm(h)
+        h = torch.tanh(h)
         if self.f.encoder != PLAIN:
             if self.training:
                 with torch.no_grad():
@@ -59,6 +88,8 @@ class Net(nn.Module):
         h = torch.tanh(self.middle(h))
         if mask is not None:
             h = h * mask
+        elif self.f.dropout == "layer":
+            h = self.dropout(h)
         if branches:
             h = h + torch.tanh(self.branch(h))
         out: Tensor = self.last(h)
@@ -82,7 +113,9 @@ class Samples(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
         self.x = torch.randn(count, INPUTS, generator=generator, dtype=torch.float64).to(dtype)
         self.y = torch.randn(count, OUTPUTS, generator=generator, dtype=torch.float64).to(dtype)
         self.masks = (
-            torch.rand(f.epochs, count, HIDDEN, generator=generator) < KEPT if f.dropout != PLAIN else None
+            torch.rand(f.epochs, count, HIDDEN, generator=generator) < KEPT
+            if f.dropout == "by_sample"
+            else None
         )
 
     def __len__(self) -> int:

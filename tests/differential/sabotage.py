@@ -122,6 +122,33 @@ ledger_lines.LedgerLines.write = lambda self, due: None
         "2 workers",
         "the ledger has 0 steps",
     ),
+    "random numbers of a step": Sabotage(
+        """
+import bagua_core.elastic.step.engine as engine
+engine.seed_generators = lambda seed, step, global_rank: None
+""",
+        ("dropout=layer",),
+        KILL,
+        "differs",
+    ),
+    "buffers of a batch normalization": Sabotage(
+        """
+import bagua_core.elastic.state.state_registry as registry
+registry.StateRegistry.roll_back = lambda self: None
+""",
+        ("norm=batch",),
+        KILL,
+        "num_batches_tracked differs",
+    ),
+    "statistics of the global batch": Sabotage(
+        """
+import bagua_core.sync_batchnorm as sync_batchnorm
+sync_batchnorm.SyncBatchNorm._peers = lambda self: None
+""",
+        ("norm=sync_batch",),
+        JOIN,
+        "differs",
+    ),
     "kills": Sabotage(
         """
 import bagua_core.elastic.failpoints as failpoints

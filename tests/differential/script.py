@@ -17,16 +17,19 @@ from torch import Tensor, nn
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
 from tests.differential.features import PLAIN, Features
-from tests.differential.models import INPUTS, OUTPUTS, Net, Samples
+from tests.differential.models import INPUTS, OUTPUTS, Net, Samples, ShareBatchNorm
 from tests.differential.optimizers import OPTIMIZERS
+from tests.differential.shares import Shares
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Stage(Protocol):
-    """number: 0 for the one whose initial parameters are the job's."""
+    """number: 0 for the one whose initial parameters are the job's. shares: of a job's workers, for the one process
+    that repeats what their layers do; None on workers."""
 
     number: int
+    shares: Shares | None
 
     def reach(self, point: str, at: int) -> None:
         """point: "step" with the job's step, "evaluation" with the epoch."""
@@ -79,11 +82,18 @@ class Script:
         self.average = nn.Linear(INPUTS, self.net.first.out_features).to(dtype).requires_grad_(False)
         self.average.load_state_dict(self.net.first.state_dict())
         trained = [p for p in self.net.parameters() if p.requires_grad]
+        self.optimizers = []
+        if f.head != PLAIN:
+            head = list(self.net.last.parameters())
+            trained = [p for p in trained if all(p is not other for other in head)]
+            self.optimizers.append(OPTIMIZERS["master" if f.dtype == "bfloat16" else "nesterov"](head))
+            self.run.optimizers["head"] = self.optimizers[0]
         self.optimizer = OPTIMIZERS[f.optimizer](trained)
+        self.optimizers.append(self.optimizer)
         self.first_rate: float = self.optimizer.param_groups[0]["lr"]
         partial = f.unfreeze != PLAIN or f.branch != PLAIN
         self.model = bagua.DistributedDataParallel(
-            self.net, optimizers=[self.optimizer], find_unused_parameters=partial
+            self.net, optimizers=self.optimizers, find_unused_parameters=partial
         )
         self.run.models["net"], self.run.optimizers["net"] = self.net, self.optimizer
         if f.parts != PLAIN:
@@ -163,6 +173,10 @@ class Script:
         """Between two steps of loops with a loader."""
         f = self.f
         loss = None
+        if f.norm == "batch":
+            # each worker's statistics are of its own shares: all go on with rank 0's, as they do in training
+            for buffer in self.net.norm.buffers():
+                bagua.broadcast_inplace(buffer)
         if f.evaluation != PLAIN:
             self.stage.reach("evaluation", epoch)
             self.model.eval()
@@ -186,8 +200,9 @@ class Script:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.first_rate * 2 / (2 + step)
         if step % f.accumulation == 0:
-            self.optimizer.zero_grad()
-        out = self.model(x, self.data.mask(epoch, index), f.branch != PLAIN and step % 2 == 1)
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        out = self.model(x, self._mask(step, epoch, index), f.branch != PLAIN and step % 2 == 1)
         if f.parts == "gan":
             self._critic_part(out, y)
         loss = F.mse_loss(out, y) / f.accumulation
@@ -207,6 +222,17 @@ class Script:
         if f.schedule == "step" or (f.schedule == "epoch" and ends_epoch):
             self.scheduler.step()
 
+    def _mask(self, step: int, epoch: int, index: Tensor) -> Tensor | None:
+        """Also tells the batch normalization of the one process which rows are whose."""
+        shares = self.stage.shares
+        if shares is None:
+            return self.data.mask(epoch, index)
+        if isinstance(self.net.norm, ShareBatchNorm):
+            self.net.norm.rows = shares.rows(step, index)
+        if self.f.dropout == "layer":
+            return shares.dropout(step, index, self.data.x.dtype)
+        return self.data.mask(epoch, index)
+
     def _critic_part(self, out: Tensor, y: Tensor) -> None:
         self.critic_optimizer.zero_grad()
         real, fake = self.critic_model(y), self.critic_model(out.detach())
@@ -217,7 +243,8 @@ class Script:
         f = self.f
         if f.clip != PLAIN:
             nn.utils.clip_grad_norm_(self._trained(), 0.3)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         with torch.no_grad():
             for p in self._trained():
                 if f.after_step == "clamp":

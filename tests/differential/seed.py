@@ -75,20 +75,16 @@ class _Comparison:
     def __init__(self, f: Features, history: History, directory: Path) -> None:
         self.f, self.history, self.directory = f, history, directory
         # All processes are forked here, before there is any thread.
-        self.plain = prepare(Part("plain", 0, f, (), None, directory))
         self.jobs = [
             Job(name, directory, f, h, with_checkpoints=bool(history.resumed_by))
             for name, h in _runs(history)
         ]
+        shares = self.jobs[-1].ledger_directory if f.looks_at_share else None
+        self.plain = prepare(Part("plain", 0, f, (), None, directory, shares))
         self.reference = Job("r", directory, f, History(2)) if f.dtype == "bfloat16" else None
 
     def made(self) -> tuple[list[str], float]:
         """What is wrong, and the largest difference from the plain process."""
-        self.plain.open_gate()
-        _, status = os.waitpid(self.plain.pid, 0)
-        if status:
-            return [f"the plain process ended with {os.waitstatus_to_exitcode(status)}"], float("inf")
-        plain = torch.load(state_file(self.directory, "plain"))
         problems: list[str] = []
         for number, job in enumerate(self.jobs):
             ended = job.run()
@@ -97,10 +93,17 @@ class _Comparison:
             problems += _missed(job, ended)
             if number + 1 < len(self.jobs):
                 continue
+            self.plain.open_gate()  # after the job, whose shares it may repeat
+            _, status = os.waitpid(self.plain.pid, 0)
+            if status:
+                return [f"the plain process ended with {os.waitstatus_to_exitcode(status)}"], float("inf")
+            plain = torch.load(state_file(self.directory, "plain"))
             states = {w: torch.load(state_file(self.directory, w))["state"] for w in _left_over(job, ended)}
             tolerance = self._tolerance(plain["state"])
             problems += compare.between_workers(states)
             first = next(iter(states.values()))
+            if self.f.norm == "batch":
+                first, plain["state"] = map(compare.without_running_statistics, (first, plain["state"]))
             problems += compare.against_plain(first, plain["state"], tolerance)
             problems += self._not_resumed(job)
             problems += compare.ledger_against_plain(job.ledger_directory, self.f, plain["samples"])
@@ -126,7 +129,7 @@ class _Comparison:
         ended = self.reference.run()
         assert not ended.failure, ended.failure
         scale = compare.largest_difference(torch.load(state_file(self.directory, "r0"))["state"], plain)
-        return max(compare.BFLOAT16_LEAST, compare.BFLOAT16_FACTOR * scale)
+        return max(compare.BFLOAT16_LEAST[self.f.optimizer], compare.BFLOAT16_FACTOR * scale)
 
 
 def _runs(history: History) -> list[tuple[str, History]]:

@@ -25,6 +25,7 @@ from bagua_core.elastic.step import runtime
 from tests.differential.features import Features
 from tests.differential.history import Event
 from tests.differential.script import Script
+from tests.differential.shares import Shares
 
 HOLD_LIMIT_S = 30.0
 PR_SET_PDEATHSIG = 1
@@ -49,7 +50,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process is to do. environment: None for the plain process. number: see script.Stage."""
+    """What one process is to do. environment: None for the plain process. number: see script.Stage. ledger: of the job
+    whose shares the plain process repeats, if the mathematics depends on them."""
 
     worker_id: str
     number: int
@@ -57,6 +59,7 @@ class Part:
     events: tuple[Event, ...]
     environment: Mapping[str, str] | None
     directory: Path
+    ledger: Path | None = None
     settles: bool = False  # wait at each step until the checkpoints due by then are written
 
 
@@ -86,6 +89,9 @@ def log_file(directory: Path, worker_id: str) -> Path:
 class PlainStage:
     number = 0
 
+    def __init__(self, part: Part) -> None:
+        self.shares = None if part.ledger is None else Shares(part.features, part.ledger)
+
     def reach(self, point: str, at: int) -> None:
         return None
 
@@ -95,6 +101,7 @@ class WorkerStage:
 
     def __init__(self, part: Part, hooks: socket.socket) -> None:
         self.number = part.number
+        self.shares = None
         self._prefix = part.worker_id.removesuffix(str(part.number))
         self._hooks = hooks
         self._settles = part.settles
@@ -183,7 +190,7 @@ def _be(part: Part, parent: int, gate: int, hooks: socket.socket) -> NoReturn:
 
 def _run(part: Part, hooks: socket.socket) -> int:
     try:
-        stage = PlainStage() if part.environment is None else WorkerStage(part, hooks)
+        stage = PlainStage(part) if part.environment is None else WorkerStage(part, hooks)
         run = Script(part.features, stage).train()
     except SystemExit as ending:
         code = int(ending.code or 0)

@@ -64,6 +64,7 @@ class DeviceModel:
         """What the host waited for the device for, by thread."""
         self.kept: list[tuple[str, int]] = []
         """(stream, address) of memory that is kept for a stream."""
+        self._aborted: set[str] = set()
         self._lock = threading.RLock()
         self._clocks: dict[str, Clock] = {}
         self._host: Clock = {}
@@ -118,6 +119,21 @@ class DeviceModel:
         with self._lock:
             self.host_waits.append(f"{threading.current_thread().name}: {what}")
             _join(self._host, clock)
+
+    # -- communicators
+
+    def aborted(self, stream: str) -> None:
+        """What NCCL had been given there has ended."""
+        with self._lock:
+            self._aborted.add(stream)
+
+    def joins(self, what: str) -> None:
+        """NCCL makes a communicator, which CUDA may hold up until the kernels of others have ended."""
+        with self._lock:
+            for stream, clock in self._clocks.items():
+                is_under_way = stream.startswith("nccl") and self._host.get(stream, 0) < clock.get(stream, 0)
+                if is_under_way and stream not in self._aborted:
+                    self._add(f"{what} is made beside work of {stream}")
 
     # -- memory
 

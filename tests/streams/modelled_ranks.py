@@ -77,7 +77,7 @@ def world(
     ]
 
 
-def world_with_qadam(size: int, bits: int) -> list[ModelledRank]:
+def world_with_qadam(size: int, bits: int, build: Callable[[], Any] = net) -> list[ModelledRank]:
     """Two steps of warm-up."""
     devices = [DeviceModel(index=rank + 1) for rank in range(size)]
     return [
@@ -85,6 +85,7 @@ def world_with_qadam(size: int, bits: int) -> list[ModelledRank]:
             device,
             communicator,
             lambda optimizer: QAdam(optimizer, hierarchical=False, bits=bits),  # type: ignore[arg-type]
+            build,
             optimizer=lambda ps: QAdamOptimizer(ps, lr=0.01, warmup_steps=2),
         )
         for device, communicator in zip(devices, nccl_world(devices), strict=True)

@@ -19,7 +19,7 @@ from bagua_core.communication.nccl.nccl_line import NcclOperation
 from bagua_core.communication.reduction import conveyor
 from bagua_core.communication.reduction.conveyor import Job
 from bagua_core.communication.topology.routes import route_of
-from tests.core.algorithms.gradient_ranks import assert_equal_bits
+from tests.core.algorithms.gradient_ranks import assert_equal_bits, net
 from tests.streams.device_model import DeviceModel, ModelStream
 from tests.streams.modelled_ranks import (
     ModelledRank,
@@ -39,6 +39,16 @@ WORLDS: dict[str, Made] = {
     "bytegrad": lambda: world(3, lambda: ByteGrad(hierarchical=False)),
     "bytegrad by node": lambda: two_nodes(lambda: ByteGrad(hierarchical=True)),
 }
+
+
+def dead_inputs() -> torch.nn.Module:
+    """Some of the first layer's weights never have a gradient."""
+    built = net()
+    layer: Any = built[0]
+    mask = torch.ones_like(layer.weight)
+    mask[:10] = 0
+    layer.weight.register_hook(lambda gradient: gradient * mask)
+    return built
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +91,52 @@ def test_qadam_is_in_order_in_and_after_its_warm_up(bits: int) -> None:
     train(members, steps=6)
     assert clean([m.device for m in members]) == []
     assert_equal_bits(parameters(members))
+
+
+WARM_UP, FROZEN = 2, 6  # steps of world_with_qadam
+
+
+@pytest.mark.parametrize("bits", [8, 1])
+def test_the_host_waits_once_a_step_for_qadam_and_once_more_where_the_warm_up_ends(bits: int) -> None:
+    members = world_with_qadam(2, bits)
+    train(members, steps=FROZEN)
+    waits = [1] * FROZEN
+    waits[WARM_UP - 1] += 1  # how many elements are late decides the layout of the next step's messages
+    assert waits_of_steps(members) == waits * len(members), members[0].steps_waits
+    assert clean([m.device for m in members]) == []
+
+
+@pytest.mark.parametrize("bits", [8, 1])
+def test_late_elements_cost_one_wait_for_each_of_their_buckets(bits: int) -> None:
+    members = world_with_qadam(2, bits, dead_inputs)
+    train(members, steps=FROZEN)
+    optimizer: Any = members[0].rank.optimizer
+    assert [optimizer.late_count(p) > 0 for p in members[0].rank.inner.parameters()].count(True) == 1
+    after = [len(waits) for waits in members[0].steps_waits[WARM_UP:]]
+    assert after == [2] * len(after), members[0].steps_waits
+    assert_equal_bits(parameters(members))
+    assert clean([m.device for m in members]) == []
+
+
+@pytest.mark.parametrize("operation", ["mask", "put by mask", "nonzero", "equal"])
+def test_a_shape_that_follows_from_values_is_counted_as_a_wait(operation: str) -> None:
+    (member,) = world(1, lambda: ByteGrad(hierarchical=False))
+    positive = int((next(iter(member.rank.inner.parameters())) > 0).sum())
+    with belonging_to(member.device), member.device.on("script"):
+        values = next(iter(member.rank.inner.parameters())).detach().view(-1)
+        mask = values > 0
+        others = values.clone()[:positive]
+        assert not member.device.host_waits
+        match operation:
+            case "mask":
+                values[mask]
+            case "put by mask":
+                values[mask] = others
+            case "nonzero":
+                mask.nonzero()
+            case "equal":
+                torch.equal(values, values.clone())
+    assert len(member.device.host_waits) == 1
 
 
 class Watched(CompressedSum):

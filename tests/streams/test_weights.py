@@ -19,7 +19,7 @@ from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.communication.weights.background_average import Round
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
 from tests.streams.device_model import DeviceModel, ModelMoment, ModelStream
-from tests.streams.modelled_ranks import ModelledRank, train, two_nodes, world
+from tests.streams.modelled_ranks import ModelledRank, train, two_nodes, waits_of_steps, world
 from tests.streams.watching import belonging_to, clean, install, nccl_world
 
 Made = Callable[[], list[ModelledRank]]
@@ -50,6 +50,16 @@ def test_an_exchange_in_a_step_is_in_order(name: str) -> None:
     members = WORLDS[name]()
     train(members, steps=5)
     assert clean([m.device for m in members]) == []
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_host_waits_once_a_step_for_an_exchange_and_once_for_the_vote(name: str) -> None:
+    """The vote is a message of its own; in a job with GPUs it goes through Gloo, and no wait is for the device."""
+    members = WORLDS[name]()
+    train(members, steps=5)
+    exchanges = [False, False, True, False, True] if name.startswith("local SGD") else [True] * 5
+    waits = [1 + has_exchange for has_exchange in exchanges]
+    assert waits_of_steps(members) == waits * len(members), members[0].steps_waits
 
 
 @pytest.mark.parametrize("name", ["decentralized", "low precision by node"])

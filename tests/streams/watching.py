@@ -35,6 +35,8 @@ _SHAPE_ONLY = (
     "new_ones",
     "new_full",
 )
+# The shape of their result follows from values, or their result is the host's: torch waits for the device.
+_VALUES_DECIDE = ("nonzero", "masked_select", "equal", "unique_dim", "_unique2", "unique_consecutive")
 _RUNTIME = "bagua-"  # threads of the runtime: what they allocate is the device's
 
 
@@ -72,6 +74,9 @@ class _Operations(TorchDispatchMode):
             model.host_reads(args[0], "item")
             return func(*args, **kwargs)
         read, written = _tensors_of(func, args, kwargs)
+        if name in _VALUES_DECIDE or _picks_by_mask(name, args):
+            for tensor in [t for t in read if model.is_device(t)][-1:]:
+                model.host_reads(tensor, name)
         result = func(*args, **kwargs)
         if func.is_view:
             return result
@@ -94,6 +99,10 @@ class _Operations(TorchDispatchMode):
                     model.tag(tensor, f"result of {name}")
                     model.access(*span(tensor), True, name)
         return result
+
+
+def _picks_by_mask(name: str, args: Any) -> bool:
+    return name.startswith("index") and any(t.dtype is torch.bool for t in _flat(args[1]))
 
 
 def _tensors_of(func: Any, args: Any, kwargs: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -183,6 +192,11 @@ class WatchedHandle(Handle):
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         super().recv(recvbuf, count, datatype, peer, stream)
         self._model.access(recvbuf, recvbuf + count, True, "recv", self._streams[stream])
+
+    def abort(self) -> None:
+        super().abort()
+        for name in self._streams.values():
+            self._model.aborted(name)
 
 
 def nccl_world(

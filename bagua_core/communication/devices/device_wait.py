@@ -47,6 +47,14 @@ class Followed(Pending):
         self._pending.check()
 
 
+def last_awaited(pendings: Sequence[Pending], tensors: Sequence[torch.Tensor]) -> list[Pending]:
+    """Operations on `tensors` that one communicator began in this order, for a caller that waits for each of them: the
+    host waits for the device at the last one only. Tensors of several devices have no order between them."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        return list(pendings)
+    return [*map(Followed, pendings[:-1]), *pendings[-1:]]
+
+
 class OnHost(Pending):
     """`value` on the host, behind `last`, the operation that makes it. One wait of the host for both."""
 

@@ -25,7 +25,7 @@ from bagua_core.communication.communicator import (
     ReduceOp,
 )
 from bagua_core.communication.nccl import nccl_join, nccl_library
-from bagua_core.communication.nccl.nccl_end import abort_handle
+from bagua_core.communication.nccl.nccl_end import ABORTS, abort_handle
 from bagua_core.communication.nccl.nccl_library import Nccl, NcclHandle
 from bagua_core.communication.nccl.nccl_line import Launch, NcclLine
 from bagua_core.communication.nccl.nccl_messages import NcclMessages, as_bytes, move_bytes
@@ -280,19 +280,28 @@ class NcclCommunicator(Communicator):
 
     def abort(self, reason: str) -> None:
         super().abort(reason)  # waits end now, the GPU's work in a moment
-        self._end("nccl-abort", abort_handle)
+        self._end("nccl-abort", self._abort_line)
 
     def close(self) -> None:
         super().close()
-        self._end("nccl-close", lambda handle: handle.destroy())
+        self._end("nccl-close", lambda line: line.end(lambda handle: handle.destroy()))
 
-    def _end(self, name: str, how: Callable[[NcclHandle], None]) -> None:
+    def _end(self, name: str, how: Callable[[NcclLine], None]) -> None:
         with self._end_lock:
             if self._is_ending:
                 return
             self._is_ending = True
         for line in (self._line, self._messages_line):
-            threading.Thread(target=line.end, args=(how,), name=name, daemon=True).start()
+            if name == "nccl-abort":
+                ABORTS.begin()  # from now on: a generation that is begun after this call waits for its end
+            threading.Thread(target=how, args=(line,), name=name, daemon=True).start()
+
+    @staticmethod
+    def _abort_line(line: NcclLine) -> None:
+        try:
+            line.end(abort_handle)
+        finally:
+            ABORTS.returned()
 
     # -- shared by all
 
@@ -342,7 +351,8 @@ def build_nccl(
     """Meet all members of the generation through `store` and connect, each with `device` (cuda, with its index).
 
     Call it in a thread of its own and leave that behind if the generation is given up (see nccl_join.join). The store's
-    own time-out bounds the meeting, timeout_s each of the two connections.
+    own time-out bounds the meeting, timeout_s each of the two connections. What this process aborted has ended
+    before it joins, so a failover joins beside no kernel of the lost generation.
     Raises NcclUnavailableError, CollectiveFailed, CollectiveAborted.
     """
     nccl = nccl_library.load()
@@ -351,6 +361,9 @@ def build_nccl(
     lines: list[tuple[NcclHandle, Stream]] = []
     try:
         for name in ("collectives", "messages"):
+            ABORTS.wait(
+                abort_flag
+            )  # before this rank says that it is here: only then does the others' time begin
             unique_id = nccl_join.share_unique_id(nccl, store, name, global_rank, world_size)
             if abort_flag.is_set():
                 raise CollectiveAborted(abort_flag.reason or "aborted")

@@ -13,7 +13,10 @@ import sys
 import threading
 from collections.abc import Callable
 
+from bagua_core.communication.communicator import AbortFlag
 from bagua_core.communication.nccl.nccl_library import NcclHandle
+
+_LOOK_S = 0.01
 
 # An abort takes milliseconds, and seconds on a host that is short of processors.
 ABORT_LIMIT_S = 30.0
@@ -54,3 +57,30 @@ def bounded(
 
 def abort_handle(handle: NcclHandle) -> None:
     bounded(handle.abort)
+
+
+class Aborts:
+    """The aborts of this process that have not returned: kernels of lost generations may still run."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def begin(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def returned(self) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self, abort_flag: AbortFlag) -> None:
+        """Until all have returned; `bounded` ends the process if one does not. Raises CollectiveAborted."""
+        with self._changed:
+            while self._count:
+                abort_flag.check()
+                self._changed.wait(_LOOK_S)
+
+
+ABORTS = Aborts()

@@ -13,10 +13,9 @@ import torch
 from bagua_core.communication.communicator import Pending
 from bagua_core.communication.reduction.buckets import BucketPlan, carries_tail
 
-TAIL_ELEMENTS = 6
-"""The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py, and how many ranks froze or unfroze
-some.
-"""
+TAIL_ELEMENTS = 7
+"""The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py, how many ranks froze or unfroze
+some, and step_tail.py's probe."""
 
 
 class Bucket:

@@ -443,7 +443,8 @@ class Reducer(Exchange):
         self._operation.before_vote(communicator)
         for pending in self._launch_small(communicator) if small is None else small:
             self._engine.wait(pending)
-        sums = self._tail.read(self._layout.tail if tail is None else tail, communicator)
+        carrier = self._operation if self._layout.lone_tail is None else None
+        sums = self._tail.read(self._layout.tail if tail is None else tail, communicator, carrier)
         if sums.choices_differ:
             self._trained.agree(communicator, self._engine.wait)
             self._reduce_late(communicator)

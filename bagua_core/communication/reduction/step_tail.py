@@ -1,8 +1,8 @@
 """Writes and reads the numbers that ride behind the gradients in a step's last reduction.
 
 They are summed as they are, neither weighted nor averaged: the switch pair (elastic/membership/switch_pair.py), the
-count of optimizer steps (step_counts.py), and whether this rank trains other parameters than before
-(trained_parameters.py).
+count of optimizer steps (step_counts.py), whether this rank trains other parameters than before
+(trained_parameters.py), and a number by which an operation that does not sum the tail shows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,25 @@ import torch
 
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.reduction import step_counts
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
 from bagua_core.communication.reduction.trained_parameters import TrainedParameters
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.model.optimizer_steps import optimizer_steps_of
+
+
+def probe_of(global_rank: int) -> float:
+    """What a rank adds to the probe. Its twelve bits get lost in half precision, and it is not alike on all ranks, so
+    that no multiple of a rank's own is the sum; which is exact in fp32 for 4,096 ranks."""
+    return float(4095 - global_rank % 2)
+
+
+def probe_sum(world_size: int) -> float:
+    return float(4095 * world_size - world_size // 2)
+
+
+class PairNotCarried(TypeError):
+    """A bucket operation that sets carries_pair does not sum what lies behind the gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +50,22 @@ class StepTail:
 
     def write(self, tail: torch.Tensor) -> None:
         """This rank's numbers, just before their reduction starts."""
-        v = self._engine.switch_value()
-        count = self._optimizer_steps.before(self._engine.plan.step)
-        tail.copy_(torch.tensor((v, v * v, *step_counts.contribution(count), float(self._trained.differs))))
+        plan, v = self._engine.plan, self._engine.switch_value()
+        count = self._optimizer_steps.before(plan.step)
+        counts = step_counts.contribution(count)
+        tail.copy_(
+            torch.tensor((v, v * v, *counts, float(self._trained.differs), probe_of(plan.global_rank)))
+        )
 
-    def read(self, tail: torch.Tensor, communicator: Communicator) -> TailSums:
-        """tail: reduced. Raises OptimizerStepsDiffer on all ranks alike, CollectiveFailed."""
-        total, squares, ranks, steps, steps_squared, differing = tail.tolist()
+    def read(
+        self, tail: torch.Tensor, communicator: Communicator, carrier: BucketOperation | None = None
+    ) -> TailSums:
+        """tail: reduced, by `carrier` or in a message of its own. Raises OptimizerStepsDiffer on all ranks alike,
+        PairNotCarried, CollectiveFailed."""
+        total, squares, ranks, steps, steps_squared, differing, probe = tail.tolist()
+        expected = probe_sum(communicator.world_size)
+        if carrier is not None and probe != expected:
+            raise PairNotCarried(_not_carried(type(carrier), probe, expected))
         if step_counts.differ((ranks, steps, steps_squared)):
             raise OptimizerStepsDiffer(self._explanation(communicator))
         return TailSums((total, squares), bool(differing))
@@ -53,3 +77,11 @@ class StepTail:
         counts = torch.empty(communicator.world_size, 1, dtype=own.dtype)
         self._engine.wait(communicator.allgather(counts, own))
         return step_counts.explain(counts.flatten().tolist(), step)
+
+
+def _not_carried(kind: type[BucketOperation], found: float, expected: float) -> str:
+    return (
+        f"{kind.__module__}.{kind.__qualname__} sets carries_pair = True, but its launch does not sum the whole bucket "
+        f"exactly over all ranks: a number behind the gradients came back as {found:g} instead of {expected:g}. "
+        "Leave carries_pair False; the switch pair then travels in a message of its own"
+    )

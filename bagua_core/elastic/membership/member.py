@@ -413,17 +413,18 @@ class Member:
                 newcomer=newcomer or self.agreed != building.generation.number,
             ):
                 building.abandon(f"generation {newest.number} supersedes it")
-                self._building = building = None
-            if (
-                building is None
-                and newest.number > max(self._floor, self.number)
-                and newest.placement_of(self._environment.worker_id)
-            ):
-                self._building = self._start_building(newest)
+                self._building = None
         if in_force is not None and is_superseded(in_force, newest, newcomer=False):
             for held in (communicator, side):
                 if held is not None:
                     held.abort(f"generation {newest.number}: {newest.reason}")
+        with self.changed:  # after the abort, for whose end the new communicators wait
+            if (
+                self._building is None
+                and newest.number > max(self._floor, self.number)
+                and newest.placement_of(self._environment.worker_id)
+            ):
+                self._building = self._start_building(newest)
 
     # -- a group without newcomers
 

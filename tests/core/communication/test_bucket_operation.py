@@ -14,6 +14,7 @@ from bagua_core.communication.compressed.compressed_sum import CompressedSum
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, LocalMean, Sum
 from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.reduction.step_tail import PairNotCarried
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
@@ -80,3 +81,57 @@ def test_a_subclass_that_launches_by_itself_must_say_that_it_sums_exactly() -> N
     assert [k.carries_pair for k in (Exact, Renamed, Sum, HierarchicalSum, CompressedSum, MomentumSum)] == [
         True
     ] * 6
+
+
+class ClaimsToCarry(Halved):
+    """Changes the tail after the sum, and says that it carries it."""
+
+    carries_pair = True
+
+
+class Alone(LocalMean):
+    """Sums nothing, and says that it carries the pair."""
+
+    carries_pair = True
+
+
+class InHalfPrecision(BucketOperation):
+    """Sums what half precision leaves of the bucket."""
+
+    carries_pair = True
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        assert communicator is not None
+        half = bucket.flat.half()
+        return _Then(communicator.allreduce(half), lambda: bucket.flat.copy_(half))
+
+
+class Signs(BucketOperation):
+    """The sign of each sum."""
+
+    carries_pair = True
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        assert communicator is not None
+        return _Then(communicator.allreduce(bucket.reducible), lambda: bucket.flat.sign_())
+
+
+@pytest.mark.parametrize("operation", [ClaimsToCarry, Alone, InHalfPrecision, Signs])
+def test_an_operation_that_wrongly_says_that_it_carries_the_pair_is_named(
+    operation: type[BucketOperation],
+) -> None:
+    engines = [FakeEngine(c) for c in in_process_world(2)]
+    models = [seeded(lambda: nn.Linear(2, 1)) for _ in engines]
+    for model, engine in zip(models, engines, strict=True):
+        Reducer(model.parameters(), engine, operation=operation())
+
+    def act(rank: int) -> None:
+        with pytest.raises(PairNotCarried, match=rf"{operation.__qualname__} sets carries_pair = True"):
+            models[rank](torch.ones(1, 2)).sum().backward()
+
+    run_ranks(range(2), act)
+    assert all(engine.pairs == [] for engine in engines)
