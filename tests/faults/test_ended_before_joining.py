@@ -15,7 +15,7 @@ from tests.lab.wait import eventually
 SCRIPT = Path(__file__).with_name("ends_before_joining.py")
 ENDED = "ended with 0 before it joined the job"
 JOIN_TIMEOUT_S = 6.0
-# A wait is told of after 2 s. The rest is room for the interpreter's end, on processors shared with other tests.
+# A wait is printed after 2 s. The rest is room for the interpreter's end, on processors shared with other tests.
 SAID_WITHIN_S = 10.0
 
 

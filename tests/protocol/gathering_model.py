@@ -213,7 +213,7 @@ class Model:
             misses = s.misses - (not all_saw)
             after = s._replace(record=made.encode(), before=s.record, entered=False, misses=misses)
             ids = " ".join(m.worker_id for m in made.members)
-            yield f"leader writes {made.kind.name} {made.number} = {ids or 'nobody'}", after, False
+            yield f"leader writes {made.kind.name} {made.number} = {ids or 'no workers'}", after, False
         for agent, seen in enumerate(s.seen):
             if record is not None and 0 <= seen < record.number:
                 yield f"agent {'abc'[agent]} sees {record.number}", self._sees(s, agent, record), False
