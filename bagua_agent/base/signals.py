@@ -8,14 +8,19 @@ number into a pipe as soon as the signal is there, and a thread of ours reads it
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
+from bagua_agent.base.background import Failed, OperationEnd, background_thread, perform
 from bagua_agent.base.errors import InternalError, UserError
+
+log = logging.getLogger(__name__)
 
 _END_TIMEOUT_S = 5.0
 
@@ -33,7 +38,7 @@ class SignalsToInbox:
         self._before: dict[int, Any] = {}
         self._wakeup_before = -1
         self._read_end = self._write_end = -1
-        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._thread = background_thread("signals", self._listen, self._ended)
         self._came = threading.Event()
         self.first: int | None = None
 
@@ -57,7 +62,11 @@ class SignalsToInbox:
                 if self.first is None:
                     self.first = number
                     self._came.set()
-                self._tell(number)
+                perform(f"taking signal {number}", partial(self._tell, number), self._ended)
+
+    def _ended(self, end: OperationEnd[object]) -> None:
+        if isinstance(end, Failed):
+            log.error("a signal may have had no effect: %s; send it again, or SIGKILL", end.reason)
 
     def __exit__(
         self,

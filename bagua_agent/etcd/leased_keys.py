@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.base.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
 
@@ -84,7 +85,7 @@ class LeasedKeys:
         self._store_revision = 0
         self._away = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="leased-keys", daemon=True)
+        self._thread = background_thread("leased-keys", self._run, self._ended)
         self._thread.start()
 
     @property
@@ -208,6 +209,11 @@ class LeasedKeys:
                     )
 
     # ---- the thread
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            log.error("the keys of this process are not kept up any more: %s", end.reason)
+            self._tell(StoreAway(end.reason))
 
     def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S

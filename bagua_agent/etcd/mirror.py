@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua_agent.base.background import describe
+from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
 from bagua_agent.base.errors import InternalError, UserError
 from bagua_agent.etcd.client import KeyValue, Store, read_ranges
 from bagua_agent.etcd.connection import Connection
@@ -91,7 +91,7 @@ class Mirror:
         if self._thread is not None:
             raise InternalError(f"the mirror of {self._name} was started twice")
         keys, revision = self._store.get_ranges(self._ranges, timeout_s)
-        self._thread = threading.Thread(target=self._run, name="store-mirror", daemon=True)
+        self._thread = background_thread("store-mirror", self._run, self._ended)
         self._replace(keys, revision)
         self._thread.start()
 
@@ -140,6 +140,11 @@ class Mirror:
             return min(self._revisions.values(), default=0)
 
     # ---- the thread
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            log.error("%s is not watched any more: %s", self._name, end.reason)
+            self._tell_connection(False)
 
     def _run(self) -> None:
         endpoints = self._store.config.endpoints

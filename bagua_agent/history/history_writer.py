@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.etcd.client import Put, Store, absent
 
@@ -43,7 +44,7 @@ class HistoryWriter:
         self._waiting: deque[_Write | _Removal] = deque(maxlen=MOST_WAITING)
         self._busy = False
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="bagua-history", daemon=True)
+        self._thread = background_thread("bagua-history", self._run, self._ended)
         self._thread.start()
 
     def write(self, key: str, value: bytes) -> None:
@@ -70,6 +71,10 @@ class HistoryWriter:
         with self._changed:
             self._waiting.append(work)
             self._changed.notify_all()
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            log.error("events of the job are not written any more: %s", end.reason)
 
     def _run(self) -> None:
         while True:

@@ -493,6 +493,7 @@ def _policy(config: JobConfig, max_restarts: int, lease_ttl_s: float) -> Policy:
         node_window_s=config.node_window_s,
         holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
         below_minimum_timeout_s=config.below_minimum_timeout_s,
+        join_timeout_s=config.join_timeout_s,
         probe_window_s=config.probe_window_s,
         lease_ttl_s=lease_ttl_s,
         ends_when_all_leave=config.ends_when_all_leave,

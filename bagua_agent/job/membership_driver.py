@@ -27,6 +27,7 @@ from bagua_agent.leadership.leadership import (
     Written,
 )
 from bagua_agent.membership import actions as do
+from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.root_cause import casualties_line, ended, root_cause
 from bagua_agent.membership.policy import Policy
@@ -85,9 +86,14 @@ class JobMembership:
         result = step_all(self._state, happened, self._policy)
         self._state = result.state
         self._job.seen.view = result.state.view
-        self._narrate_wait(result.reason if self._state.leading else "")
+        self._narrate_wait(result.reason if self._state.leading else self._waits_in_vain())
         for action in result.actions:
             self._perform(action)
+
+    def _waits_in_vain(self) -> str:
+        """What an agent says that does not lead; empty if nothing."""
+        early = ended_before_joining.expected(self._job.seen.view, self._policy)
+        return f"waiting: {early}" if early and not self._state.ended else ""
 
     def _narrate_wait(self, reason: str) -> None:
         """What the job waits for, if it still does after a while: most waits are over before they are read."""

@@ -154,7 +154,14 @@ class StoreEvents:
         if worker_id := keys.id_in(keys.finished_workers, key):
             finished = pb.Finished.FromString(value)
             _check_owner(worker_id, finished.worker_id)
-            return ev.WorkerFinished(now_s=now_s, worker_id=worker_id, step=finished.step)
+            return ev.WorkerFinished(
+                now_s=now_s,
+                worker_id=worker_id,
+                step=finished.step,
+                before_joining=finished.before_joining,
+                agent_id=finished.agent_id,
+                node_name=finished.node_name,
+            )
         if worker_id := keys.id_in(keys.departures, key):
             departure = pb.Departure.FromString(value)
             _check_owner(worker_id, departure.worker_id)

@@ -150,10 +150,13 @@ class FailureRecorded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished(Event):
-    """A worker ended with 0. step: steps committed, as its last report told."""
+    """A worker ended with 0. step: steps committed, as its last report told. before_joining: it never asked to join."""
 
     worker_id: str
     step: int = 0
+    before_joining: bool = False
+    agent_id: str = ""
+    node_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ class Policy:
     max_restarts: int = 0
     # Without limit: a preempted node may come back in hours, and waiting costs only the machines.
     below_minimum_timeout_s: float | None = None
+    # As torchrun's rendezvous. How long a job that never trained waits for another node in place of one whose worker
+    # has ended with 0 before it joined. None: without limit.
+    join_timeout_s: float | None = 600.0
     # A live agent answers in milliseconds. Half a second outlasts a garbage collection or a burst on the
     # network, and keeps the whole recovery from a silent host within a second.
     probe_window_s: float = 0.5

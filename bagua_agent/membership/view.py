@@ -119,6 +119,15 @@ class FailureView:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedBeforeJoining:
+    """A worker that ended with 0 before it asked to join. seen_since_s: by this agent's clock."""
+
+    agent_id: str
+    node_name: str
+    seen_since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DepartureView:
     """departed/<worker>: its agent saw it end after its node was asked to leave.
 
@@ -170,6 +179,7 @@ class JobView:
     committed_generation: the newest that any member, still there or not, reported a commit in.
     closing_generation: the generation that confirmed the end; None while training goes on.
     finished: workers that ended with 0. finished_steps: the steps they had committed by their last report.
+    ended_before_joining: those of them that never asked to join; they get no successors.
     departures: workers that ended because their nodes left. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (decision.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
@@ -193,6 +203,7 @@ class JobView:
     finished: frozenset[str] = frozenset()
     departures: Mapping[str, DepartureView] = field(default_factory=dict)
     finished_steps: Mapping[str, int] = field(default_factory=dict)
+    ended_before_joining: Mapping[str, EndedBeforeJoining] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
     attempts: Attempts = Attempts()
     hang_order: HangOrder | None = None

@@ -46,10 +46,13 @@ def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
     return kept
 
 
-def must_start_again(stage: Stage, worker_id: str, listed_in: int, gathering: Generation) -> bool:
+def must_start_again(
+    stage: Stage, worker_id: str, listed_in: int, gathering: Generation, *, answered: bool = False
+) -> bool:
     """Whether a worker has gone further in its script than `gathering` begins. listed_in: number of the newest
-    generation before that listed it; 0: none did."""
-    if 0 < listed_in < gathering.number:
+    generation before that listed it; 0: none did. answered: a job that trained answered it before its loop. The leader
+    may list such a worker, because its key said WAITING until a moment ago."""
+    if answered or 0 < listed_in < gathering.number:
         return True
     return stage is not Stage.WAITING and gathering.placement_of(worker_id) is None
 
@@ -84,6 +87,7 @@ class LiveWorkers:
         self._listed: dict[
             str, tuple[int, int]
         ] = {}  # worker -> newest generation that listed it, its world size
+        self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._company: dict[str, Company] = {}  # of this node's workers
         self._interrupted = False  # workers here got SIGINT in the middle of a step
@@ -126,9 +130,9 @@ class LiveWorkers:
         """The first workers gather anew: end those here that are ahead of it. Their successors come from the script's
         begin, as all others do."""
         for worker_id, member in self._members.items():
-            if must_start_again(
-                Stage(member.stage), worker_id, self._listed.get(worker_id, (0, 0))[0], gathering
-            ):
+            listed_in = self._listed.get(worker_id, (0, 0))[0]
+            answered = worker_id in self._answered
+            if must_start_again(Stage(member.stage), worker_id, listed_in, gathering, answered=answered):
                 self._workers.kill(worker_id, STARTS_AGAIN)
 
     def close_joins(self) -> None:
@@ -187,6 +191,7 @@ class LiveWorkers:
             return
         self._sessions.forget(worker_id)
         self._suspected.pop(worker_id, None)
+        self._answered.discard(worker_id)
         self._job.seen.waits.pop(worker_id, None)
         generation, steps = self._steps.get(worker_id, (0, 0))
         last = LastSeen(
@@ -242,6 +247,8 @@ class LiveWorkers:
             stage=ready.stage if ready.stage in _STAGES else pb.LOOP,
         )
         self._members[worker_id] = member
+        if ready.stage == pb.PREPARING and not ready.gathering:
+            self._answered.add(worker_id)
         self._put_member(member)
         newest = self._job.seen.generation
         late = ready.stage == pb.PREPARING and newest is not None and newest.is_gathering

@@ -119,7 +119,13 @@ class WorkerExits:
         if now.at_once or now.record is Record.NONE:
             self._remove_keys(worker_id)
         if now.record is Record.FINISHED:
-            finished = pb.Finished(worker_id=worker_id, step=last.steps).SerializeToString()
+            finished = pb.Finished(
+                worker_id=worker_id,
+                step=last.steps,
+                before_joining=not last.was_member,
+                agent_id=self._job.agent_id,
+                node_name=self._job.node_name,
+            ).SerializeToString()
             self._record(worker_id, "finished", lambda: store.put(keys.finished(worker_id), finished))
         elif now.record is Record.DEPARTED:
             departed = self._departure(worker_id, last).SerializeToString()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import grpc
 
@@ -142,7 +143,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                 grpc.StatusCode.PERMISSION_DENIED, f"no worker {worker_id[:100]!r} is expected here"
             )
         context.add_callback(lambda: outbox.put(None))
-        self._on_message(worker_id, first)
+        messages = chain([first], request_iterator)
 
         def ended(end: OperationEnd[None]) -> None:
             # however the reading ended: nobody hears the worker any more, so its session is over
@@ -152,7 +153,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                     del self._outboxes[worker_id]
             self._on_ended(worker_id)
 
-        reader = background_thread("bagua-session-in", lambda: self._read(worker_id, request_iterator), ended)
+        reader = background_thread("bagua-session-in", lambda: self._read(worker_id, messages), ended)
         try:
             reader.start()
         except RuntimeError as error:  # the host allows no thread

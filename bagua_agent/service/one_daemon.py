@@ -18,7 +18,7 @@ FILE_NAME = "daemon.lock"
 
 @contextmanager
 def only_daemon(state_directory: str) -> Iterator[None]:
-    """Raises UserError if another process has it, UserError or InfrastructureLost if the file can't be made."""
+    """Raises UserError if another process has it, UserError or InfrastructureLost if it can't be made or locked."""
     path = Path(state_directory) / FILE_NAME
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -32,6 +32,11 @@ def only_daemon(state_directory: str) -> Iterator[None]:
             raise UserError(
                 f"another daemon runs with {state_directory}; stop it first, or give this one its own directories.state"
             ) from None
+        except OSError as error:
+            remedy = (
+                "put directories.state on a local file system, or on one with locks that this account may use"
+            )
+            raise host_error(error, f"cannot lock {path}", remedy) from error
         yield
     finally:
         os.close(descriptor)

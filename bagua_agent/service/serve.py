@@ -136,8 +136,13 @@ def _tell_lapses(event: LeaseEvent) -> None:
 
 def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
     if is_there() and not plain:
-        return SystemdUnits()
-    _say("units are plain processes")
+        return SystemdUnits(config.jobs_memory_max)
+    limit = (
+        f"; jobs.memory_max = {config.jobs_memory_max} needs systemd and is not kept"
+        if config.jobs_memory_max
+        else ""
+    )
+    _say(f"units are plain processes{limit}")
     return ChildUnits(units_folder(config.directories_state))
 
 

@@ -6,7 +6,9 @@ The list of operations is read off the sources: one without an entry in OPERATIO
 from __future__ import annotations
 
 import ast
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,16 +19,21 @@ from typing import Any, cast
 import pytest
 
 import bagua_agent
-from bagua_agent.base.background import Background, background_thread
+from bagua_agent.base.background import Background, Failed, OperationEnd, background_thread
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.base.retrying_writes import DesiredWrites
+from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.timers import Timers
 from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
 from bagua_agent.etcd.client import absent
 from bagua_agent.etcd.keys import JobKeys
-from bagua_agent.etcd.mirror import Change
+from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
+from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
+from bagua_agent.history import history_writer
+from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.leadership import leadership
 from bagua_agent.leadership.leadership import Leadership, Report
@@ -41,6 +48,7 @@ from bagua_agent.node.torchrun.health_server import HealthServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.log_service import LogService
+from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_agent.service.units import pid_watch
 from bagua_agent.service.units.pid_watch import PidWatch
 from bagua_agent.workers.exits import exit_watch
@@ -53,6 +61,7 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from tests.agent.test_background import ERROR_NAMES, ERRORS
+from tests.lab.wait import eventually
 
 DEADLINE_S = 10.0
 
@@ -267,6 +276,88 @@ def logs_served(place: Place) -> None:
     service.stop()
 
 
+def test_logs_are_served_once_the_port_can_be_had_whatever_was_raised_before() -> None:
+    notes: queue.SimpleQueue[object] = queue.SimpleQueue()
+    raised = [InfrastructureLost("no file to be had"), RuntimeError("can't start new thread")]
+    stopped = threading.Event()
+
+    def make() -> object:
+        if raised:
+            raise raised.pop(0)
+        return SimpleNamespace(stop=stopped.set)
+
+    service = LogService(cast(Any, make), notes.put, lambda text: None, try_again_s=0.01)
+    service.start()
+    said = [notes.get(timeout=DEADLINE_S) for _ in range(3)]
+    assert "no file to be had" in str(said[0]) and "can't start new thread" in str(said[1]) and said[2] == ""
+    service.stop()
+    assert stopped.is_set() and notes.empty()
+
+
+def writing_history(place: Place) -> None:
+    for level in ("warning", "exception", "error"):
+        place.patch(history_writer.log, level, lambda *words: place.events.put(words))
+    place.patch(history_writer, "RETRY_S", 0.01)
+    writer = HistoryWriter(cast(Any, SimpleNamespace(transact=place.fail)))
+    writer.write("key", b"")
+    if isinstance(place.error, InfrastructureLost):
+        eventually(lambda: place.met > 1, DEADLINE_S, "the event is tried again")
+    else:
+        place.one_event()
+    writer.stop()
+
+
+def scheduling(place: Place) -> None:
+    given_up: list[str] = []
+    leased = SimpleNamespace(remove=given_up.append)
+    scheduler = Scheduler(cast(Any, None), cast(Any, leased), "n0", place.events.put)
+    place.patch(scheduler, "_stand", place.fail)
+    scheduler._thread.start()
+    if isinstance(place.error, InfrastructureLost):
+        eventually(lambda: place.met > 1, DEADLINE_S, "it is tried again")
+    else:
+        place.one_event()
+        eventually(lambda: len(given_up) == 1, DEADLINE_S, "another node may schedule")
+    scheduler.stop()
+
+
+def keeping_leased_keys(place: Place) -> None:
+    leased = LeasedKeys(cast(Any, SimpleNamespace(lease_grant=place.fail)), 1.0, place.events.put)
+    outage = place.events.get(timeout=DEADLINE_S)
+    assert isinstance(outage, StoreAway)
+    leased.close()
+
+
+def watching_the_store(place: Place) -> None:
+    def outage(connected: bool) -> None:
+        if not connected:
+            place.events.put("away")
+
+    store = SimpleNamespace(
+        get_ranges=lambda ranges, timeout_s: ([], 1),
+        config=SimpleNamespace(endpoints=("host:1",)),
+    )
+    mirror = PrefixMirror(cast(Any, store), "/", lambda changes: None, outage)
+    place.patch(mirror, "_follow", place.fail)
+    mirror._tell_connection(True)
+    mirror.start()
+    place.one_event()
+    mirror.stop()
+
+
+def hearing_signals(place: Place) -> None:
+    def ended(heard: SignalsToInbox, end: OperationEnd[object]) -> None:
+        if isinstance(end, Failed):
+            place.events.put(end)
+
+    place.patch(SignalsToInbox, "_ended", ended)
+    with SignalsToInbox(["SIGUSR1"], place.fail):
+        for number in (1, 2):  # the thread goes on
+            os.kill(os.getpid(), signal.SIGUSR1)
+            place.one_event()
+            assert place.met == number
+
+
 OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-leader": leader_writes,
     "bagua-probe": leader_probes,
@@ -284,6 +375,11 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "file-timers": timers_of_scripts,
     "health-checks": health_checks,
     "bagua-logs": logs_served,
+    "bagua-history": writing_history,
+    "bagua-scheduler": scheduling,
+    "leased-keys": keeping_leased_keys,
+    "store-mirror": watching_the_store,
+    "signals": hearing_signals,
 }
 
 

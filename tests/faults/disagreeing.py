@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,7 @@ import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
 parser.add_argument("what", choices=["collective", "leaves", "exits"])
+parser.add_argument("--did", type=Path, help="file to make when rank 1 is about to do something else")
 parser.add_argument("--at", type=int, default=5)
 args = parser.parse_args()
 
@@ -22,6 +24,8 @@ for step, (x, y) in enumerate(bagua.ElasticDataLoader(samples, global_batch_size
     torch.nn.functional.mse_loss(model(x), y).backward()  # the others wait here
     optimizer.step()
     if step == args.at and bagua.get_rank() == 1:
+        if args.did is not None:
+            args.did.touch()
         if args.what == "collective":
             bagua.barrier()  # the odd one waits here
         elif args.what == "leaves":

@@ -6,12 +6,21 @@ With a budget of script failures, which must not be spent on it.
 from __future__ import annotations
 
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, START_S, Node
+from tests.lab.wait import eventually
+
+NAMED_WITHIN_S = 10.0
+# On two processors that other tests use too, a step and a report of a worker may take seconds, not milliseconds.
+SLOW_MACHINE_S = 5.0
+# Ranks that disagree reach no step boundary, so a leave at one never ends.
+INTERRUPT_WITHIN_S = 15.0
 
 SCRIPT = Path(__file__).with_name("disagreeing.py")
 
@@ -31,14 +40,41 @@ ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
         ("leaves", r"rank 1 waits at the end of training \(its script has ended\)", {0, 1}),
     ],
 )
-def test_what_each_rank_waits_in_is_named(job: MakeJob, what: str, odd: str, raising: set[int]) -> None:
-    one = job(program=[str(SCRIPT), what], options=["--max-restarts", "3", "--label-output"])
+def test_what_each_rank_waits_in_is_named(
+    job: MakeJob, tmp_path: Path, what: str, odd: str, raising: set[int]
+) -> None:
+    did = tmp_path / "did"
+    one = job(
+        program=[str(SCRIPT), what, "--did", str(did)], options=["--max-restarts", "3", "--label-output"]
+    )
     node = one.start(slots=2)
     node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
+    eventually(did.exists, DEADLINE_S, "rank 1 does something else", 0.02)
+    did_s = time.monotonic()
+    node.await_line("ranks disagree")
+    one.measured("named the ranks", time.monotonic() - did_s, NAMED_WITHIN_S + SLOW_MACHINE_S)
     assert node.process.wait(DEADLINE_S) == 1
     both = rf"ranks disagree: (?:{OTHERS}; {odd}|{odd}; {OTHERS})"
     assert re.search(rf"job \S+ failed: {both}\n", node.log)
     check(node, both, raising)
+    one.check_nothing_left()
+
+
+@pytest.mark.parametrize("named_first", [False, True], ids=["at once", "once they are named"])
+def test_an_interrupt_ends_a_job_whose_ranks_disagree(
+    job: MakeJob, tmp_path: Path, named_first: bool
+) -> None:
+    did = tmp_path / "did"
+    one = job(program=[str(SCRIPT), "collective", "--did", str(did)], options=["--label-output"])
+    node = one.start(slots=2)
+    eventually(did.exists, 2 * START_S, "rank 1 does something else", 0.02)
+    if named_first:
+        node.await_line("ranks disagree")
+    node.send(signal.SIGINT)
+    sent_s = time.monotonic()
+    code = node.process.wait(DEADLINE_S)
+    one.measured("ended by the interrupt", time.monotonic() - sent_s, INTERRUPT_WITHIN_S)
+    assert code in ({1, 128 + signal.SIGINT} if named_first else {128 + signal.SIGINT})
     one.check_nothing_left()
 
 

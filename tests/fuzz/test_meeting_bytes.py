@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bagua_core.communication.transports.meeting_store import (
+    GENERATIONS_KEPT,
     MOST_QUESTIONS,
     MeetingServer,
     MeetingStore,
@@ -78,6 +80,40 @@ def test_whole_frames_of_any_kind(server: MeetingServer, frames: list[tuple[int,
         except OSError:
             pass  # it has hung up
     check_served(server)
+
+
+@given(
+    sets=st.lists(
+        st.tuples(
+            st.sampled_from([b"job", b"other", b"", b"\xff"]),
+            st.integers(0, 40).map(lambda n: str(n).encode()) | st.sampled_from([b"", b"..", b"before-loop"]),
+            st.sampled_from([b"all/0", b"lane/3", b"", b"/", b"x" * 100]),
+        ),
+        max_size=60,
+    )
+)
+@settings(FUZZ, max_examples=40)
+def test_groups_are_bounded_and_the_newest_are_kept(
+    server: MeetingServer, sets: list[tuple[bytes, bytes, bytes]]
+) -> None:
+    """Whatever keys are set: a model of the groups says which are there. What the worker publishes is never lost."""
+    server.publish({b"job/before-loop/parts": b"published"})
+    kept: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
+    for group in list(server._groups):
+        kept[group] = dict(server._groups[group])  # of the examples before
+    store = MeetingStore(HOST, server.port, DEADLINE_S)
+    with stranger(server) as one:
+        for number, (job, generation, rest) in enumerate(sets):
+            key, value = b"/".join([job, generation, rest]), b"%d" % number
+            one.sendall(struct.pack("!IBH", len(key) + len(value), 1, len(key)) + key + value)
+            kept.setdefault(b"/".join([job, generation]), {})[key] = value
+            if len(kept) > GENERATIONS_KEPT:
+                kept.popitem(last=False)
+        one.sendall(struct.pack("!IBH", 21, 2, 21) + b"job/before-loop/parts")
+        assert one.recv(100).endswith(b"published"), "all before it was read"
+    assert dict(server._groups) == dict(kept) and len(kept) <= GENERATIONS_KEPT
+    assert store.get("job/before-loop/parts") == b"published"
+    store.close()
 
 
 def test_hundreds_of_connections(server: MeetingServer) -> None:

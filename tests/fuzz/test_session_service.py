@@ -48,7 +48,8 @@ class Stranger:
     def ending(self) -> grpc.StatusCode:
         """How the agent ends the stream, whatever it says before."""
         ended = threading.Event()
-        self.stream.add_callback(ended.set)
+        if not self.stream.add_callback(ended.set):
+            ended.set()  # it ended before
         assert ended.wait(DEADLINE_S), "the agent goes on listening"
         code: grpc.StatusCode = self.stream.code()
         return code

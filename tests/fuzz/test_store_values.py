@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.job_state.decode import StoreEvents
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import events as ev
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind, Stage
 from tests.fuzz.any_message import any_message
-from tests.fuzz.store_picture import KEYS, Watcher, generation_of
+from tests.fuzz.store_picture import KEYS, NONCE, Watcher, generation_of, member_value
 
 FUZZ = settings(max_examples=150, deadline=None)
 WORKER = "a.0.w"
@@ -32,6 +35,7 @@ KINDS: dict[str, type[Message]] = {
     KEYS.suspicion(WORKER): pb.Suspicion,
     KEYS.failure(WORKER): pb.Failure,
     KEYS.departed(WORKER): pb.Departure,
+    KEYS.finished(WORKER): pb.Finished,
     KEYS.refused(WORKER): pb.Refusal,
 }
 FOLDERS = [
@@ -53,7 +57,7 @@ def owned(message: Message, key: str) -> Message:
     tail = key.rpartition("/")[2]
     if isinstance(message, pb.Agent):
         message.agent_id = tail
-    elif isinstance(message, pb.Member | pb.Suspicion | pb.Failure):
+    elif isinstance(message, pb.Member | pb.Suspicion | pb.Failure | pb.Departure | pb.Finished):
         message.worker_id = tail
     return message
 
@@ -159,6 +163,113 @@ def test_a_generation_with_anything_in_it_crashes_nobody(data: st.DataObject) ->
         member.global_rank = place  # else it is refused for that alone
     watcher.read(KEYS.generation, message.SerializeToString())
     watcher.let_time_pass(1000.0)
+
+
+ODD_IDS = ["", ".", "..", "a/b", "../../control/spec", "a\x00b", "a\n", "a" * 500, "b", "c", "\u202e", "%2e"]
+
+
+@given(
+    kind=st.sampled_from([k for k in GenerationKind]),
+    stages=st.tuples(*[st.sampled_from([None, *Stage])] * 2),
+    listed=st.tuples(st.booleans(), st.booleans()),
+    agent_ids=st.none() | st.tuples(*[st.sampled_from(ODD_IDS)] * 2),
+    worker_id=st.none() | st.sampled_from(ODD_IDS),
+    number=st.sampled_from([1, 2, 3, 7]),
+    based=st.booleans(),
+    again=st.booleans(),
+    answers_at=st.lists(st.sampled_from(["", "127.0.0.1:2", "no address", "[::1]:99999"]), max_size=2),
+    then=st.sampled_from(["nothing", "the first is gone", "the first has finished", "its agent is gone"]),
+)
+@settings(FUZZ, max_examples=600)
+def test_every_stage_with_every_kind_of_generation(
+    kind: GenerationKind,
+    stages: tuple[Stage | None, Stage | None],
+    listed: tuple[bool, bool],
+    agent_ids: tuple[str, str] | None,
+    worker_id: str | None,
+    number: int,
+    based: bool,
+    again: bool,
+    answers_at: list[str],
+    then: str,
+) -> None:
+    """No leader would write most of these. The watcher goes on, and decides nothing that can't be written."""
+    watcher = Watcher()
+    members = [m for m, is_listed in zip(generation_of(number).members, listed, strict=True) if is_listed]
+    placed = tuple(
+        replace(
+            m,
+            global_rank=rank,
+            agent_id=m.agent_id if agent_ids is None else agent_ids[rank],
+            worker_id=worker_id if worker_id is not None and rank == 0 else m.worker_id,
+            holder=m.holder and kind is not GenerationKind.GATHERING,
+        )
+        for rank, m in enumerate(members)
+    )
+    record = Generation(
+        number, (number - 1) * based, kind, placed, NONCE, again=again, answers_at=tuple(answers_at)
+    )
+    for agent_id, stage in zip(("a", "b"), stages, strict=True):
+        key = KEYS.member(f"{agent_id}.0.w")
+        if stage is None:
+            watcher.read(key, None)
+        else:
+            member = pb.Member.FromString(member_value(agent_id))
+            member.stage = stage.value
+            watcher.read(key, member.SerializeToString())
+    watcher.performed.clear()
+    watcher.read(KEYS.generation, record.encode())
+    check_gatherings(watcher)
+    watcher.let_time_pass(1.0)
+    check_gatherings(watcher)
+    if then == "the first is gone":
+        watcher.read(KEYS.member(WORKER), None)
+    elif then == "the first has finished":
+        watcher.read(KEYS.finished(WORKER), pb.Finished(worker_id=WORKER, step=3).SerializeToString())
+    elif then == "its agent is gone":
+        watcher.read(KEYS.agent("a"), None)
+    check_gatherings(watcher)
+    for passed_s in (0.5, 5.0, 1000.0):
+        watcher.let_time_pass(passed_s)
+        check_gatherings(watcher)
+    assert watcher.unreadable == []
+
+
+def check_gatherings(watcher: Watcher) -> None:
+    """B1, B3 and B5 of what was written since the last call."""
+    view = watcher.state.view
+    stages = {m.worker_id: m.stage for m in view.members.values()}
+    before = view.generation
+    for action in watcher.writes:
+        if isinstance(action, do.WriteGeneration) and action.generation.is_gathering:
+            members = action.generation.members
+            assert before is None or not any(m.holder for m in before.members), "B3"
+            assert not any(m.holder for m in members), "B5"
+            assert Stage.PREPARING not in {stages[m.worker_id] for m in members}, "B1"
+    watcher.performed.clear()
+
+
+@given(
+    value=st.binary(max_size=40)
+    | st.builds(
+        lambda a, g: pb.Meeting(address=a, generation=g).SerializeToString(),
+        st.sampled_from(
+            ["", ":", "h:", ":1", "h:0", "h:99999", "[::1", "h:1", "a b:1", "\u0131:1", "x" * 500 + ":1"]
+        )
+        | st.text(max_size=12),
+        st.integers(0, 2**64 - 1),
+    )
+)
+@FUZZ
+def test_a_meeting_is_an_address_or_is_named(value: bytes) -> None:
+    named: list[str] = []
+    events = StoreEvents(KEYS, lambda key, why: named.append(key))
+    meeting = events.meeting_of(Change(KEYS.meeting, value, 1, 1))
+    if meeting is None:
+        assert named == [KEYS.meeting]
+        return
+    host, _, port = meeting.address.rpartition(":")
+    assert host and 0 < int(port) < 65536 and named == []
 
 
 def _other_members(record: pb.Generation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
 from bagua_agent.membership.formation import targets
@@ -94,6 +95,12 @@ def too_few(
 ) -> Decision:
     lacking = readiness(case.view, case.standing.present, stages)
     so_far = f"{nodes} of {counted(case.desired.min_nodes)}{lacking}{why}"
+    early = ended_before_joining.expected(case.view, case.policy)
+    if early:
+        fails_at_s = ended_before_joining.fails_at_s(case.view, case.policy)
+        if fails_at_s is not None and case.now_s >= fails_at_s:
+            return fail(f"too few nodes: {so_far}; {ended_before_joining.described(case.view)}")
+        so_far, soon_s = f"{so_far}; {early}", earlier(soon_s, fails_at_s)
     wake_s, limit_s = soon_s, case.policy.below_minimum_timeout_s
     if limit_s is not None:
         until_s = case.evidence.waited_since_s(Waiting.MINIMUM, case.now_s) + limit_s

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import inquire
@@ -87,10 +88,12 @@ def _is_whole(offer: Offer) -> bool:
 
 def _coming(case: Case) -> list[AgentView]:
     """Nodes whose workers are expected."""
+    never_whole = {e.agent_id for e in ended_before_joining.ends_of(case.view)}
     return [
         a
         for a in sorted(case.view.agents.values(), key=lambda a: a.join_revision)
         if not a.leaving
+        and a.agent_id not in never_whole
         and a.slots > 0
         and not case.evidence.is_dead(a)
         and not case.evidence.is_quarantined(a.agent_id, case.now_s)

@@ -18,6 +18,7 @@ from bagua_agent.membership.view import (
     Attempts,
     DeadAgent,
     Desired,
+    EndedBeforeJoining,
     Evidence,
     FailureView,
     JobView,
@@ -110,7 +111,13 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return replace(view, failures=_with(view.failures, event.worker_id, failure))
         case ev.WorkerFinished():
             steps = _with(view.finished_steps, event.worker_id, event.step)
-            return replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
+            view = replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
+            if event.before_joining and event.worker_id not in view.ended_before_joining:
+                early = EndedBeforeJoining(event.agent_id, event.node_name, event.now_s)
+                view = replace(
+                    view, ended_before_joining=_with(view.ended_before_joining, event.worker_id, early)
+                )
+            return view
         case ev.WorkerDeparted():
             departed = event.departure
             return replace(view, departures=_with(view.departures, departed.worker_id, departed))

@@ -21,12 +21,14 @@ from pathlib import Path
 
 from bagua_agent.base.background import Failed, background_thread
 from bagua_agent.base.errors import UserError
+from bagua_agent.rpc.message_pace import LineBudget
 
 log = logging.getLogger(__name__)
 
 ENABLE_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 MOST_TIMERS = 10_000
+MOST_COMPLAINTS = 20  # at once; then one a second, for a worker can write faster than anybody reads
 STOP_TIMEOUT_S = 5.0
 
 
@@ -72,6 +74,7 @@ class FileTimers:
         self._signal_process = signal_process
         self._timers: dict[tuple[int, str], Timer] = {}
         self._unfinished = b""
+        self._complaints = LineBudget(burst=MOST_COMPLAINTS)
         try:
             if path.exists() and stat.S_ISFIFO(path.stat().st_mode):
                 path.unlink()  # of a run before
@@ -121,11 +124,17 @@ class FileTimers:
         for line in lines:
             timer = parse_request(line)
             if timer is None:
-                log.warning("a line in %s is no request of a timer and is ignored", self._path)
+                self._complain()
             elif timer.expires_at_s < 0:
                 self._timers.pop((timer.pid, timer.scope), None)
             elif len(self._timers) < MOST_TIMERS:
                 self._timers[timer.pid, timer.scope] = timer
+
+    def _complain(self) -> None:
+        left_out = self._complaints.take(time.monotonic())
+        if left_out is not None:
+            more = f" ({left_out} more were left out)" if left_out else ""
+            log.warning("a line in %s is no request of a timer and is ignored%s", self._path, more)
 
     def _expire(self, now_s: float) -> None:
         expired = sorted(

@@ -61,6 +61,7 @@ class AgentConfig:
     jobs_keep_ended: int
     jobs_keep_ended_days: float
     jobs_max_log_mib: int
+    jobs_memory_max: str  # as systemd reads it; empty: no limit
     directories_state: str
     directories_log: str
     times_node_lease_s: float

@@ -22,6 +22,7 @@ _ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PATTERN = re.compile(r"[A-Za-z_*][A-Za-z0-9_*]*")
+_MEMORY = re.compile(r"[1-9][0-9]{0,8}[MGT]|(100|[1-9][0-9]?)%")  # as systemd reads it
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")  # part of a key in etcd
 
 Value = bool | int | float | str | tuple[str, ...] | Mapping[str, str]
@@ -121,6 +122,13 @@ def count(least: int, most: int) -> Callable[[object], int]:
         return value
 
     return read
+
+
+def memory(value: object) -> str:
+    amount = text(value)
+    if amount and not _MEMORY.fullmatch(amount):
+        raise WrongValue("no amount of memory", 'one such as "64G" or "90%", or "" for no limit')
+    return amount
 
 
 def port(value: object) -> int:
@@ -304,6 +312,14 @@ KEYS: tuple[Key, ...] = (
         MAX_LOG_MIB,
         "How much of each stream (stdout, stderr) of a worker is kept, in MiB: between half of it and all of it, the "
         "newest. 0: everything.",
+    ),
+    Key(
+        "jobs.memory_max",
+        memory,
+        "",
+        "How much memory one job may use on this node, its agent and all its workers together, as 64G or 90%. Beyond "
+        "it the kernel kills processes of that job alone. Empty: no limit. It needs systemd, and holds for jobs that "
+        "start from now on.",
     ),
     Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
     Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),

@@ -7,20 +7,22 @@ node.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
-from bagua_agent.base.background import Failed, OperationEnd, background_thread
-from bagua_agent.base.errors import UserError
+from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe, is_bug
 from bagua_agent.service.node.node_server import NodeServer
+
+log = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 5.0
 STOP_TIMEOUT_S = 10.0
 
 
 class LogService:
-    """make: raises UserError while the port can't be had. note(text): what does not work now, empty for nothing; from
-    another thread. say: a line for the log."""
+    """make: raises while the port can't be had, and is called again whatever it raises. note(text): what does not work
+    now, empty for nothing; from another thread. say: a line for the log."""
 
     def __init__(
         self,
@@ -58,10 +60,14 @@ class LogService:
         while not self._stopping.is_set():
             try:
                 server = self._make()
-            except UserError as error:
-                if str(error) != told:
-                    told = str(error)
-                    self._say(f"no logs are served: {told} It is tried again every {self._try_again_s:g} s")
+            except Exception as error:  # a port, a file or a thread that can be had later, or a bug of ours
+                if describe(error) != told:
+                    told = describe(error)
+                    if is_bug(error):
+                        log.error("bug: serving logs raised %s", told, exc_info=error)
+                    self._say(
+                        f"no logs are served, and it is tried again every {self._try_again_s:g} s: {told}"
+                    )
                     self._note(f"its logs can't be read: {told}")
                 self._stopping.wait(self._try_again_s)
             else:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from bagua_agent.base.background import describe
+from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
 from bagua_agent.base.errors import BaguaError, InfrastructureLost, OutcomeUnknown
 from bagua_agent.base.failpoints import Failpoints
 from bagua_agent.base.plain_text import shortened
@@ -72,7 +72,7 @@ class Scheduler:
         self._outage = ""
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bagua-scheduler", daemon=True)
+        self._thread = background_thread("bagua-scheduler", self._run, self._ended)
         self.leads = False
 
     def start(self) -> None:
@@ -118,6 +118,11 @@ class Scheduler:
                     )
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
+
+    def _ended(self, end: OperationEnd[None]) -> None:
+        if isinstance(end, Failed):
+            self._say(f"this node schedules no more, so another may: {end.reason}; restart the daemon")
+            self._give_up()
 
     def _give_up(self) -> None:
         """Our lease is kept for the node's other keys, so without this the key would stand and nobody would decide."""

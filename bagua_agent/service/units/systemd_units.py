@@ -43,10 +43,18 @@ def name_of(job_id: str) -> str:
     return f"{PREFIX}{job_id}.service"
 
 
+def properties(memory_max: str) -> tuple[str, ...]:
+    """Of a job's unit. memory_max: of all its processes together; empty: no limit."""
+    return (*PROPERTIES, f"MemoryMax={memory_max}") if memory_max else PROPERTIES
+
+
 class SystemdUnits:
+    def __init__(self, memory_max: str = "") -> None:
+        self._properties = properties(memory_max)
+
     def start(self, job_id: str, folder: Path) -> None:
         self.forget(job_id)  # one of this name that has ended
-        options = [word for value in PROPERTIES for word in ("-p", value)]
+        options = [word for value in self._properties for word in ("-p", value)]
         line = ["systemd-run", "--quiet", f"--unit={name_of(job_id)}", f"--description=bagua job {job_id}"]
         _call([*line, *options, "--", *unit_command(folder)], f"start job {job_id!r}")
 

@@ -154,3 +154,11 @@ def test_a_placement_on_another_agent_than_its_worker_is_no_member(
     for stage in (PREPARING, LOOP):
         found = decided(picture([agent("a"), agent("b")], at(stage, "a0", "b0"), odd))
         assert "lost a0" in found.reason, found.reason
+
+
+def test_a_worker_that_was_answered_is_ended_though_the_gathering_lists_it() -> None:
+    """The leader listed it while its key still said WAITING."""
+    second = gathering("a0 b0", number=3)
+    assert not must_start_again(LOOP, "a0", 0, second)  # its script asks for nothing
+    for stage in (PREPARING, LOOP):
+        assert must_start_again(stage, "a0", 0, second, answered=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.base.errors import UserError
+from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.service.one_daemon import FILE_NAME, only_daemon
 
 HOLD = """
@@ -59,3 +62,30 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot make"), only_daemon(str(tmp_path)):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_directory_in_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    said = f"cannot make {tmp_path / FILE_NAME}: Is a directory; check directories.state"
+    with pytest.raises(UserError, match=re.escape(said)), only_daemon(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_lock_that_the_file_system_refuses_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked = []
+
+    def refuse(descriptor: int, operation: int) -> None:
+        asked.append(descriptor)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    said = re.escape(f"cannot lock {tmp_path / FILE_NAME}: {os.strerror(number)}; ")
+    kind = InfrastructureLost if number == errno.EIO else UserError
+    with pytest.raises(kind, match=said), only_daemon(str(tmp_path)):
+        raise AssertionError("it was not refused")
+    (descriptor,) = asked
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(descriptor)  # the file is closed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.service.units.systemd_units import PREFIX, read_unit
+from bagua_agent.service.units.systemd_units import PREFIX, PROPERTIES, properties, read_unit
 from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, read_request
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
@@ -61,12 +61,18 @@ def test_systemd(make_lab: MakeLab) -> None:
         done = booted.run([sys.executable, SCENARIO, "systemd", "/srv/place"], env=env, timeout_s=180)
         told = {**json.loads(done.stdout), "place": "/srv/place"}
         check(told)
+        assert told["memory"] == str(8 << 30)
         assert told["escaped after leaving"] is told["escaped after killing"] is False, (
             "a control group ends whole"
         )
         assert booted.processes("bagua.slice") == []
     finally:
         booted.close()
+
+
+def test_the_memory_of_a_job_is_limited_only_if_the_node_says_so() -> None:
+    assert properties("") == PROPERTIES and not any(p.startswith("Memory") for p in PROPERTIES)
+    assert properties("64G") == (*PROPERTIES, "MemoryMax=64G")
 
 
 @pytest.mark.parametrize(

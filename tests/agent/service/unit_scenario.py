@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.service.units.child_units import ChildUnits
-from bagua_agent.service.units.systemd_units import SystemdUnits
+from bagua_agent.service.units.systemd_units import SystemdUnits, name_of
 from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, UnitRunner
 
 DEADLINE_S = 60.0
@@ -63,7 +64,7 @@ def main(kind: str, place: Path) -> dict[str, object]:
 
     def runner() -> UnitRunner:
         """As a daemon that was started again has it."""
-        return SystemdUnits() if kind == "systemd" else ChildUnits(parent)
+        return SystemdUnits("8G") if kind == "systemd" else ChildUnits(parent)
 
     def request(job_id: str, *words: str, directory: str = str(place)) -> Path:
         command = WorkerCommand(CommandKind.SCRIPT, str(script), words)
@@ -92,6 +93,9 @@ def main(kind: str, place: Path) -> dict[str, object]:
     worker, escaped = start_and_look("leaves")
     told["environment"] = (place / "leaves").read_text().split(" ", 2)[2]
     other, left = start_and_look("killed")
+    if kind == "systemd":
+        shown = ["systemctl", "show", "--property=MemoryMax", "--value", name_of("killed")]
+        told["memory"] = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
     told["note"] = asdict(folders.note("killed"))
     told["found"] = sorted((u.job_id, u.is_alive, is_running(u.pid)) for u in runner().found())
     told["command lines"] = [
