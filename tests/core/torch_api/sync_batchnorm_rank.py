@@ -40,7 +40,8 @@ for name in ("weight", "bias"):  # of each worker's own samples, as in torch's S
     bagua.allreduce_inplace(total)
     torch.testing.assert_close(total, getattr(reference, name).grad)
 
-with torch.no_grad():  # statistics are computed anew without training: no gradients, and all samples count here too
+# statistics computed anew, without training
+with torch.no_grad():
     torch.testing.assert_close(layer(samples(rank)), reference(whole)[own])
 for name in ("running_mean", "running_var", "num_batches_tracked"):
     torch.testing.assert_close(getattr(layer, name), getattr(reference, name))
