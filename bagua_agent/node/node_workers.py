@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 TRAINING_IMPORTS = ("torch._dynamo",)
 # Where steps are not observed (restart mode), a worker that ran for so long has made progress.
 KILLS_FORGOTTEN_S = 600.0
-PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun's
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
@@ -129,7 +128,7 @@ class NodeWorkers:
             duplicate_stdout_filters=config.duplicate_stdout_filters,
             duplicate_stderr_filters=config.duplicate_stderr_filters,
             role=config.role,
-            prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
+            prefix_template=config.log_line_prefix_template,
             labels=config.labels_output,
         )
         self._output_options = options
