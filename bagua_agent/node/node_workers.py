@@ -112,11 +112,14 @@ class NodeWorkers:
         *,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's."""
+        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's.
+
+        bind_host: empty where it is found later, and set as an attribute before a worker is started.
+        """
         self._environ = environment
         self._config = config
         self._agent_id = agent_id
-        self._bind_host = bind_host
+        self.bind_host = bind_host
         self._runtime_directory = runtime_directory
         self._account = find_account(config.run_as) if config.run_as is not None else None
         self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name, self._account)
@@ -321,7 +324,7 @@ class NodeWorkers:
             local_world_size=config.slots,
             world_size=config.slots,
             node_count=1,
-            master_addr=config.master_addr or self._bind_host,
+            master_addr=config.master_addr or self.bind_host,
             master_port=config.master_port or STATIC_MASTER_PORT,
             run_id=config.job_id,
             restart_count=self._restarts,
@@ -333,7 +336,7 @@ class NodeWorkers:
             worker_id=worker_id,
             agent_id=self._agent_id,
             session_socket=str(session_socket(self._runtime_directory)),
-            bind_host=self._bind_host,
+            bind_host=self.bind_host,
             slot=slot,
             slots=config.slots,
             ledger_dir=str(Path(config.ledger_dir).absolute()) if config.ledger_dir else "",
@@ -433,10 +436,10 @@ class NodeWorkers:
             self._store_host = StoreHost(self._helper_environment(), warm=self._warm, account=self._account)
         if self._meeting_port:
             self._store_host.drop(self._meeting_port)
-        self._meeting_port = self._store_host.open(self._bind_host, self._config.master_port or 0)
+        self._meeting_port = self._store_host.open(self.bind_host, self._config.master_port or 0)
         if self._store_host.pid is not None:
             self._guardian.register(self._store_host.pid)
-        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
+        host = f"[{self.bind_host}]" if ":" in self.bind_host else self.bind_host
         return f"{host}:{self._meeting_port}"
 
     def end_all(self, grace_s: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from bagua_agent.errors import (
 )
 from bagua_agent.store.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.store.etcd_stubs import etcd3
-from bagua_agent.store.failures import CallFailed, Failure, Trouble
+from bagua_agent.store.failures import UNKNOWN_NAME, CallFailed, Failure, Trouble
 from bagua_agent.store.key_range import KeyRange, decode_key, encode_key, end_of_prefix
 from bagua_agent.store.read_at_once import read_at_once
 from bagua_contract import etcd_pb2 as pb
@@ -517,7 +517,9 @@ class Store:
                     self._current = (shared.index + 1) % len(self.config.endpoints)
 
 
-def _next_move(reasons: Iterable[str]) -> str:
+def _next_move(reasons: Collection[str]) -> str:
+    if reasons and all(reason == UNKNOWN_NAME for reason in reasons):
+        return "Check the endpoint's spelling, and this host's DNS"
     if any("handshake failed" in reason.lower() for reason in reasons):
         return (
             "Check that etcd's certificate and this client's are of one authority, that neither has expired or was "
