@@ -24,6 +24,7 @@ from bagua_agent.exec_limits import why_not_passed
 from bagua_agent.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
 from bagua_agent.node.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
 from bagua_agent.node.file_timers import FileTimers, timer_file
+from bagua_agent.node.kills_in_a_row import kills_after
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.node.script_environment import why_a_fresh_interpreter
 from bagua_agent.workers.account import find_account
@@ -55,8 +56,6 @@ log = logging.getLogger(__name__)
 # What the first optimizer or DistributedDataParallel of a script imports (0.7 s): once for all workers, and before
 # there is any, so that a start after a change of membership does not wait for it.
 TRAINING_IMPORTS = ("torch._dynamo",)
-# Where steps are not observed (restart mode), a worker that ran for so long has made progress.
-KILLS_FORGOTTEN_S = 600.0
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
@@ -382,11 +381,15 @@ class NodeWorkers:
         cause = exit_cause(
             returncode, error_text, stderr_tail, killed_for=killed_for, out_of_memory=out_of_memory
         )
-        if worker.has_committed or time.monotonic() - worker.started_at_s >= KILLS_FORGOTTEN_S:
-            self._kills_in_a_row[worker.slot] = 0
-        if from_outside and not cause.script_failure:
-            worker.kills_in_a_row = self._kills_in_a_row.get(worker.slot, 0) + 1
-            self._kills_in_a_row[worker.slot] = worker.kills_in_a_row
+        killed = from_outside and not cause.script_failure
+        count = kills_after(
+            self._kills_in_a_row.get(worker.slot, 0),
+            killed=killed,
+            has_committed=worker.has_committed,
+            ran_s=time.monotonic() - worker.started_at_s,
+        )
+        self._kills_in_a_row[worker.slot] = count
+        worker.kills_in_a_row = count if killed else 0
         return worker, cause
 
     def an_exit_is_on_its_way(self) -> bool:
