@@ -16,7 +16,7 @@ from bagua_launch.main import cli
 
 Completed = subprocess.CompletedProcess[str]
 LaunchProcess = Callable[..., Completed]
-# Before click 8.2 a runner mixes stderr into stdout unless it is told not to.
+# Before click 8.2 a runner mixes stderr into stdout by default.
 _MIXES = "mix_stderr" in inspect.signature(CliRunner).parameters
 _RUNNER: Callable[[], CliRunner] = partial(CliRunner, mix_stderr=False) if _MIXES else CliRunner
 
