@@ -27,6 +27,7 @@ from bagua_core.communication.step_interface import StepEngine
 class SyncBatchNorm(_BatchNorm):
     """As torch.nn.BatchNorm1d, 2d and 3d; inputs [samples, features, ...]. Outside steps and in evaluation the same.
 
+    In a step a training forward under torch.no_grad() counts all workers' samples too, so all workers must run it.
     The model must be wrapped in bagua.DistributedDataParallel. Parameters, buffers and state_dict are BatchNorm's.
     """
 
@@ -80,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
             from bagua_core.elastic.step import runtime
 
             engine = runtime.engine()
-        if not torch.is_grad_enabled() or not engine.in_step or engine.step_failed:
+        if not engine.in_step or engine.step_failed:
             return None
         communicator = engine.communicator()
         if communicator is None:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from bagua_agent.base.errors import InfrastructureLost, PeerViolation, UserError
 from bagua_agent.base.plain_text import plain_line
+from bagua_launch.errors import refuse
 from bagua_launch.options import Option
+from bagua_launch.precedence import Said
 
 PROGRAM = "bagua-launch"
 INTERRUPTED = 130
@@ -170,6 +172,14 @@ def program_argument() -> click.Argument:
     return click.Argument(
         ["program"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=files
     )
+
+
+def completion_script(shell: Said, command: click.Command) -> str:
+    """Raises RequestError for a shell that click has no completion for."""
+    made_for = get_completion_class(shell.text)
+    if made_for is None:
+        raise refuse(shell, "no completion for this shell", "bash, zsh or fish")
+    return made_for(command, {}, PROGRAM, f"_{PROGRAM.replace('-', '_').upper()}_COMPLETE").source()
 
 
 def parameters(rows: Iterable[Option]) -> list[click.Parameter]:

@@ -194,6 +194,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "max_log_mib": ("max_log_mib", scalar_values.count),
     "redirects": ("redirects", scalar_values.streams),
     "tee": ("tee", scalar_values.streams),
+    "log_line_prefix_template": ("log_line_prefix_template", scalar_values.text),
     "local_ranks_filter": ("local_ranks_filter", scalar_values.local_ranks),
     "duplicate_stdout_filters": ("duplicate_stdout_filters", scalar_values.text),
     "duplicate_stderr_filters": ("duplicate_stderr_filters", scalar_values.text),

@@ -24,6 +24,7 @@ from bagua_launch.command_line import (
     PROGRAM,
     DefaultRunGroup,
     GroupedCommand,
+    completion_script,
     note,
     parameters,
     program_argument,
@@ -68,6 +69,9 @@ follows at its next step boundary."""
 def run(**typed: Any) -> int:
     program = typed.pop("program")
     values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
+    if "print_completion" in values:
+        click.echo(completion_script(values["print_completion"], cli))
+        return 0
     if "hosts" in values:
         return _run_on_hosts(values, program)
     request = parse_request(values, program)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Protocol
@@ -40,7 +41,7 @@ class ThisNode:
         return len(os.sched_getaffinity(0))
 
     def owns_address(self, host: str) -> bool:
-        return bool(own_addresses(host))
+        return host == socket.gethostname() or bool(own_addresses(host))  # as torchrun: also without DNS
 
 
 def _installed_gpus() -> int:

@@ -117,6 +117,12 @@ RUN_OPTIONS = (
         "below_minimum_timeout, holder_timeout ('none': without limit), hang_notice, hang_renew.",
         "KEY=VALUE,...",
     ),
+    Option(
+        "print-completion",
+        PROGRAM,
+        "Print a completion script for a shell (bash, zsh, fish) and exit.",
+        "SHELL",
+    ),
     Option("module", PROGRAM, "Run SCRIPT as `python -m` would.", short="-m"),
     Option("no-python", PROGRAM, "Run SCRIPT itself, without python."),
     Option("run-path", PROGRAM, "Run SCRIPT with runpy.run_path in an interpreter that is already up."),
@@ -190,6 +196,13 @@ RUN_OPTIONS = (
         "Streams that go to files and the console, as --redirects; each line begins with [ROLE+LOCAL_RANK]:",
         "SPEC",
         "-t",
+    ),
+    Option(
+        "log-line-prefix-template",
+        LOGS,
+        "Prefix of teed lines on the console, with ${role_name}, ${local_rank}, ${rank} and ${hostname} replaced.",
+        "TEMPLATE",
+        more_variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
     ),
     Option("local-ranks-filter", LOGS, "Local ranks whose output the console shows, as 0,2.", "RANKS"),
     Option(

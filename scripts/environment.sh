@@ -30,7 +30,7 @@ bagua_packages() {
 
 bagua_python() {
   local candidate
-  for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+  for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       command -v "$candidate"
       return 0
@@ -50,7 +50,7 @@ bagua_environment() {
   PYTHON=$PWD/.venv/bin/python
   stamp=.venv/installed-${extras:-nothing-else}
   wanted=$({ cat pyproject.toml setup.py tests/constraints.txt scripts/environment.sh && echo "${BAGUA_TORCH:-}"; } | sha256sum)
-  [ -x "$PYTHON" ] || "$base" -m venv .venv
+  [ -x "$PYTHON" ] || "$base" -m venv .venv || return 1
   [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
   case ${BAGUA_TORCH:-} in
     '') cp tests/constraints.txt $constraints ;;
@@ -65,11 +65,11 @@ bagua_environment() {
     [ -z "${BAGUA_TORCH_INDEX:-}" ] || from=(--index-url "$BAGUA_TORCH_INDEX")
     [ ! -t 1 ] || bar=on
     echo "installing torch into .venv: 200 MB for a build without CUDA, 3 GB with it (BAGUA_TORCH_INDEX names another index)"
-    "$PYTHON" -m pip install --disable-pip-version-check --progress-bar $bar -c $constraints "${from[@]}" torch
+    "$PYTHON" -m pip install --disable-pip-version-check --progress-bar $bar -c $constraints "${from[@]}" torch || return 1
   fi
   echo "installing bagua and what it needs${extras:+, with its extras $extras}"
-  "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints setuptools wheel
+  "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints setuptools wheel || return 1
   "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints \
-    --no-build-isolation --editable ".${extras:+[$extras]}"
+    --no-build-isolation --editable ".${extras:+[$extras]}" || return 1
   echo "$wanted" >"$stamp"
 }

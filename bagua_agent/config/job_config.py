@@ -119,6 +119,7 @@ class JobConfig:
     max_log_mib: int = MAX_LOG_MIB  # of one stream of one worker, the newest; 0: without a bound
     redirects: str = "0"
     tee: str = "0"
+    log_line_prefix_template: str = ""  # of teed lines on the terminal; empty: [ROLE+LOCAL_RANK]:
     local_ranks_filter: str = ""
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""

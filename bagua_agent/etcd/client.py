@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from bagua_agent.base.errors import (
     UserError,
 )
 from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
-from bagua_agent.etcd.failures import CallFailed, Failure, Trouble
+from bagua_agent.etcd.failures import UNKNOWN_NAME, CallFailed, Failure, Trouble
 from bagua_agent.etcd.key_range import KeyRange, decode_key, encode_key, end_of_prefix
 from bagua_agent.etcd.read_at_once import read_at_once
 from bagua_agent.etcd.stubs import etcd3
@@ -517,7 +517,9 @@ class Store:
                     self._current = (shared.index + 1) % len(self.config.endpoints)
 
 
-def _next_move(reasons: Iterable[str]) -> str:
+def _next_move(reasons: Collection[str]) -> str:
+    if reasons and all(reason == UNKNOWN_NAME for reason in reasons):
+        return "Check the endpoint's spelling, and this host's DNS"
     if any("handshake failed" in reason.lower() for reason in reasons):
         return (
             "Check that etcd's certificate and this client's are of one authority, that neither has expired or was "

@@ -50,10 +50,11 @@ class CallFailed(Exception):
 _NEVER_SENT = (
     "failed to connect",  # covers refused connections, missing sockets, handshakes of TLS that failed
     "connections to all backends failing",
-    "name resolution",
-    "dns resolution failed",
+    *(_UNKNOWN_NAMES := ("name resolution", "dns resolution failed", "errors resolving")),
     "handshake failed",
 )
+UNKNOWN_NAME = "its name can't be resolved"
+_REMOTE_HOST = "failed to connect to remote host: "
 _TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is old", "auth store is old")
 
 
@@ -62,9 +63,17 @@ def classify(code: grpc.StatusCode, details: str | None) -> Failure:
     text = " ".join((details or "").split())
     return Failure(
         _trouble(code, text.lower()),
-        text[:LONGEST_DETAIL] or code.name.lower().replace("_", " "),
+        _detail(text)[:LONGEST_DETAIL] or code.name.lower().replace("_", " "),
         is_timeout=code is grpc.StatusCode.DEADLINE_EXCEEDED,
     )
+
+
+def _detail(text: str) -> str:
+    """gRPC's words for an endpoint that can't be connected to, shortened to the cause."""
+    lower = text.lower()
+    if any(sign in lower for sign in _UNKNOWN_NAMES):
+        return UNKNOWN_NAME
+    return lower.rpartition(_REMOTE_HOST)[2] if _REMOTE_HOST in lower else text
 
 
 def _trouble(code: grpc.StatusCode, text: str) -> Trouble:

@@ -59,6 +59,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.live_workers import LiveWorkers
+from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_ending import Ending, NodeSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
@@ -151,6 +152,9 @@ class JobLoop:
             return False
         self._job_store: JobStore = opened
         self._closers.append(opened.close)
+        if not self._address:  # the store's name was not known before
+            self._address = node_address(config, hosts_store=opened.server is not None)
+            self._workers.bind_host = self._address
         if opened.server is not None:
             opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
         for line in console.store_opened(config, opened.endpoint, self._hosts_for_others, is_exposed(config)):

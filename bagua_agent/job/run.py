@@ -23,7 +23,8 @@ from bagua_agent.base.plain_text import plain_lines
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.lost_store.job_replaced import JobReplaced
-from bagua_agent.node.local_address import local_address
+from bagua_agent.node.local_address import UnknownStoreName
+from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script.script_mode import Mode, guess_mode
@@ -65,7 +66,10 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
         os.environ.setdefault(name, value)  # before gRPC is loaded
     node_name = config.node_name or socket.gethostname().split(".")[0] or "node"
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
-    address = local_address(config.local_addr, _store_target(config), single_node=config.max_nodes == 1)
+    try:
+        address = node_address(config)
+    except UnknownStoreName:
+        address = ""  # JobLoop waits for the store, and asks again
     port = health_port(launcher_variables(config, os.environ))
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     directory = make_runtime_directory(config.run_as)
@@ -87,7 +91,7 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
                 helpers.callback(health.stop)
                 health.start()
             mode = guess_mode(config.command, Path.cwd()).mode
-            workers.start(at_once=mode is Mode.LIVE)
+            workers.start(at_once=mode is Mode.LIVE and bool(address))
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
 
@@ -99,14 +103,6 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
     finally:
         workers.close()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _store_target(config: JobConfig) -> str | None:
-    if config.endpoints is None:
-        return None
-    from bagua_agent.etcd.endpoints import parse_endpoint
-
-    return parse_endpoint(config.endpoints[0]).target
 
 
 def _key_part(node_name: str) -> str:

@@ -5,6 +5,7 @@ Lines read the same on a terminal and in a log file: a time, the node, what happ
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -85,10 +86,19 @@ def joining(config: JobConfig, endpoint: str) -> str:
 
 def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
     workers = "" if slots == 1 else f" --nproc-per-node {slots}"
+    who = "other agents on this host join with" if _is_loopback(endpoint) else "other nodes join with"
     return (
-        "other nodes join with:\n"
+        f"{who}:\n"
         f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
     )
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
@@ -104,6 +114,12 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
             config.slots,
             str(config.command),
         )
+        if _is_loopback(endpoint):
+            yield (
+                f"WARNING: other hosts can't reach {endpoint}: for nodes there, start all nodes with a name or address "
+                "of this host, as --rdzv-endpoint HOST:PORT"
+            )
+            return
     if exposed or hosts_for_others:
         yield (
             "note: etcd is reached without TLS; whoever can reach it can run code in this job, "

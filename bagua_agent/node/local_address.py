@@ -8,19 +8,29 @@ import socket
 from bagua_agent.base.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+
+
+class UnknownStoreName(UserError):
+    """The host name of the store has no address, or none yet: a cluster's DNS may learn it later."""
+
+
 _DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: nothing is ever sent there, it only asks for a route
 
 
 def local_address(given: str | None, store_target: str | None, single_node: bool) -> str:
     """given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node.
 
-    Raises UserError if `given` or the store's host is not a name or address of anything.
+    Raises UserError if `given` is not a name or address of anything, UnknownStoreName if the store's host is not.
     """
     if given:
         return _resolved(given, "--local-addr")
     if store_target is not None and not store_target.startswith("unix:"):
         host, _, port = store_target.rpartition(":")
-        address = _source_towards((_resolved(host.strip("[]"), "--rdzv-endpoint"), int(port)))
+        try:
+            store_address = _resolved(host.strip("[]"), "--rdzv-endpoint")
+        except UserError as error:
+            raise UnknownStoreName(str(error)) from error
+        address = _source_towards((store_address, int(port)))
         if address is not None and (single_node or not _means_this_host(host, address)):
             return address
     if single_node:

@@ -22,6 +22,7 @@ from bagua_agent.base.background import Failed, background_thread
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.base.exec_limits import why_not_passed
 from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
+from bagua_agent.node.kills_in_a_row import kills_after
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.node.script.script_environment import why_a_fresh_interpreter
 from bagua_agent.node.torchrun.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
@@ -55,9 +56,6 @@ log = logging.getLogger(__name__)
 # What the first optimizer or DistributedDataParallel of a script imports (0.7 s): once for all workers, and before
 # there is any, so that a start after a change of membership does not wait for it.
 TRAINING_IMPORTS = ("torch._dynamo",)
-# Where steps are not observed (restart mode), a worker that ran for so long has made progress.
-KILLS_FORGOTTEN_S = 600.0
-PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun's
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
@@ -113,11 +111,14 @@ class NodeWorkers:
         *,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's."""
+        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's.
+
+        bind_host: empty where it is found later, and set as an attribute before a worker is started.
+        """
         self._environ = environment
         self._config = config
         self._agent_id = agent_id
-        self._bind_host = bind_host
+        self.bind_host = bind_host
         self._runtime_directory = runtime_directory
         self._account = find_account(config.run_as) if config.run_as is not None else None
         self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name, self._account)
@@ -129,7 +130,7 @@ class NodeWorkers:
             duplicate_stdout_filters=config.duplicate_stdout_filters,
             duplicate_stderr_filters=config.duplicate_stderr_filters,
             role=config.role,
-            prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
+            prefix_template=config.log_line_prefix_template,
             labels=config.labels_output,
         )
         self._output_options = options
@@ -322,7 +323,7 @@ class NodeWorkers:
             local_world_size=config.slots,
             world_size=config.slots,
             node_count=1,
-            master_addr=config.master_addr or self._bind_host,
+            master_addr=config.master_addr or self.bind_host,
             master_port=config.master_port or STATIC_MASTER_PORT,
             run_id=config.job_id,
             restart_count=self._restarts,
@@ -334,7 +335,7 @@ class NodeWorkers:
             worker_id=worker_id,
             agent_id=self._agent_id,
             session_socket=str(session_socket(self._runtime_directory)),
-            bind_host=self._bind_host,
+            bind_host=self.bind_host,
             slot=slot,
             slots=config.slots,
             ledger_dir=str(Path(config.ledger_dir).absolute()) if config.ledger_dir else "",
@@ -380,11 +381,15 @@ class NodeWorkers:
         cause = exit_cause(
             returncode, error_text, stderr_tail, killed_for=killed_for, out_of_memory=out_of_memory
         )
-        if worker.has_committed or time.monotonic() - worker.started_at_s >= KILLS_FORGOTTEN_S:
-            self._kills_in_a_row[worker.slot] = 0
-        if from_outside and not cause.script_failure:
-            worker.kills_in_a_row = self._kills_in_a_row.get(worker.slot, 0) + 1
-            self._kills_in_a_row[worker.slot] = worker.kills_in_a_row
+        killed = from_outside and not cause.script_failure
+        count = kills_after(
+            self._kills_in_a_row.get(worker.slot, 0),
+            killed=killed,
+            has_committed=worker.has_committed,
+            ran_s=time.monotonic() - worker.started_at_s,
+        )
+        self._kills_in_a_row[worker.slot] = count
+        worker.kills_in_a_row = count if killed else 0
         return worker, cause
 
     def an_exit_is_on_its_way(self) -> bool:
@@ -434,10 +439,10 @@ class NodeWorkers:
             self._store_host = StoreHost(self._helper_environment(), warm=self._warm, account=self._account)
         if self._meeting_port:
             self._store_host.drop(self._meeting_port)
-        self._meeting_port = self._store_host.open(self._bind_host, self._config.master_port or 0)
+        self._meeting_port = self._store_host.open(self.bind_host, self._config.master_port or 0)
         if self._store_host.pid is not None:
             self._guardian.register(self._store_host.pid)
-        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
+        host = f"[{self.bind_host}]" if ":" in self.bind_host else self.bind_host
         return f"{host}:{self._meeting_port}"
 
     def end_all(self, grace_s: float) -> bool:

@@ -239,6 +239,7 @@ _WITH_TENSORS: dict[Any, Callable[..., Any]] = {
     aten.sub.Scalar: aten.sub.Tensor,
     aten.sub_.Scalar: aten.sub_.Tensor,
     aten.fill_.Scalar: aten.fill_.Tensor,
+    aten.masked_fill_.Scalar: _fill_where_,  # from torch 2.15 on of `x[mask] = number` too
     aten.clamp_min.default: aten.clamp_min.Tensor,
     aten.clamp_min_.default: aten.clamp_min_.Tensor,
     aten.clamp_max.default: aten.clamp_max.Tensor,
@@ -261,6 +262,11 @@ def _general(
         return func, args, {n: v for n, v in kwargs.items() if n != name}
     if func is aten.index_put_.default and len(args) == 3 and _is_one_mask(args[1]) and args[2].dim() == 0:
         return _fill_where_, (args[0], args[1][0], args[2].to(args[0].dtype)), {}
+    if func in (
+        aten.masked_fill_.Scalar,
+        aten.masked_fill_.Tensor,
+    ):  # of `x[mask] = number` too, from torch 2.15 on
+        return _fill_where_, args, kwargs
     if func in _WITH_TENSORS:
         return _WITH_TENSORS[func], args, kwargs
     if func in (aten.pow.Tensor_Scalar, aten.pow_.Scalar) and isinstance(args[1], float):

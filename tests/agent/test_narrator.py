@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_state.console import (
     PROGRESS_EVERY_S,
     Narrator,
@@ -17,6 +17,7 @@ from bagua_agent.job_state.console import (
     names,
     progress,
     result,
+    store_opened,
     straggler,
     suspicion,
 )
@@ -237,3 +238,13 @@ def test_a_worker_that_another_generation_takes_along_is_not_said_to_be_at_its_e
     assert suspicion(unbuilt) == (
         "a worker here goes on without the pending generation: generation 4 can't be built here: no answer"
     )
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_a_store_that_other_hosts_cannot_reach_is_said(host: str) -> None:
+    config = JobConfig("demo", WorkerCommand(CommandKind.SCRIPT, "train.py"), max_nodes=2)
+    said = "\n".join(store_opened(config, f"{host}:29400", hosts_for_others=True, exposed=False))
+    assert "other agents on this host join with:" in said and "other nodes join with" not in said
+    assert f"other hosts can't reach {host}:29400" in said and "--rdzv-endpoint HOST:PORT" in said
+    far = "\n".join(store_opened(config, "10.0.0.1:29400", hosts_for_others=True, exposed=True))
+    assert "other nodes join with:" in far and "can't reach" not in far and "without TLS" in far

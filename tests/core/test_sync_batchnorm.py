@@ -82,6 +82,22 @@ def test_it_is_one_process_on_the_whole_batch(dimensions: int, shares: tuple[int
     run_ranks(members, act)
 
 
+def test_a_forward_without_gradients_counts_all_samples_too() -> None:
+    """As for a teacher that is not trained, and for checkpointed layers, whose first forward has no gradients."""
+    x, reference = data(1), plain(1)
+    y = reference(x)
+    members, _ = workers(2, 1)
+
+    def act(w: Worker) -> None:
+        own = slice(0, 6) if w.global_rank == 0 else slice(6, None)
+        with torch.no_grad():
+            torch.testing.assert_close(w.model(x[own]), y[own])
+        for b, c in zip(w.model.module.buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(b, c)
+
+    run_ranks(members, act)
+
+
 def test_evaluation_and_scripts_without_peers_see_plain_batch_norm() -> None:
     layer, reference = SyncBatchNorm(4), nn.BatchNorm1d(4)
     x = data(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import MakeJob, MakeLab
+from tests.lab.namespaces import ETC_NETNS_DIR
 
 
 @pytest.mark.parametrize("how", ["c10d", "static"])
@@ -25,6 +26,24 @@ def test_nodes_meet_at_the_name_of_the_first(job: MakeJob, make_lab: MakeLab, ho
     one.check(finished=2)
     assert one.nodes[0].says("the agents meet in an etcd that this node starts")
     assert one.nodes[1].says("another node starts")
+
+
+def test_a_name_that_dns_learns_late_is_waited_for(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    first, late = lab.hosts
+    hosts_file = ETC_NETNS_DIR / late.namespace / "hosts"
+    known = hosts_file.read_text()
+    hosts_file.write_text("127.0.0.1 localhost\n")
+    one = job(nodes="2", samples=1200)
+    options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.name}:29622"]
+    for host in lab.hosts:
+        one.start(host, options=options)
+    one.nodes[1].await_line("its name can't be resolved", "trying for up to 600 s")
+    hosts_file.write_text(known)
+    one.await_world(2)
+    one.finish()
+    one.check(finished=2)
+    assert one.nodes[1].says("etcd answers")
 
 
 OWN_STORE = """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -14,6 +16,9 @@ from bagua_launch.main import cli
 
 Completed = subprocess.CompletedProcess[str]
 LaunchProcess = Callable[..., Completed]
+# Before click 8.2 a runner mixes stderr into stdout by default.
+_MIXES = "mix_stderr" in inspect.signature(CliRunner).parameters
+_RUNNER: Callable[[], CliRunner] = partial(CliRunner, mix_stderr=False) if _MIXES else CliRunner
 
 
 class Launcher:
@@ -26,7 +31,7 @@ class Launcher:
         self._asked = asked
 
     def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Result:
-        return CliRunner().invoke(cli, list(words), env=dict(env or {}), prog_name="bagua-launch")
+        return _RUNNER().invoke(cli, list(words), env=dict(env or {}), prog_name="bagua-launch")
 
     def config(self, *words: str, env: Mapping[str, str] | None = None) -> JobConfig:
         """What the agent is asked to run; the script is added unless `words` name a .py file."""

@@ -38,9 +38,11 @@ print("trained by", bagua.get_world_size(), "workers from", bagua.__file__)
 """
 
 
-def run(*words: str | Path, timeout_s: float, cwd: Path | None = None) -> str:
-    """Standard output; fails with all output unless it exits with 0."""
+def run(*words: str | Path, timeout_s: float, cwd: Path | None = None, path: Path | None = None) -> str:
+    """Standard output; fails with all output unless it exits with 0. path: in front of PATH."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "BAGUA_", "PET_"))}
+    if path is not None:
+        clean["PATH"] = f"{path}:{clean['PATH']}"
     done = subprocess.run(
         [*map(str, words)], capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=clean, check=False
     )
@@ -104,7 +106,7 @@ def test_the_source_distribution_holds_what_the_build_reads(built: tuple[Path, P
 
 
 @pytest.mark.parametrize("brings_its_own", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_job_of_two_workers_runs_from_the_wheel(
+def test_jobs_of_two_workers_run_from_the_wheel(
     built: tuple[Path, Path], tmp_path: Path, brings_its_own: bool
 ) -> None:
     """brings_its_own: pip installs what it needs; else that is taken from the environment of the tests."""
@@ -123,5 +125,14 @@ def test_a_job_of_two_workers_runs_from_the_wheel(
         (Path(packages) / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    said = run(home / "bin" / "bagua-launch", "--nproc-per-node", "2", script, timeout_s=JOB_S, cwd=tmp_path)
-    assert f"trained by 2 workers from {home}" in said, said
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')  # the command, on this machine
+    ssh.chmod(0o755)
+    for words in (
+        (home / "bin" / "bagua-launch", "--nproc-per-node", "2"),
+        (python, "-m", "bagua_core.distributed.launch", "--nproc_per_node=2"),
+        (python, "-m", "bagua_core.distributed.run", "--nproc_per_node=2"),
+        (home / "bin" / "baguarun", "--host_list", "127.0.0.1", "--nproc_per_node", "2"),
+    ):
+        said = run(*words, script, timeout_s=JOB_S, cwd=tmp_path, path=tmp_path)
+        assert f"trained by 2 workers from {home}" in said, (words, said)

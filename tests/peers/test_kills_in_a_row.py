@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bagua_agent.membership.policy import Policy
+from bagua_agent.node.kills_in_a_row import KILLS_FORGOTTEN_S, kills_after
 from bagua_agent.workers.exits.exit_cause import exit_cause
 from bagua_agent.workers.exits.memory_kills import MemoryKills
+from tests.lab.wait import eventually
 from tests.peers.conftest import Launch
 
 KILLED = """
@@ -71,26 +74,72 @@ def test_a_cgroups_counter_tells_where_the_log_is_closed(tmp_path: Path) -> None
     assert kills.record_of(7) == ""
 
 
-def test_a_real_kill_of_the_kernel_is_found(tmp_path: Path) -> None:
-    group = Path("/sys/fs/cgroup/memory") / f"bagua-test-{os.getpid()}"
+@pytest.fixture
+def takes_too_much() -> Iterator[str]:
+    """A program that enters a memory cgroup (v1 or v2) of 32 MiB and writes to 200 MiB."""
+    root = Path("/sys/fs/cgroup")
+    if (root / "memory").is_dir():
+        group, limit = root / "memory" / f"bagua-test-{os.getpid()}", "memory.limit_in_bytes"
+    else:
+        group, limit = root / f"bagua-test-{os.getpid()}", "memory.max"
     try:
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(32 << 20))
     except OSError as problem:
         pytest.skip(f"no memory cgroup can be made here: {problem}")
-    enter = f"open('{group}/cgroup.procs', 'w').write(str(__import__('os').getpid()))"
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"{enter}\nx = bytearray(200 << 20)\nwhile 1: pass"]
-        )
-        try:
-            assert process.wait(20) == -9
-        finally:
-            process.kill()
-            process.wait(20)
-        assert f"Killed process {process.pid}" in MemoryKills().record_of(process.pid)
-    finally:
+        (group / limit).write_text(str(32 << 20))
+    except OSError as problem:
         group.rmdir()
+        pytest.skip(f"a memory cgroup can have no limit here: {problem}")
+    enter = f"import os\nopen('{group}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+    try:
+        yield enter + "x = b'1' * (200 << 20)\nwhile 1: pass\n"
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text(), 20, "the cgroup is empty")
+        group.rmdir()
+
+
+def test_a_real_kill_of_the_kernel_is_found(takes_too_much: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", takes_too_much])
+    try:
+        assert process.wait(20) == -9
+    finally:
+        process.kill()
+        process.wait(20)
+    assert f"Killed process {process.pid}" in MemoryKills().record_of(process.pid)
+
+
+def test_a_job_whose_worker_takes_too_much_memory_ends_with_the_kernels_record(
+    launch: Launch, takes_too_much: str
+) -> None:
+    done = launch(
+        "--max-restarts", "0", script=f"import os\nprint(os.getpid(), flush=True)\n{takes_too_much}"
+    )
+    assert done.returncode != 0
+    killed = done.stdout.split()
+    assert len(killed) == Policy().most_kills_in_a_row + 1, done.stderr
+    [result] = [
+        line for line in done.stderr.splitlines() if "workers in a row were killed in one slot" in line
+    ]
+    assert "out of memory: Memory cgroup out of memory: Killed process" in result, done.stderr
+    assert f"Killed process {killed[-1]} (" in result
+
+
+@pytest.mark.parametrize(
+    ("before", "killed", "has_committed", "ran_s", "after"),
+    [
+        (0, True, False, 1.0, 1),
+        (9, True, False, 599.0, 10),
+        (9, True, False, KILLS_FORGOTTEN_S, 1),
+        (9, True, True, 1.0, 1),
+        (9, False, False, 1.0, 9),
+        (9, False, False, KILLS_FORGOTTEN_S, 0),
+    ],
+)
+def test_progress_forgets_earlier_kills(
+    before: int, killed: bool, has_committed: bool, ran_s: float, after: int
+) -> None:
+    assert kills_after(before, killed=killed, has_committed=has_committed, ran_s=ran_s) == after
 
 
 PROGRESSES = """

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
 import termios
@@ -104,6 +105,10 @@ def test_the_template_of_the_prefix(launch: Launch) -> None:
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank}> "}
     done = launch("--tee", "1", script=LOUD, env=template)
     assert done.stdout == "<default 0/0> out 0\n"
+    done = launch(
+        "--tee", "1", "--log-line-prefix-template", "${hostname}:${rank}: ", script=LOUD, env=template
+    )
+    assert done.stdout == f"{socket.gethostname().split('.')[0]}:0: out 0\n"
 
 
 def test_labels_name_node_and_local_rank(launch: Launch) -> None:

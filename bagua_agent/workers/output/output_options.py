@@ -54,7 +54,7 @@ class OutputOptions:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
     role: str = "default"
-    prefix_template: str | None = None
+    prefix_template: str = ""
     labels: bool = False
 
     @staticmethod
@@ -66,7 +66,7 @@ class OutputOptions:
         duplicate_stdout_filters: str = "",
         duplicate_stderr_filters: str = "",
         role: str = "default",
-        prefix_template: str | None = None,
+        prefix_template: str = "",
         labels: bool = False,
     ) -> OutputOptions:
         """From the flags' texts. Raises UserError."""
@@ -77,7 +77,7 @@ class OutputOptions:
             stdout_filters=parse_filters(duplicate_stdout_filters),
             stderr_filters=parse_filters(duplicate_stderr_filters),
             role=role,
-            prefix_template=prefix_template or None,
+            prefix_template=prefix_template,
             labels=labels,
         )
 
@@ -109,9 +109,14 @@ class OutputOptions:
         """Whose line it is: in front of teed lines and of lines in the filtered files."""
         if self.labels:
             return f"[{node_name}:{slot}]: "
-        if self.prefix_template is None:
+        if not self.prefix_template:
             return f"[{self.role}{slot}]:"
-        values = {"role_name": self.role, "rank": str(global_rank), "local_rank": str(slot)}
+        values = {
+            "role_name": self.role,
+            "rank": str(global_rank),
+            "local_rank": str(slot),
+            "hostname": node_name,
+        }
         return Template(self.prefix_template).safe_substitute(values)
 
     def is_tagged(self, slot: int, stream: Streams) -> bool:

@@ -2,7 +2,7 @@
 
 In a step of a wrapped model it is the core's layer. Outside one, where the core's layer takes this worker's samples
 alone, a training forward and its backward exchange their sums by collectives of the script, so all workers must run
-them.
+them, also under torch.no_grad().
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bagua_core.torch_api.script_world import this_script
 
 
 class SyncBatchNorm(sync_batchnorm.SyncBatchNorm):
-    """See bagua_core.SyncBatchNorm. Under torch.no_grad() statistics are this worker's own, as there."""
+    """See bagua_core.SyncBatchNorm."""
 
     def _peers(self) -> sync_batchnorm.Peers | None:
         within = super()._peers()
-        if within is not None or self._engine is not None or not torch.is_grad_enabled():
+        if within is not None or self._engine is not None:
             return within
         script = this_script()
         if script.engine.in_step or not script.world.joined or script.engine.place_of_script()[1] == 1:

@@ -16,6 +16,11 @@ C = grpc.StatusCode
             "failed to connect to all addresses; last error: Connection refused",
             Trouble.NOT_SENT,
         ),
+        (
+            C.UNAVAILABLE,
+            "errors resolving a:1: [field:hostname lookup error:address lookup failed for a:1: Domain name not found]",
+            Trouble.NOT_SENT,
+        ),
         (C.UNAVAILABLE, "Socket closed", Trouble.MAYBE_DONE),
         (C.UNAVAILABLE, "etcdserver: request timed out", Trouble.MAYBE_DONE),
         (C.UNAVAILABLE, "etcdserver: no leader", Trouble.NOT_SENT),
@@ -43,3 +48,23 @@ def test_meaning(code: grpc.StatusCode, details: str, trouble: Trouble) -> None:
     failure = classify(code, details)
     assert failure.trouble is trouble
     assert failure.detail
+
+
+@pytest.mark.parametrize(
+    ("details", "detail"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: "
+            "Failed to connect to remote host: Connection refused",
+            "connection refused",
+        ),
+        ("DNS resolution failed for a:1: C-ares status is not ARES_SUCCESS", "its name can't be resolved"),
+        (
+            "errors resolving a:1: [field:hostname lookup error: Domain name not found]",
+            "its name can't be resolved",
+        ),
+        ("etcdserver: no leader", "etcdserver: no leader"),
+    ],
+)
+def test_the_detail_names_the_cause(details: str, detail: str) -> None:
+    assert classify(C.UNAVAILABLE, details).detail == detail

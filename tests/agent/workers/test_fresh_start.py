@@ -105,6 +105,28 @@ def test_what_does_not_matter_starts_nothing_again(
     assert ended == Ended(0, "ran\n", "")
 
 
+@pytest.mark.parametrize("set_by", ["os.environ['CUDA_VISIBLE_DEVICES'] = '5,3'", "os.putenv(*ASSIGNED)"])
+def test_the_devices_that_the_script_names_count_in_a_fork(
+    workers: Workers, torch_parent: tuple[WarmParent, Path], set_by: str
+) -> None:
+    """torch reads the variable in Python, the driver by getenv; both at a GPU's first use, after the fork."""
+    source = f"""
+import os
+ASSIGNED = "CUDA_VISIBLE_DEVICES", "5,3"
+{set_by}
+import ctypes, torch
+from torch import cuda
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(getenv(b"CUDA_VISIBLE_DEVICES").decode(), cuda.is_initialized(), cuda._cached_device_count)
+if "CUDA_VISIBLE_DEVICES" in os.environ:
+    print(cuda._parse_visible_devices())
+"""
+    _, ended = run(workers, torch_parent, source)
+    torchs = "" if "putenv" in set_by else "[5, 3]\n"
+    assert ended == Ended(0, f"5,3 False None\n{torchs}", "")
+
+
 def test_a_child_of_the_script_is_not_started_again(
     workers: Workers, torch_parent: tuple[WarmParent, Path]
 ) -> None:

@@ -83,11 +83,15 @@ def test_what_nobody_needs_is_left_out() -> None:
     assert names(lowered(operations)) == ["subtract", "subtract"]
 
 
-def test_numbers_come_before_constants_of_the_program() -> None:
+@pytest.mark.parametrize("by_index", [True, False])
+def test_numbers_come_before_constants_of_the_program(by_index: bool) -> None:
     def operations(p: Tensor, g: Tensor, m: Tensor) -> None:
         p.mul_(0.5).addcmul_(g, m)
         mask = g.gt(3.0)
-        p[mask] = 7.0
+        if by_index:
+            p[mask] = 7.0
+        else:
+            p.masked_fill_(mask, 7.0)
 
     recording = recorded(operations)
     program = lower(recording, {})

@@ -40,6 +40,12 @@ for name in ("weight", "bias"):  # of each worker's own samples, as in torch's S
     bagua.allreduce_inplace(total)
     torch.testing.assert_close(total, getattr(reference, name).grad)
 
+# statistics computed anew, without training
+with torch.no_grad():
+    torch.testing.assert_close(layer(samples(rank)), reference(whole)[own])
+for name in ("running_mean", "running_var", "num_batches_tracked"):
+    torch.testing.assert_close(getattr(layer, name), getattr(reference, name))
+
 layer.eval()
 reference.eval()
 if rank == 0:  # evaluation asks no other worker

@@ -1,0 +1,30 @@
+"""A node's own address, of what the job's configuration says of the store."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.node.local_address import UnknownStoreName, local_address
+from bagua_agent.node.node_address import node_address
+
+UNKNOWN = "no-such-host.invalid:2379"
+
+
+def config(*endpoints: str) -> JobConfig:
+    command = WorkerCommand(CommandKind.SCRIPT, "train.py")
+    return JobConfig("job", command, max_nodes=2, endpoints=endpoints or None)
+
+
+def test_the_first_endpoint_whose_name_is_known_counts() -> None:
+    assert node_address(config(UNKNOWN, "127.0.0.1:2379")) == "127.0.0.1"
+
+
+def test_no_known_name_is_an_error_but_on_the_node_that_hosts_the_store() -> None:
+    with pytest.raises(UnknownStoreName, match="no-such-host"):
+        node_address(config(UNKNOWN))
+    assert node_address(config(UNKNOWN), hosts_store=True) == local_address(None, None, False)
+
+
+def test_without_endpoints_it_is_the_address_of_the_default_route() -> None:
+    assert node_address(config()) == local_address(None, None, False)
