@@ -17,7 +17,7 @@ import pytest
 
 import tests.faults.job as harness
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.agent.store.conftest import free_port
+from tests.agent.etcd.conftest import free_port
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.fuzz.light_workers import COMMAND, LightWorkers

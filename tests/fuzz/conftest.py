@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.agent.store.conftest import free_port
+from tests.agent.etcd.conftest import free_port
 from tests.faults.conftest import job
 
 __all__ = ["etcd_endpoint", "job"]

@@ -39,9 +39,7 @@ from bagua_agent.service.config import agent_config
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2 as job_pb
-from tests.agent.service.conftest import plain_etcd, plain_store
-from tests.agent.service.daemon_here import NODE, running_daemon
-from tests.agent.service.test_odd_records import (
+from tests.agent.cluster_state.test_odd_records import (
     DEADLINE_S,
     StartedUnits,
     node,
@@ -49,6 +47,8 @@ from tests.agent.service.test_odd_records import (
     runs_good,
     submission,
 )
+from tests.agent.service.conftest import plain_etcd, plain_store
+from tests.agent.service.daemon_here import NODE, running_daemon
 from tests.fuzz.any_message import any_message
 from tests.lab.wait import eventually
 

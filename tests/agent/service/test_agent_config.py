@@ -17,8 +17,7 @@ from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.certificates import CertificateRefused
 from bagua_agent.service.config.agent_config import AgentConfig, check, read_agent_config
 from bagua_agent.service.config.agent_config_keys import KEYS, example_config
-
-from .conftest import People
+from tests.agent.service.conftest import People
 
 WHERE = "/etc/bagua/agent.toml"
 TLS_FILES = {"ca_file": "/t/ca.pem", "cert_file": "/t/certificate.pem", "key_file": "/t/key.pem"}

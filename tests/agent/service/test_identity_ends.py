@@ -24,10 +24,9 @@ from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import PROTOCOL_VERSION
+from tests.agent.cluster_state.test_odd_records import node, submission
+from tests.agent.service.daemon_here import LEASE_S
 from tests.lab.wait import eventually
-
-from .daemon_here import LEASE_S
-from .test_odd_records import node, submission
 
 DEADLINE_S = 30.0
 ROOT = Path(__file__).parents[3]

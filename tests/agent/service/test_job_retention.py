@@ -37,11 +37,10 @@ from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2
+from tests.agent.cluster_state.test_odd_records import node, submission
+from tests.agent.service.conftest import People, store_config
+from tests.agent.service.daemon_here import LEASE_S
 from tests.lab.wait import eventually
-
-from .conftest import People, store_config
-from .daemon_here import LEASE_S
-from .test_odd_records import node, submission
 
 DEADLINE_S = 30.0
 EVERYTHING = (

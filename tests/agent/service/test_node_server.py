@@ -18,9 +18,8 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.caller_limits import MOST_OF_A_CALLER, CallerLimits, TooManyReaders, caller_name
 from bagua_agent.service.node.node_server import LEAST_ROLES, NodeServer
 from bagua_contract import node_pb2, node_pb2_grpc
+from tests.agent.service.conftest import People, free_port
 from tests.lab.wait import eventually
-
-from .conftest import People, free_port
 
 DEADLINE_S = 10.0
 WORKER = "slot0-h1-abc.0.def"

@@ -19,12 +19,11 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.service import daemon as daemon_module
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_contract import cluster_pb2 as pb
-from tests.agent.store.conftest import Relay, free_port
+from tests.agent.cluster_state.test_odd_records import StartedUnits, orders, runs_good, submission, units_of
+from tests.agent.etcd.conftest import Relay, free_port
+from tests.agent.service.daemon_here import NODE, config_of, running_daemon
+from tests.agent.service.test_job_retention import end, submit
 from tests.lab.wait import eventually
-
-from .daemon_here import NODE, config_of, running_daemon
-from .test_job_retention import end, submit
-from .test_odd_records import StartedUnits, orders, runs_good, submission, units_of
 
 DEADLINE_S = 20.0
 SUBMISSION, OUTCOME = cluster_keys.submission("demo"), cluster_keys.outcome("demo")

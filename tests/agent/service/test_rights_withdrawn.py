@@ -20,9 +20,8 @@ from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.security.certificate_files import issued_in, utc_now
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract.records import Generation, GenerationKind, Placement
+from tests.agent.service.conftest import People, store_config
 from tests.lab.wait import eventually
-
-from .conftest import People, store_config
 
 KEYS = JobKeys("job")
 ADDRESS = "127.0.0.1:1"  # its own: a keeper asks etcd alone

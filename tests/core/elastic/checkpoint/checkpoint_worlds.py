@@ -12,7 +12,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
 from tests.core.communication.worlds import run_ranks
-from tests.core.elastic.test_state_registry import Training
+from tests.core.elastic.state.test_state_registry import Training
 
 DEADLINE_S = 10.0
 made: list[Rank] = []

@@ -23,7 +23,7 @@ from bagua_core.communication.transports.gloo_errors import collective_failed, p
 from tests.core.communication.worlds import await_true, gloo_world, run_ranks
 
 PEER = Path(__file__).with_name("gloo_peer.py")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
-from tests.agent.test_background import ERROR_NAMES, ERRORS
+from tests.agent.base.test_background import ERROR_NAMES, ERRORS
 from tests.lab.wait import eventually
 
 DEADLINE_S = 10.0

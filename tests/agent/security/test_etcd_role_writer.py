@@ -36,8 +36,7 @@ from bagua_agent.security.certificates import CertificateRefused, Role
 from bagua_agent.security.etcd_member_flags import member_flags
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract import cluster_pb2
-
-from .conftest import LOOPBACK, People, free_port, store_config
+from tests.agent.service.conftest import LOOPBACK, People, free_port, store_config
 
 SUBMISSION = "/bagua/v1/cluster/submissions/demo"
 ROOT = Path(__file__).parents[3]

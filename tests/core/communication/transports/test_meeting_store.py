@@ -23,7 +23,7 @@ from bagua_core.communication.transports.meeting_store import (
 )
 
 HOST = "127.0.0.1"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl, NcclUn
 from tests.core.communication.emulated_nccl import NcclError
 from tests.core.communication.worlds import run_ranks
 
-SOURCE = Path(__file__).with_name("stub_nccl.c")
+SOURCE = Path(__file__).parents[1] / "stub_nccl.c"
 ID = bytes(range(128))
 
 

@@ -20,8 +20,7 @@ from bagua_agent.etcd.client import (
     value_is,
 )
 from bagua_agent.etcd.key_range import KeyRange
-
-from .conftest import Relay, Server, free_port, wait_until
+from tests.agent.etcd.conftest import Relay, Server, free_port, wait_until
 
 MakeStore = Callable[..., Store]
 

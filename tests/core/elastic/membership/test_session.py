@@ -20,7 +20,7 @@ from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST, News, Se
 from tests.core.elastic.agents import DEADLINE_S, Agent
 from tests.core.elastic.records import generation
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

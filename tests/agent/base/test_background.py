@@ -43,7 +43,7 @@ ERRORS: tuple[Callable[[], BaseException], ...] = (
 )
 ERROR_NAMES = [type(make()).__name__ for make in ERRORS]
 
-# Threads that are not of background.py, and why. tests/agent/test_other_threads.py has a test of each.
+# Threads that are not of background.py, and why. tests/agent/base/test_other_threads.py has a test of each.
 OTHERS = {
     "rpc/control_server.py": "gRPC takes an executor of its own; it answers the caller with what a method raised",
     "rpc/session_server.py": "as above",

@@ -18,8 +18,7 @@ from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server import hosted, restart_plan
 from bagua_agent.etcd.server.embedded import UNIX, find_etcd
 from bagua_agent.etcd.server.hosted import HostedEtcd
-
-from .conftest import free_port, wait_until
+from tests.agent.etcd.conftest import free_port, wait_until
 
 ETCD = find_etcd()
 

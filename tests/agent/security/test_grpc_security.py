@@ -33,8 +33,7 @@ from bagua_agent.security.grpc_security import (
     why_not_served,
 )
 from bagua_agent.security.tls_renewal import RenewedTls
-
-from .conftest import LOOPBACK, People
+from tests.agent.service.conftest import LOOPBACK, People
 
 DEADLINE_S = 10.0
 LEAST_ROLES = {

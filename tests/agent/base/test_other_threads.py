@@ -23,8 +23,8 @@ from bagua_agent.rpc.prober import probe
 from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.workers import stacks
 from bagua_contract import control_pb2, node_pb2, node_pb2_grpc, session_pb2
+from tests.agent.base.test_background import ERRORS, OTHERS
 from tests.agent.service.conftest import free_port
-from tests.agent.test_background import ERRORS, OTHERS
 from tests.core.elastic.agents import Agent
 from tests.fuzz.test_session_service import Stranger, check_served
 

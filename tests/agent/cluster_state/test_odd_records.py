@@ -23,9 +23,8 @@ from bagua_agent.service.units.units import FoundUnit
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_launch.main import cli
+from tests.agent.service.daemon_here import LEASE_S, NODE, running_daemon
 from tests.lab.wait import eventually
-
-from .daemon_here import LEASE_S, NODE, running_daemon
 
 DEADLINE_S = 20.0
 COMMAND = {"kind": "script", "target": "train.py", "args": []}

@@ -21,7 +21,7 @@ from bagua_core.elastic.state.half_copy import HalfCopy
 from bagua_core.elastic.step.copying import Copying
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
-from tests.core.elastic.test_state_registry import Training, through_the_wire, wire_form
+from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form
 
 
 @pytest.fixture(autouse=True)

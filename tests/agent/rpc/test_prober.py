@@ -45,7 +45,7 @@ class AgentProcess:
     def __init__(self, agent_id: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", AGENT, agent_id, JOB.encode().decode()],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             stdout=subprocess.PIPE,
             text=True,
         )

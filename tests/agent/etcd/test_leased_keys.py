@@ -18,8 +18,7 @@ from bagua_agent.etcd.leased_keys import (
     StoreBack,
 )
 from bagua_agent.etcd.mirror import Change, PrefixMirror
-
-from .conftest import Recorder, Relay, Server, wait_until
+from tests.agent.etcd.conftest import Recorder, Relay, Server, wait_until
 
 MakeStore = Callable[..., Store]
 Keep = Callable[..., tuple[LeasedKeys, Recorder[LeaseEvent]]]

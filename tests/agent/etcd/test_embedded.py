@@ -19,8 +19,7 @@ from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server import embedded
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
-
-from .conftest import free_port, wait_until
+from tests.agent.etcd.conftest import free_port, wait_until
 
 
 def test_starts_in_a_private_directory_and_leaves_nothing() -> None:
