@@ -464,10 +464,8 @@ class Engine:
         state.resume_point_is_current = state.guard.stepping = False
         self._most_parts = max(self._most_parts, state.final_parts)
         self.registry.step_committed()
-        lasted_s = time.monotonic() - self._step_from_s
-        waited_s = 0.0 if self._member is None else self._member.waited_s
         if self._member is not None and not self._plan.healing:
-            self._checks.step_timed(lasted_s, waited_s)
+            self._checks.step_timed(time.monotonic() - self._step_from_s, self._member.waited_s)
         state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
@@ -481,7 +479,6 @@ class Engine:
         )
         epoch = state.position["epoch"]
         if self._source is not None:
-            self._source.step_committed(self._plan, max(0.0, lasted_s - waited_s))
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)
