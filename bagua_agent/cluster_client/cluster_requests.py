@@ -228,21 +228,21 @@ def _known_node(store: Store, node_name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     outcome: str
     exit_code: int
     reason: str
 
 
-def outcome_of(store: Store, job_id: str) -> Ended | None:
+def outcome_of(store: Store, job_id: str) -> JobEnded | None:
     found = store.get(cluster_keys.outcome(job_id))
     return None if found is None else read_end(found.value)
 
 
-def read_end(value: bytes) -> Ended:
+def read_end(value: bytes) -> JobEnded:
     """Of an outcome's record."""
     try:
         end = read_outcome(value, 0.0)
     except UnreadableRecord:
         end = unreadable_outcome(0.0)
-    return Ended(end.end.name.lower(), end.exit_code, end.reason)
+    return JobEnded(end.end.name.lower(), end.exit_code, end.reason)

@@ -27,7 +27,7 @@ from bagua_core.communication.transport_choice import Setting
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry, retired_groups, switch_pair
-from bagua_core.elastic.membership.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
@@ -197,11 +197,11 @@ class Member:
                         waits_in=self._broken_in,
                     )
 
-    def _situation(self, news: News) -> Situation:
+    def _situation(self, news: News) -> FollowingSituation:
         agreed = None
         if self.agreed is not None:
             agreed = self._records.get(self.agreed)
-        return Situation(
+        return FollowingSituation(
             worker_id=self._environment.worker_id,
             current=self.generation,
             broken=self.broken,
