@@ -19,11 +19,6 @@ KILL_TIMEOUT_S = 5.0
 GROUP_POLL_S = 0.005
 
 
-def end_group(worker: WorkerProcess, grace_s: float) -> bool:
-    """End one worker and everything in its group. See `end_groups`."""
-    return end_groups((worker,), grace_s)
-
-
 def kill_group(worker: WorkerProcess) -> bool:
     """SIGKILL at once. See `end_groups`."""
     return end_groups((worker,), 0.0)
