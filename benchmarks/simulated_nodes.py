@@ -115,9 +115,7 @@ class SimulatedNodes:
 
     def drain(self, name: str) -> int:
         self._drained.add(name)
-        cluster_requests.drain(
-            self._store, name, force=False, reason="", by="benchmark", now_unix_s=time.time()
-        )
+        cluster_requests.drain(self._store, name, force=False, reason="")
         found = self._store.get(cluster_keys.drain(name))
         assert found is not None
         return found.mod_revision

@@ -168,10 +168,10 @@ def unknown_job(store: Store, job_id: str) -> UserError:
 # -- nodes
 
 
-def drain(store: Store, node_name: str, *, force: bool, reason: str, by: str, now_unix_s: float) -> str:
+def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
     """A line for whoever asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
-    record = pb.Drain(force=force, reason=reason, by=by, since_unix_s=now_unix_s).SerializeToString()
+    record = pb.Drain(force=force, reason=reason).SerializeToString()
     key = cluster_keys.drain(node_name)
     for _ in range(_MOST_ATTEMPTS):
         found = store.get(key)
