@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.membership.disagreement import Place, difference
 
 if TYPE_CHECKING:  # a command line is read without the contract
@@ -208,9 +209,7 @@ def _some_outside(
 
 def _cut(situation: HangSituation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
     # The second time as soon as the first: then a node is left out. Later ones are trials whether it has ended.
-    cut_s = min(
-        limits.cut_s * 2.0 ** min(max(0, situation.renewals - 1), 64), max(limits.cut_s, limits.renew_s)
-    )
+    cut_s = delay_s(max(1, situation.renewals), limits.cut_s, max(limits.cut_s, limits.renew_s))
     pairs = [f"{m.node_name} gets no answer from {', '.join(m.cannot_reach)}" for m in _cut_off(situation)]
     more = f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
     reason = f"all wait and {'; '.join(pairs[:MOST_NAMED])}{more}"
