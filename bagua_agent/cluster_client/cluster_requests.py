@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.base.plain_text import some
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
     nonce_of,
@@ -159,10 +160,7 @@ def unknown_job(store: Store, job_id: str) -> UserError:
     names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key)))
     if not names:
         return UserError(f"no job {job_id!r} was submitted here, nor any other; check --etcd")
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return UserError(
-        f"no job {job_id!r} was submitted here; there are {', '.join(names[:_MOST_NAMED])}{more}"
-    )
+    return UserError(f"no job {job_id!r} was submitted here; there are {some(names, _MOST_NAMED)}")
 
 
 # -- nodes
@@ -223,7 +221,7 @@ def _known_node(store: Store, node_name: str) -> None:
         return
     records, _ = store.get_prefix(cluster_keys.NODES)
     names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.NODES, kv.key)))
-    there = f"there are {', '.join(names[:_MOST_NAMED])}" if names else "no daemon runs anywhere"
+    there = f"there are {some(names, _MOST_NAMED)}" if names else "no daemon runs anywhere"
     raise UserError(f"no node {node_name!r}; {there}")
 
 

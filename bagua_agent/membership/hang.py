@@ -40,6 +40,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.disagreement import Place, difference
 
 if TYPE_CHECKING:  # a command line is read without the contract
@@ -211,8 +212,7 @@ def _cut(situation: HangSituation, waited_s: float, now_s: float, limits: HangLi
     # The second time as soon as the first: then a node is left out. Later ones are trials whether it has ended.
     cut_s = delay_s(max(1, situation.renewals), limits.cut_s, max(limits.cut_s, limits.renew_s))
     pairs = [f"{m.node_name} gets no answer from {', '.join(m.cannot_reach)}" for m in _cut_off(situation)]
-    more = f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
-    reason = f"all wait and {'; '.join(pairs[:MOST_NAMED])}{more}"
+    reason = f"all wait and {some(pairs, MOST_NAMED, '; ')}"
     if waited_s < cut_s:
         return HangDecision(HangOutcome.NOTHING, reason, (), now_s + cut_s - waited_s)
     return HangDecision(HangOutcome.RENEW, reason, tuple(m.worker_id for m in _cut_off(situation)), cut=True)

@@ -37,12 +37,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire
 from bagua_agent.membership.formation import gathering, targets
 from bagua_agent.membership.formation.candidates import Offer, readiness
-from bagua_agent.membership.formation.case import Case, asking, counted, earlier, some, too_few, written
+from bagua_agent.membership.formation.case import Case, asking, counted, earlier, too_few, written
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.formation.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision, HangOutcome
