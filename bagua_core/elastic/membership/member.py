@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from bagua_contract import membership_pb2
+from bagua_contract.addresses import parted
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, Stage, SuspicionKind
@@ -509,7 +510,7 @@ class Member:
         record, before = self._records.get(number), self._sockets_before.get(number)
         if record is None or before is None:
             return ()
-        hosts = {m.store_address.rpartition(":")[0].strip("[]") for m in record.members}
+        hosts = {parted(m.store_address)[0] for m in record.members}
         return unanswered.silent_hosts(hosts, before)
 
     def _went_on(self) -> None:
