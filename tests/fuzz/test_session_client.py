@@ -24,7 +24,7 @@ WELCOME = session_pb2.AgentMessage(
 # torch is imported once; each path's worker is a fork from before there is any thread.
 WORKERS = """
 import os, sys, threading
-from bagua_core.elastic import session
+from bagua_core.elastic.membership import session
 session.CONNECT_TIMEOUT_S = 5.0
 
 def work(path):

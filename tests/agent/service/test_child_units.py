@@ -21,7 +21,7 @@ DEADLINE_S = 30.0
 KILLED_DAEMON = """
 import os, subprocess, sys
 from pathlib import Path
-from bagua_agent.service import child_units
+from bagua_agent.service.units import child_units
 
 class Killed(subprocess.Popen):
     def __init__(self, *arguments, **keywords):

@@ -29,8 +29,8 @@ def test_a_process_that_imported_etcd3_before_keeps_what_it_has() -> None:
             setattr(foreign, name, getattr(etcd_pb2, name))
         sys.modules["etcd3.etcdrpc"] = foreign
         import etcd3
-        from bagua_agent.etcd import etcd_stubs
-        assert etcd_stubs.etcd3.etcdrpc is foreign
+        from bagua_agent.etcd import stubs
+        assert stubs.etcd3.etcdrpc is foreign
         assert sys.modules["etcd3.etcdrpc"] is foreign
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
