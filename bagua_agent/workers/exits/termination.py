@@ -11,8 +11,8 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from bagua_agent.workers.process.process_status import all_stat_fields
 from bagua_agent.workers.process.worker_process import WorkerProcess
 
 KILL_TIMEOUT_S = 5.0
@@ -76,13 +76,4 @@ def is_group_running(pgid: int) -> bool:
         return False
     except PermissionError:
         return False  # another user's by now, so it is not the group we knew
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        if int(fields[2]) == pgid and fields[0] not in (b"Z", b"X"):
-            return True
-    return False
+    return any(int(fields[2]) == pgid and fields[0] not in "ZX" for _, fields in all_stat_fields())
