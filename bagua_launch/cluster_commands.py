@@ -287,10 +287,7 @@ def drain(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client import cluster_requests
 
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
-        done = cluster_requests.drain(
-            store, node, force=force, reason=reason or "", by=by, now_unix_s=time.time()
-        )
+        done = cluster_requests.drain(store, node, force=force, reason=reason or "")
     _say(as_json, done, {"node": node, "done": done})
     return 0
 

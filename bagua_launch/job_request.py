@@ -184,7 +184,6 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "max_restarts": ("max_restarts", scalar_values.count),
     "role": ("role", scalar_values.text),
     "start_method": ("start_method", scalar_values.choice("warm", "spawn", "fork", "forkserver")),
-    "monitor_interval": ("monitor_interval_s", scalar_values.seconds),
     "signals_to_handle": ("signals_to_handle", scalar_values.signals),
     "shutdown_timeout": ("shutdown_timeout_s", scalar_values.seconds),
     "hang_timeout": ("hang_timeout_s", scalar_values.seconds_or_never),

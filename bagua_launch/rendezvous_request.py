@@ -13,6 +13,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import STATIC_MASTER_PORT
 from bagua_agent.etcd import endpoints as store_endpoints
 from bagua_agent.etcd.keys import check_id
+from bagua_contract.addresses import joined
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts
@@ -110,7 +111,7 @@ def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFact
     host = address.text.strip("[]")
     # The port itself is the workers': a script may name it. Every node finds etcd beside it.
     beside = port + 1 if port < LARGEST_PORT else port - 1
-    endpoint = f"[{host}]:{beside}" if ":" in host else f"{host}:{beside}"
+    endpoint = joined(host, beside)
     endpoints = parse_endpoints(Said(endpoint, address.where))
     hosts = node.owns_address(host) if node_rank is None else node_rank == 0
     return Rendezvous(None, endpoints, hosts, port, (_hosting_note(label, endpoint, hosts),))

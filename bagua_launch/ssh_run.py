@@ -26,6 +26,7 @@ from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.local_address import local_address
 from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
+from bagua_contract.addresses import joined
 from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
 
@@ -163,7 +164,7 @@ def _listen_at(address: str) -> str:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port = probe.getsockname()[1]
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return joined(address, port)
 
 
 def _ask_to_leave(node: subprocess.Popen[bytes]) -> None:

@@ -46,7 +46,7 @@ FRESH_STEPS = 5  # so many after a window show that the job goes on
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChaosOutcome:
     """What a run showed. violations: empty only if all promises were kept."""
 
     seed: int
@@ -181,9 +181,9 @@ class Chaos:
         return self._job.first_step_of(node, min(after, default=float("inf")))
 
 
-def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[str], None]) -> Outcome:
+def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[str], None]) -> ChaosOutcome:
     """One run in `directory`, which stays for whoever wants to see the logs."""
-    outcome = Outcome(seed, events)
+    outcome = ChaosOutcome(seed, events)
     with Lab(HOSTS + 1, directory) as lab:
         etcd = lab.etcd(lab.hosts[HOSTS], members=3)
         job = ChaosJob(lab, lab.hosts[:HOSTS], etcd.endpoints)
@@ -203,7 +203,7 @@ def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[
     return outcome
 
 
-def _measure(outcome: Outcome, job: ChaosJob, chaos: Chaos) -> None:
+def _measure(outcome: ChaosOutcome, job: ChaosJob, chaos: Chaos) -> None:
     steps = job.ledger.in_order
     outcome.steps = len(steps)
     outcome.generations = len({s.generation for s in steps})
@@ -218,7 +218,7 @@ def _measure(outcome: Outcome, job: ChaosJob, chaos: Chaos) -> None:
         outcome.usual_step_s = statistics.median(gaps) if gaps else 0.0
 
 
-def _check(outcome: Outcome, job: ChaosJob) -> None:
+def _check(outcome: ChaosOutcome, job: ChaosJob) -> None:
     """The promises, once the job has ended: one exact history, equal replicas, the target."""
     ends: list[dict[str, Any]] = [
         json.loads(p.read_text()) for p in sorted((job.out / "ends").glob("*.json"))
@@ -262,7 +262,7 @@ def _left(job: ChaosJob, of_store: Callable[[], list[str]]) -> list[str]:
         time.sleep(0.2)
 
 
-def in_words(outcome: Outcome) -> str:
+def in_words(outcome: ChaosOutcome) -> str:
     rows = []
     for kind, found in sorted(by_kind(outcome.costs).items(), key=lambda item: -len(item[1])):
         recoveries = [c.recovery_s for c in found if c.recovery_s is not None]

@@ -32,14 +32,7 @@ from benchmarks.load_balancing_texts import NAMES, texts
 
 UNBALANCED, GOOD = 1.5, 1.05
 SIMILAR_BATCHES = 16
-SYSTEMS = (
-    "ddp",
-    "ddp, balanced sampler",
-    "elastic",
-    "elastic, balanced",
-    "elastic, similar",
-    "elastic, measured",
-)
+SYSTEMS = ("ddp", "ddp, balanced sampler", "elastic", "elastic, balanced", "elastic, similar")
 _SCRIPT = Path(__file__).with_name("load_balancing_worker.py")
 _TIMEOUT_S = 600.0
 

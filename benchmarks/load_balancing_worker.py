@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from benchmarks.load_balancing_texts import VOCABULARY
 
-WARMUP_STEPS = 40  # costs are learned in these
+WARMUP_STEPS = 40
 
 
 class Texts(Dataset):
@@ -107,7 +107,6 @@ def with_loader(args, net, optimizer, data, lengths):
         "elastic": None,
         "elastic, balanced": bagua.Balance(complexities=lengths),
         "elastic, similar": bagua.Balance(complexities=lengths, similar_batches=16),
-        "elastic, measured": bagua.Balance(complexities=lengths, similar_batches=16, measured=True),
     }[args.system]
     bagua.init_process_group()
     model = bagua.DistributedDataParallel(net, optimizers=[optimizer])

@@ -25,7 +25,7 @@ from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.history import job_history
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, head_of, joined, unpacked
-from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
+from bagua_agent.large_jobs.scope import Scope, ScopeSituation, ranges_of, scope_of
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_contract import etcd_pb2
@@ -173,7 +173,7 @@ class SimulatedAgents:
         await self._put_leased(agent, self.keys.agent(agent.agent_id), own.SerializeToString())
         if nodes <= self.limits.whole_picture_nodes:
             self._later(self._write_event(agent))
-        agent.scope, _ = scope_of(Situation(False, False, False, nodes, Scope.WHOLE), self.limits)
+        agent.scope, _ = scope_of(ScopeSituation(False, False, False, nodes, Scope.WHOLE), self.limits)
         await self._follow(agent)
         await self._put_member(agent, 0)
 
@@ -317,7 +317,7 @@ class SimulatedAgents:
 
     def _look(self, agent: Agent) -> None:
         """A job that has become large is followed in part from then on."""
-        now = Situation(False, False, False, len(agent.seen_agents), agent.scope)
+        now = ScopeSituation(False, False, False, len(agent.seen_agents), agent.scope)
         scope, _ = scope_of(now, self.limits)
         if scope is not agent.scope:
             agent.scope = scope

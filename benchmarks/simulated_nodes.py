@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, read_orders, write_unit
 from bagua_agent.cluster.cluster_view import OrderView
-from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, Wish, plan_units
+from bagua_agent.cluster.unit_plan import OwnUnit, UnitSituation, Wish, plan_units
 from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Put, Store
@@ -115,9 +115,7 @@ class SimulatedNodes:
 
     def drain(self, name: str) -> int:
         self._drained.add(name)
-        cluster_requests.drain(
-            self._store, name, force=False, reason="", by="benchmark", now_unix_s=time.time()
-        )
+        cluster_requests.drain(self._store, name, force=False, reason="")
         found = self._store.get(cluster_keys.drain(name))
         assert found is not None
         return found.mod_revision
@@ -256,7 +254,7 @@ class SimulatedNodes:
         with node.lock:
             wishes = {job_id: Wish.OVER if job_id in self._over else Wish.RUN for job_id in tuple(self._jobs)}
             now_s = time.monotonic()
-            situation = NodeSituation(SLOTS, node.orders, tuple(node.units.values()), wishes)
+            situation = UnitSituation(SLOTS, node.orders, tuple(node.units.values()), wishes)
             made = plan_units(situation, now_s, self._policy)
             for job_id in made.forgets:
                 del node.units[job_id]

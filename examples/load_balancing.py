@@ -45,7 +45,6 @@ loader = bagua.ElasticDataLoader(
     balance=bagua.Balance(
         complexity_fn=len,
         similar_batches=8,
-        measured=True,
         mean_over="complexity",  # the loss below is a mean over words
     ),
 )

@@ -7,6 +7,7 @@ person has read, set the window's title, or make the terminal type on its own.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 LONGEST_TEXT = 400
 
@@ -69,3 +70,10 @@ def unfinished(data: bytes) -> int:
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
     """For a text inside a record or a line: what others wrote must not fill either."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
+    """The first items, and how many more there are: a line with a thousand names is unreadable."""
+    every = list(items)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return joint.join(every[:most]) + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bagua_agent.base.plain_text import some
 from bagua_agent.cluster.cluster_plan import JobPlan, JobState
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView, UnitState
 from bagua_agent.cluster.one_pass import Considered, Shortage
@@ -42,7 +43,7 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
         nodes = tuple(sorted(ledger.nodes_of[job_id]))
         reason = f"{end.end.name.lower()} with exit code {end.exit_code}{_detail(end.reason, ': ')}"
         if nodes:
-            reason += f"; still ends on {some(nodes)}"
+            reason += f"; still ends on {some(nodes, MOST_NAMES)}"
         plans[job_id] = JobPlan(JobState.ENDED, reason, nodes)
     for job in found.stopping:
         nodes = tuple(sorted(ledger.nodes_of[job.job_id]))
@@ -50,7 +51,9 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
         if stop is not None:
             plans[job.job_id] = JobPlan(JobState.ENDED, stop.reason)
         else:
-            where = f"has yet to leave {some(nodes)}" if nodes else "its last units have yet to end"
+            where = (
+                f"has yet to leave {some(nodes, MOST_NAMES)}" if nodes else "its last units have yet to end"
+            )
             plans[job.job_id] = JobPlan(JobState.STOPPING, f"was asked to stop; {where}", nodes)
     sentences = _Sentences(found)
     for job_id, holding in ledger.holdings.items():
@@ -89,7 +92,9 @@ class _Sentences:
             lost = "had begun and has no node any more; " if holding.begun else ""
             return JobPlan(JobState.QUEUED, lost + self._waits(job, shortage or Shortage(0, 0)))
         verb, state = ("runs", JobState.RUNNING) if holding.begun else ("starts", JobState.STARTING)
-        parts = [f"{verb} on {some(nodes)} ({len(nodes)} of {job.min_nodes} to {job.max_nodes} nodes)"]
+        parts = [
+            f"{verb} on {some(nodes, MOST_NAMES)} ({len(nodes)} of {job.min_nodes} to {job.max_nodes} nodes)"
+        ]
         if shortage is not None:
             short = "has no replacement yet" if len(nodes) >= job.min_nodes else "is below its minimum"
             parts.append(f"{short}: {self._waits(job, shortage)}")
@@ -164,7 +169,7 @@ def _kind(job: SubmissionView) -> str:
 
 
 def _jobs(names: Sequence[str]) -> str:
-    return f"job{_s(len(names))} {some(names)}"
+    return f"job{_s(len(names))} {some(names, MOST_NAMES)}"
 
 
 def _s(count: int) -> str:
@@ -178,9 +183,3 @@ def _detail(reason: str, joint: str) -> str:
 def _first(sentences: Sequence[str]) -> list[str]:
     more = len(sentences) - MOST_NAMES
     return [*sentences[:MOST_NAMES], f"and {more} more like that"] if more > 0 else list(sentences)
-
-
-def some(names: Sequence[str]) -> str:
-    """A few names; a sentence with a thousand helps nobody."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -50,7 +50,7 @@ class OwnUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSituation:
+class UnitSituation:
     """slots: of the node. orders: None if they are not known. wishes: by job; none where the submission is not known.
     nonces: of submissions, by job."""
 
@@ -94,7 +94,7 @@ class UnitPlan:
     again_at_s: float | None = None
 
 
-def plan_units(situation: NodeSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
+def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
     """What the daemon should do now. Pure. Units that are asked to leave or killed are told so once."""
     known = _Known(situation, now_s, policy)
     forgets = [u.job_id for u in situation.units if known.is_forgotten(u)]
@@ -137,7 +137,7 @@ def plan_units(situation: NodeSituation, now_s: float, policy: ClusterPolicy) ->
 class _Known:
     """The situation with what follows for one unit."""
 
-    def __init__(self, situation: NodeSituation, now_s: float, policy: ClusterPolicy) -> None:
+    def __init__(self, situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> None:
         self.situation, self.now_s, self.policy = situation, now_s, policy
         self.orders = {o.job_id: o for o in situation.orders or ()}
 

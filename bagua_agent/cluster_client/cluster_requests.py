@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.base.plain_text import some
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
     nonce_of,
@@ -159,19 +160,16 @@ def unknown_job(store: Store, job_id: str) -> UserError:
     names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key)))
     if not names:
         return UserError(f"no job {job_id!r} was submitted here, nor any other; check --etcd")
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return UserError(
-        f"no job {job_id!r} was submitted here; there are {', '.join(names[:_MOST_NAMED])}{more}"
-    )
+    return UserError(f"no job {job_id!r} was submitted here; there are {some(names, _MOST_NAMED)}")
 
 
 # -- nodes
 
 
-def drain(store: Store, node_name: str, *, force: bool, reason: str, by: str, now_unix_s: float) -> str:
+def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
     """A line for whoever asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
-    record = pb.Drain(force=force, reason=reason, by=by, since_unix_s=now_unix_s).SerializeToString()
+    record = pb.Drain(force=force, reason=reason).SerializeToString()
     key = cluster_keys.drain(node_name)
     for _ in range(_MOST_ATTEMPTS):
         found = store.get(key)
@@ -223,26 +221,26 @@ def _known_node(store: Store, node_name: str) -> None:
         return
     records, _ = store.get_prefix(cluster_keys.NODES)
     names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.NODES, kv.key)))
-    there = f"there are {', '.join(names[:_MOST_NAMED])}" if names else "no daemon runs anywhere"
+    there = f"there are {some(names, _MOST_NAMED)}" if names else "no daemon runs anywhere"
     raise UserError(f"no node {node_name!r}; {there}")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     outcome: str
     exit_code: int
     reason: str
 
 
-def outcome_of(store: Store, job_id: str) -> Ended | None:
+def outcome_of(store: Store, job_id: str) -> JobEnded | None:
     found = store.get(cluster_keys.outcome(job_id))
     return None if found is None else read_end(found.value)
 
 
-def read_end(value: bytes) -> Ended:
+def read_end(value: bytes) -> JobEnded:
     """Of an outcome's record."""
     try:
         end = read_outcome(value, 0.0)
     except UnreadableRecord:
         end = unreadable_outcome(0.0)
-    return Ended(end.end.name.lower(), end.exit_code, end.reason)
+    return JobEnded(end.end.name.lower(), end.exit_code, end.reason)

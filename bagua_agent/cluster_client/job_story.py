@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.cluster_client.cluster_requests import Ended, read_end, submission_nonce
+from bagua_agent.cluster_client.cluster_requests import JobEnded, read_end, submission_nonce
 from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
@@ -21,7 +21,7 @@ QUEUE_LOOK_S = 2.0  # while a job waits its reason changes with everybody else's
 
 def follow(
     store: Store, job_id: str, tell_event: Callable[[JobEvent], object], tell: Callable[[str], object]
-) -> Ended:
+) -> JobEnded:
     """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable, and UserError
     if there is no such job or it is removed meanwhile."""
     keys = JobKeys(job_id)

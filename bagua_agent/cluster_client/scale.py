@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.base.plain_text import some
 from bagua_agent.cluster_client.cluster_requests import scale_submitted
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
@@ -106,9 +107,8 @@ def _unknown_job(store: Store, job_id: str) -> UserError:
     running = sorted({record.key.removeprefix(JOBS_PREFIX).split("/")[0] for record in records})
     if not running:
         return UserError(f"no job {job_id!r} in this etcd, nor any other; check --rdzv-endpoint")
-    names = ", ".join(repr(name) for name in running[:_MOST_JOBS_NAMED])
-    more = f" and {len(running) - _MOST_JOBS_NAMED} more" if len(running) > _MOST_JOBS_NAMED else ""
-    return UserError(f"no job {job_id!r} in this etcd; there are {names}{more}")
+    names = some(map(repr, running), _MOST_JOBS_NAMED)
+    return UserError(f"no job {job_id!r} in this etcd; there are {names}")
 
 
 def _text(pair: tuple[int, int]) -> str:

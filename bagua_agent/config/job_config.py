@@ -108,7 +108,6 @@ class JobConfig:
     start_method: str = (
         "warm"  # fork from a process that has torch imported; "spawn": start an interpreter each
     )
-    monitor_interval_s: float = 0.1
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     numa_binding: str | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import (
     InternalError,
     LeaseLost,
@@ -398,8 +399,7 @@ class Store:
         limit_s = self.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         reasons: dict[int, str] = {}
-        failed_since_pause = 0
-        backoff_s = _FIRST_BACKOFF_S
+        failed_since_pause = pauses = 0
         while True:
             shared = self._borrow(operation)
             attempt_s = min(self.config.attempt_timeout_s, max(0.001, deadline - time.monotonic()))
@@ -426,8 +426,9 @@ class Store:
             failed_since_pause += 1
             if failed_since_pause >= len(self.config.endpoints):
                 failed_since_pause = 0
-                self._closed.wait(min(backoff_s, max(0.0, deadline - time.monotonic())))
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                pauses += 1
+                pause_s = delay_s(pauses, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                self._closed.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
             if time.monotonic() >= deadline:
                 raise self._unavailable(operation, limit_s, reasons)
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import UserError
+from bagua_contract.addresses import is_loopback, parted
 
 DEFAULT_PORT = 2379
 LONGEST_SOCKET_PATH_BYTES = 107  # sun_path less its final zero byte
@@ -28,6 +29,11 @@ class Endpoint:
     @property
     def is_unix(self) -> bool:
         return self.target.startswith("unix:")
+
+    @property
+    def is_this_host(self) -> bool:
+        """Known without a look-up: a Unix socket, localhost or a loopback address."""
+        return self.is_unix or is_loopback(parted(self.target)[0])
 
     def __str__(self) -> str:
         scheme = {None: "", True: "https://", False: "" if self.is_unix else "http://"}[self.tls]

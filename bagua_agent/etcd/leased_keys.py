@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
 
@@ -216,7 +217,7 @@ class LeasedKeys:
             self._tell(StoreAway(end.reason))
 
     def _run(self) -> None:
-        backoff_s = _FIRST_BACKOFF_S
+        failed = 0
         while True:
             with self._changed:
                 while not self._closing and not self._work_is_due():
@@ -228,9 +229,11 @@ class LeasedKeys:
             except (StoreUnavailable, OutcomeUnknown, UserError) as error:
                 # UserError: a right or a certificate that was taken away; it may be given back
                 self._note_outage(error)
+                failed += 1
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing, backoff_s)
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                    self._changed.wait_for(
+                        lambda: self._closing, delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                    )
                 continue
             except LeaseLost:
                 self._lapse(self.lease_id)
@@ -241,11 +244,13 @@ class LeasedKeys:
                 if not self._away:  # once an outage
                     log.exception("bug: the keys of this process could not be kept up; trying again")
                 self._note_outage(error)
+                failed += 1
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing, backoff_s)
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                    self._changed.wait_for(
+                        lambda: self._closing, delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                    )
                 continue
-            backoff_s = _FIRST_BACKOFF_S
+            failed = 0
             if self._away:
                 self._away = False
                 self._tell(StoreBack())

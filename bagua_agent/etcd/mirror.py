@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import InternalError, UserError
 from bagua_agent.etcd.client import KeyValue, Store, read_ranges
 from bagua_agent.etcd.connection import Connection
@@ -148,8 +149,7 @@ class Mirror:
 
     def _run(self) -> None:
         endpoints = self._store.config.endpoints
-        index = failed_since_pause = 0
-        backoff_s = _FIRST_BACKOFF_S
+        index = failed_since_pause = pauses = 0
         while not self._stopping.is_set():
             try:
                 self._follow(endpoints[index])
@@ -163,14 +163,14 @@ class Mirror:
                 if self._is_new_complaint(endpoints[index], error):
                     log.exception("bug: the watch of %s raised; it is begun anew", self._name)
             if self._connected:
-                failed_since_pause, backoff_s = 0, _FIRST_BACKOFF_S
+                failed_since_pause = pauses = 0
             self._tell_connection(False)
             index = (index + 1) % len(endpoints)
             failed_since_pause += 1
             if failed_since_pause >= len(endpoints):
                 failed_since_pause = 0
-                self._stopping.wait(backoff_s)
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                pauses += 1
+                self._stopping.wait(delay_s(pauses, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S))
 
     def _complain(self, level: int, endpoint: Endpoint, error: Exception) -> None:
         if self._is_new_complaint(endpoint, error):

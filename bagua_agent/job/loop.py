@@ -60,7 +60,7 @@ from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_address import node_address
-from bagua_agent.node.node_ending import Ending, NodeSituation, how_it_ends
+from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
 from bagua_agent.node.restarted_workers import RestartedWorkers
@@ -440,7 +440,7 @@ class JobLoop:
         now_s, seen = time.monotonic(), self._seen
         left = self._prospect() if seen.leaving_since_s is not None else Prospect(False, False, "")
         return how_it_ends(
-            NodeSituation(
+            EndingSituation(
                 workers_running=len(self._workers.worker_ids),
                 result=None if seen.result is None else (seen.result.outcome, seen.result.exit_code),
                 leaving_signal=seen.leaving_signal,

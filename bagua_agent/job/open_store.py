@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shutil
 import socket
 import time
@@ -14,7 +13,7 @@ from bagua_agent.base.errors import StoreUnavailable, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
-from bagua_agent.etcd.endpoints import DEFAULT_PORT, Endpoint, parse_endpoint
+from bagua_agent.etcd.endpoints import DEFAULT_PORT, parse_endpoint
 from bagua_agent.etcd.server.embedded import START_TIMEOUT_S, PortTaken
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.listening_address import listening_target
@@ -101,17 +100,8 @@ def is_exposed(config: JobConfig) -> bool:
         return False
     settings = store_config(config.endpoints, config.store_credentials)
     return any(
-        not endpoint.is_unix and not settings.uses_tls(endpoint) and not _is_this_machine(endpoint)
-        for endpoint in settings.endpoints
+        not settings.uses_tls(endpoint) and not endpoint.is_this_host for endpoint in settings.endpoints
     )
-
-
-def _is_this_machine(endpoint: Endpoint) -> bool:
-    host = endpoint.target.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:

@@ -15,7 +15,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change, Mirror
 from bagua_agent.job.messages import ScopeFollowed, StoreChanged, StoreConnected
 from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
+from bagua_agent.large_jobs.scope import Scope, ScopeSituation, ranges_of, scope_of
 from bagua_agent.large_jobs.whole_records import WholeRecords
 
 START_S = 10.0  # to read a large record that stands when this agent joins
@@ -42,7 +42,7 @@ class JobSight:
         self._limits = limits
         self._inbox = inbox
         self._hosts_store = hosts_store
-        self._scope, _ = scope_of(Situation(False, hosts_store, False, nodes, Scope.WHOLE), limits)
+        self._scope, _ = scope_of(ScopeSituation(False, hosts_store, False, nodes, Scope.WHOLE), limits)
         self._wanted = self._scope
         self._starting_thread: int | None = None
         self._start_failed: BaguaError | None = None
@@ -80,7 +80,7 @@ class JobSight:
 
     def look(self, *, leads: bool, strange_spec: bool, nodes: int) -> None:
         """The situation may be another: follow what it calls for. A change of scope ends in ScopeFollowed."""
-        now = Situation(leads, self._hosts_store, strange_spec, nodes, self._wanted)
+        now = ScopeSituation(leads, self._hosts_store, strange_spec, nodes, self._wanted)
         scope, _ = scope_of(now, self._limits)
         if scope is self._wanted:
             return

@@ -9,7 +9,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bagua_agent.base.plain_text import shortened
+from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.membership.failures import root_cause
 from bagua_agent.rpc.message_pace import LineBudget
@@ -24,9 +24,7 @@ LONGEST_WORKER_LINE = 4000
 
 
 def names(items: Iterable[str]) -> str:
-    listed = sorted(set(items))
-    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
-    return ", ".join(listed[:MOST_NAMES]) + more
+    return some(sorted(set(items)), MOST_NAMES)
 
 
 def describe_change(before: Generation | None, after: Generation) -> str:

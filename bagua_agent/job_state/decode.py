@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.view import DepartureView, Run
 from bagua_agent.rpc.prober import endpoint_of
 from bagua_contract import membership_pb2 as pb
@@ -211,11 +211,11 @@ def _departure(d: pb.Departure) -> DepartureView:
 
 
 _HANG_OUTCOMES = {
-    pb.HangOrder.NAME: Outcome.NAME,
-    pb.HangOrder.RENEW: Outcome.RENEW,
-    pb.HangOrder.REPLACE: Outcome.REPLACE,
-    pb.HangOrder.GIVE_UP: Outcome.GIVE_UP,
-    pb.HangOrder.DISAGREE: Outcome.DISAGREE,
+    pb.HangOrder.NAME: HangOutcome.NAME,
+    pb.HangOrder.RENEW: HangOutcome.RENEW,
+    pb.HangOrder.REPLACE: HangOutcome.REPLACE,
+    pb.HangOrder.GIVE_UP: HangOutcome.GIVE_UP,
+    pb.HangOrder.DISAGREE: HangOutcome.DISAGREE,
 }
 
 

@@ -21,7 +21,7 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ScopeSituation:
     """leads: this agent is the leader, or was elected and has yet to see all. hosts_store: it waits at the end until
     the others have left. strange_spec: another job's spec stands under this one's name. nodes: agents there are, as far
     as it sees them; 0: unknown."""
@@ -33,7 +33,7 @@ class Situation:
     present: Scope
 
 
-def scope_of(now: Situation, limits: Limits) -> tuple[Scope, str]:
+def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
     """What to follow from now on, and why."""
     if now.leads:
         return Scope.WHOLE, "whoever leads decides on the whole picture"

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import StoreUnavailable, UserError
 from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.keys import JobKeys
@@ -114,7 +115,7 @@ class WholeRecords:
 
     def _read(self, head: Head, give_up_at_s: float) -> bytes | None:
         """None if the parts are gone, or this agent ends. Raises StoreUnavailable at the time to give up."""
-        pause_s = _FIRST_PAUSE_S
+        pauses = 0
         ask_keepers_until_s = time.monotonic() + KEEPER_S
         keepers = [] if self._own_address in head.keepers else list(head.keepers)
         if keepers:
@@ -147,6 +148,6 @@ class WholeRecords:
                 assert packed is not None
                 self._kept.keep(packed)
                 return value
-            self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pauses += 1
+            self._stopping.wait(delay_s(pauses, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
         return None

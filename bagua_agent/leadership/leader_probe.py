@@ -13,7 +13,7 @@ from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.failures.detection import judge_probe
-from bagua_agent.membership.view import Probe, Verdict
+from bagua_agent.membership.view import Probe, ProbeVerdict
 
 _RELAY = "a third agent"
 
@@ -87,8 +87,8 @@ class LeaderWatch:
         probe = replace(probe, relayed=heard) if result.relayed else replace(probe, direct=heard)
         judged = judge_probe(probe)
         self._probe = probe if judged is None else None
-        if judged is None or judged[0] is Verdict.ALIVE:
+        if judged is None or judged[0] is ProbeVerdict.ALIVE:
             return True
-        if judged[0] is Verdict.REFUSED or now_s - probe.asked_at_s <= self._ask_again_s:
+        if judged[0] is ProbeVerdict.REFUSED or now_s - probe.asked_at_s <= self._ask_again_s:
             self._on_death(DeadLeader(probe.agent_id, probe.join_revision, self._agent_revision, judged[1]))
         return True

@@ -28,9 +28,9 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.membership import hang
-from bagua_agent.membership.actions import Outcome, Question
+from bagua_agent.membership.actions import Question, ResultOutcome
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import ProbeVerdict
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.prober import probe, probe_through
 from bagua_contract import control_pb2
@@ -44,17 +44,17 @@ REMOVAL_TIMEOUT_S = 1.0
 MOST_PROBES_AT_ONCE = 16
 
 HANG_OUTCOMES = {
-    hang.Outcome.NAME: pb.HangOrder.NAME,
-    hang.Outcome.RENEW: pb.HangOrder.RENEW,
-    hang.Outcome.REPLACE: pb.HangOrder.REPLACE,
-    hang.Outcome.GIVE_UP: pb.HangOrder.GIVE_UP,
-    hang.Outcome.DISAGREE: pb.HangOrder.DISAGREE,
+    hang.HangOutcome.NAME: pb.HangOrder.NAME,
+    hang.HangOutcome.RENEW: pb.HangOrder.RENEW,
+    hang.HangOutcome.REPLACE: pb.HangOrder.REPLACE,
+    hang.HangOutcome.GIVE_UP: pb.HangOrder.GIVE_UP,
+    hang.HangOutcome.DISAGREE: pb.HangOrder.DISAGREE,
 }
 
 _VERDICTS = {
-    control_pb2.ProbeReply.ALIVE: Verdict.ALIVE,
-    control_pb2.ProbeReply.REFUSED: Verdict.REFUSED,
-    control_pb2.ProbeReply.UNANSWERED: Verdict.UNANSWERED,
+    control_pb2.ProbeReply.ALIVE: ProbeVerdict.ALIVE,
+    control_pb2.ProbeReply.REFUSED: ProbeVerdict.REFUSED,
+    control_pb2.ProbeReply.UNANSWERED: ProbeVerdict.UNANSWERED,
 }
 
 
@@ -116,13 +116,13 @@ class ProbeResult:
     agent_id: str
     sequence: int
     relayed: bool
-    verdict: Verdict
+    verdict: ProbeVerdict
     workers: tuple[str, ...] | None = None  # alive there, if it answered
 
 
 def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
     verdict = _VERDICTS[reply.verdict]
-    workers = tuple(reply.workers) if verdict is Verdict.ALIVE else None
+    workers = tuple(reply.workers) if verdict is ProbeVerdict.ALIVE else None
     return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
 
 
@@ -273,7 +273,7 @@ class Leadership:
     def write_result(
         self,
         unended: Compare,
-        outcome: Outcome,
+        outcome: ResultOutcome,
         exit_code: int,
         reason: str,
         failure: pb.Failure | None,

@@ -21,7 +21,7 @@ from bagua_agent.lost_store.recreation import (
     Memory,
     NothingLost,
     PutAgain,
-    Verdict,
+    RecreationVerdict,
     after_a_loss,
 )
 
@@ -86,7 +86,7 @@ class LostKeys:
             self._was_removed.set()
         return self._was_removed.is_set()
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> RecreationVerdict:
         seen, found = self._job.seen, self._found()
         if found is None:
             return NothingLost()  # that anybody knows of; what is read comes as a change

@@ -60,12 +60,12 @@ class NothingLost:
     pass
 
 
-Verdict = PutAgain | GiveWay | NothingLost
+RecreationVerdict = PutAgain | GiveWay | NothingLost
 
 
 def after_a_loss(
     keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits = USUAL_LIMITS
-) -> Verdict:
+) -> RecreationVerdict:
     """found: all that stands under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
     over: dict[str, int] = {}
@@ -82,7 +82,9 @@ def after_a_loss(
     return _missing(keys, memory, found, limits, over)
 
 
-def _another_job(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits) -> Verdict:
+def _another_job(
+    keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits
+) -> RecreationVerdict:
     if keys.result in memory.values:
         return NothingLost()  # ours is over; the name is free
     if not memory.committed:
@@ -99,7 +101,7 @@ def _missing(
     found: Mapping[str, KeyValue],
     limits: Limits,
     over: Mapping[str, int],
-) -> Verdict:
+) -> RecreationVerdict:
     """over: keys that stand and are not ours, with the revision that was read."""
     work = _Work()
     for key, value in memory.values.items():

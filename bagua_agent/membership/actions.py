@@ -11,7 +11,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 
 
-class Outcome(Enum):
+class ResultOutcome(Enum):
     SUCCEEDED = pb.Result.SUCCEEDED
     FAILED = pb.Result.FAILED
     STOPPED = pb.Result.STOPPED
@@ -30,7 +30,7 @@ class WriteGeneration:
 class WriteResult:
     """Only if we still lead and there is none. failure: the one to show to the user."""
 
-    outcome: Outcome
+    outcome: ResultOutcome
     exit_code: int
     reason: str
     failure: FailureView | None = None

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bagua_agent.base.plain_text import some
+
 if TYPE_CHECKING:  # a command line is read without the contract
     from bagua_contract.collective_wait import CollectiveWait
 
@@ -74,5 +76,4 @@ def _said(wait: CollectiveWait | None) -> str:
 def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
-    return f"ranks {', '.join(map(str, ranks[:MOST_RANKS]))}{more}: each"
+    return f"ranks {some(map(str, ranks), MOST_RANKS)}: each"

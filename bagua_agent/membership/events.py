@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.view import DepartureView, Run, Verdict
+from bagua_agent.membership.view import DepartureView, ProbeVerdict, Run
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, Stage, SuspicionKind
 
@@ -123,7 +123,7 @@ class ProbeAnswered(Event):
 
     agent_id: str
     sequence: int
-    verdict: Verdict
+    verdict: ProbeVerdict
     relayed: bool = False
     workers: tuple[str, ...] | None = None
 

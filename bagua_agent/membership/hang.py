@@ -39,6 +39,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.disagreement import Place, difference
 
 if TYPE_CHECKING:  # a command line is read without the contract
@@ -89,7 +91,7 @@ class MemberState:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class HangSituation:
     """usual_step_s: None before the first steps. renewals, replacements: for hanging, since the last commit."""
 
     generation: int
@@ -99,7 +101,7 @@ class Situation:
     replacements: int = 0
 
 
-class Outcome(Enum):
+class HangOutcome(Enum):
     NOTHING = "nothing"
     NAME = "name"
     RENEW = "renew"
@@ -113,7 +115,7 @@ class HangDecision:
     """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before. cut: the
     reason is a cut between hosts, of which no stack tells anything."""
 
-    outcome: Outcome
+    outcome: HangOutcome
     reason: str
     workers: tuple[str, ...] = ()
     wake_at_s: float | None = None
@@ -126,31 +128,31 @@ class HangOrder:
     agents of `workers` then kill them. It stands in the store as long as it is true, so it can't be missed."""
 
     generation: int
-    outcome: Outcome
+    outcome: HangOutcome
     workers: tuple[str, ...]
     reason: str
 
 
 def order_for(decision: HangDecision, generation: int, standing: HangOrder | None) -> HangOrder | None:
     """The order that should stand now; `standing` itself where nothing new has to be done, None for no order."""
-    if decision.outcome is Outcome.NOTHING or decision.cut:
+    if decision.outcome is HangOutcome.NOTHING or decision.cut:
         return None
     if standing is not None and (standing.generation, standing.outcome) == (generation, decision.outcome):
         concerned, listed = set(decision.workers), set(standing.workers)
         # One that came meanwhile is no reason to save all stacks again; but it must not be killed any more.
-        if concerned == listed or (decision.outcome is Outcome.NAME and concerned < listed):
+        if concerned == listed or (decision.outcome is HangOutcome.NAME and concerned < listed):
             return standing
     return HangOrder(generation, decision.outcome, decision.workers, decision.reason)
 
 
-def decide_hang(situation: Situation, now_s: float, limits: HangLimits) -> HangDecision:
+def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> HangDecision:
     """What the picture calls for now."""
     waits = [m.waiting_since_s for m in situation.members if m.waiting_since_s is not None]
     if not waits:
-        return HangDecision(Outcome.NOTHING, "nobody waits")
+        return HangDecision(HangOutcome.NOTHING, "nobody waits")
     silent = [m for m in situation.members if not m.answers]
     if silent:
-        return HangDecision(Outcome.NOTHING, f"asking whether {silent[0].node_name} lives")
+        return HangDecision(HangOutcome.NOTHING, f"asking whether {silent[0].node_name} lives")
     outside = [m for m in situation.members if m.waiting_since_s is None]
     if not outside and not any(m.cannot_reach for m in situation.members):
         differs = _disagreement(situation, now_s - max(waits), now_s, limits)
@@ -171,7 +173,7 @@ def wait_began_s(seen_at_s: float, waited_s: float) -> float:
 
 
 def _some_outside(
-    situation: Situation,
+    situation: HangSituation,
     outside: list[MemberState],
     late_s: dict[str, float],
     now_s: float,
@@ -182,47 +184,47 @@ def _some_outside(
     longest_s = late_s[slowest_first[0].worker_id]
     if longest_s < notice_s:
         return HangDecision(
-            Outcome.NOTHING, _waited_for(slowest_first, late_s, situation), (), now_s + notice_s - longest_s
+            HangOutcome.NOTHING,
+            _waited_for(slowest_first, late_s, situation),
+            (),
+            now_s + notice_s - longest_s,
         )
     named = [m for m in slowest_first if late_s[m.worker_id] >= notice_s]
     reason = _waited_for(named, late_s, situation)
     ids = tuple(m.worker_id for m in named)
     if limits.hang_timeout_s is None:
-        return HangDecision(Outcome.NAME, reason, ids)
+        return HangDecision(HangOutcome.NAME, reason, ids)
     timeout_s = max(limits.hang_timeout_s, notice_s)
     if longest_s < timeout_s:
-        return HangDecision(Outcome.NAME, reason, ids, now_s + timeout_s - longest_s)
+        return HangDecision(HangOutcome.NAME, reason, ids, now_s + timeout_s - longest_s)
     hung = [m for m in named if late_s[m.worker_id] >= timeout_s]
     if not any(m.holder for m in situation.members if m not in hung):
         return HangDecision(
-            Outcome.NAME, f"{reason}; not replaced, since nobody else has the job's state", ids
+            HangOutcome.NAME, f"{reason}; not replaced, since nobody else has the job's state", ids
         )
     if situation.replacements >= limits.most_replacements:
         tried = f"{situation.replacements} replaced since the last commit"
-        return HangDecision(Outcome.GIVE_UP, f"{reason}; {tried}, and it hangs again", ids)
-    return HangDecision(Outcome.REPLACE, reason, tuple(m.worker_id for m in hung))
+        return HangDecision(HangOutcome.GIVE_UP, f"{reason}; {tried}, and it hangs again", ids)
+    return HangDecision(HangOutcome.REPLACE, reason, tuple(m.worker_id for m in hung))
 
 
-def _cut(situation: Situation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
+def _cut(situation: HangSituation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
     # The second time as soon as the first: then a node is left out. Later ones are trials whether it has ended.
-    cut_s = min(
-        limits.cut_s * 2.0 ** min(max(0, situation.renewals - 1), 64), max(limits.cut_s, limits.renew_s)
-    )
+    cut_s = delay_s(max(1, situation.renewals), limits.cut_s, max(limits.cut_s, limits.renew_s))
     pairs = [f"{m.node_name} gets no answer from {', '.join(m.cannot_reach)}" for m in _cut_off(situation)]
-    more = f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
-    reason = f"all wait and {'; '.join(pairs[:MOST_NAMED])}{more}"
+    reason = f"all wait and {some(pairs, MOST_NAMED, '; ')}"
     if waited_s < cut_s:
-        return HangDecision(Outcome.NOTHING, reason, (), now_s + cut_s - waited_s)
-    return HangDecision(Outcome.RENEW, reason, tuple(m.worker_id for m in _cut_off(situation)), cut=True)
+        return HangDecision(HangOutcome.NOTHING, reason, (), now_s + cut_s - waited_s)
+    return HangDecision(HangOutcome.RENEW, reason, tuple(m.worker_id for m in _cut_off(situation)), cut=True)
 
 
-def _cut_off(situation: Situation) -> list[MemberState]:
+def _cut_off(situation: HangSituation) -> list[MemberState]:
     """One a node: its workers share the cable."""
     by_node = {m.node_name: m for m in reversed(situation.members) if m.cannot_reach}
     return sorted(by_node.values(), key=lambda m: m.global_rank)
 
 
-def _all_inside(situation: Situation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
+def _all_inside(situation: HangSituation, waited_s: float, now_s: float, limits: HangLimits) -> HangDecision:
     # Doubling: if the step really takes that long, renewing at a fixed time would never let it end.
     renew_s = _floor(limits.renew_s, situation, limits) * 2.0 ** min(situation.renewals, 64)
     reason = (
@@ -230,18 +232,18 @@ def _all_inside(situation: Situation, waited_s: float, now_s: float, limits: Han
     )
     ids = tuple(m.worker_id for m in sorted(situation.members, key=lambda m: m.global_rank))
     if waited_s < renew_s:
-        return HangDecision(Outcome.NOTHING, reason, (), now_s + renew_s - waited_s)
+        return HangDecision(HangOutcome.NOTHING, reason, (), now_s + renew_s - waited_s)
     if situation.renewals >= limits.most_renewals and limits.hang_timeout_s is not None:
         return HangDecision(
-            Outcome.GIVE_UP,
+            HangOutcome.GIVE_UP,
             f"{reason}; {situation.renewals} new communicators changed nothing: do all ranks call the same ones?",
             ids,
         )
-    return HangDecision(Outcome.RENEW, f"{reason}; a new communicator for the same members", ids)
+    return HangDecision(HangOutcome.RENEW, f"{reason}; a new communicator for the same members", ids)
 
 
 def _disagreement(
-    situation: Situation, waited_s: float, now_s: float, limits: HangLimits
+    situation: HangSituation, waited_s: float, now_s: float, limits: HangLimits
 ) -> HangDecision | None:
     if any(m.newcomer for m in situation.members):
         return None  # it has not numbered what the others did before it came
@@ -249,16 +251,16 @@ def _disagreement(
     if differs is None:
         return None
     if waited_s < limits.disagreement_s:
-        return HangDecision(Outcome.NOTHING, differs, (), now_s + limits.disagreement_s - waited_s)
+        return HangDecision(HangOutcome.NOTHING, differs, (), now_s + limits.disagreement_s - waited_s)
     ids = tuple(m.worker_id for m in sorted(situation.members, key=lambda m: m.global_rank))
-    return HangDecision(Outcome.DISAGREE, differs, ids)
+    return HangDecision(HangOutcome.DISAGREE, differs, ids)
 
 
-def _floor(least_s: float, situation: Situation, limits: HangLimits) -> float:
+def _floor(least_s: float, situation: HangSituation, limits: HangLimits) -> float:
     return max(least_s, limits.usual_factor * (situation.usual_step_s or 0.0))
 
 
-def _waited_for(slow: list[MemberState], late_s: dict[str, float], situation: Situation) -> str:
+def _waited_for(slow: list[MemberState], late_s: dict[str, float], situation: HangSituation) -> str:
     first = slow[0]
     waiting = sum(1 for m in situation.members if m.waiting_since_s is not None)
     others = "".join(f", global rank {m.global_rank} on {m.node_name}" for m in slow[1:MOST_NAMED])
@@ -269,5 +271,5 @@ def _waited_for(slow: list[MemberState], late_s: dict[str, float], situation: Si
     )
 
 
-def _usual(situation: Situation) -> str:
+def _usual(situation: HangSituation) -> str:
     return "" if situation.usual_step_s is None else f" (a step usually takes {situation.usual_step_s:.2g} s)"

@@ -240,7 +240,7 @@ class JobView:
         return next((g for g in self.earlier if g.number == number), None)
 
 
-class Verdict(Enum):
+class ProbeVerdict(Enum):
     """What an agent answered to "are you there?"."""
 
     ALIVE = "alive"
@@ -257,8 +257,8 @@ class Probe:
     sequence: int
     asked_at_s: float
     relay_agent_id: str
-    direct: Verdict | None = None
-    relayed: Verdict | None = None
+    direct: ProbeVerdict | None = None
+    relayed: ProbeVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

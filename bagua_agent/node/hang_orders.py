@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from bagua_agent.base.background import Background, Failed, OperationEnd
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.stacks import SavedStacks, save_stacks
 
@@ -54,9 +54,9 @@ class HangOrders:
             problem = f" ({stacks.problem})" if stacks.problem else ""
             self._job.narrator.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
         seen = self._job.seen
-        if order.outcome is Outcome.DISAGREE and seen.view.hang_order == order:
+        if order.outcome is HangOutcome.DISAGREE and seen.view.hang_order == order:
             self._on_disagreement(order.reason)
-        if order.outcome is not Outcome.REPLACE or seen.view.hang_order != order:
+        if order.outcome is not HangOutcome.REPLACE or seen.view.hang_order != order:
             return
         for worker_id in order.workers:
             if seen.waits.get(worker_id, -1) >= order.generation:

@@ -10,6 +10,8 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
+from bagua_contract.addresses import is_loopback, joined, parted
+
 EVERYWHERE = "0.0.0.0"
 _LOCAL_NAME = "localhost"
 
@@ -19,15 +21,14 @@ def listening_host(host: str, own: Sequence[str]) -> str:
     resolves to here. Pure."""
     if host == _LOCAL_NAME or _is_address(host):
         return host
-    reached = [a for a in own if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    reached = [a for a in own if not is_loopback(a.partition("%")[0])]
     return reached[0] if reached else EVERYWHERE
 
 
 def listening_target(target: str) -> str:
     """host:port to bind, for nodes that connect to `target`."""
-    host, _, port = target.rpartition(":")
-    found = listening_host(host.strip("[]"), own_addresses(host.strip("[]")))
-    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+    host, port = parted(target)
+    return joined(listening_host(host, own_addresses(host)), port)
 
 
 def own_addresses(host: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from bagua_agent.base.errors import UserError
+from bagua_contract.addresses import is_loopback, parted
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,12 +25,12 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
     if given:
         return _resolved(given, "--local-addr")
     if store_target is not None and not store_target.startswith("unix:"):
-        host, _, port = store_target.rpartition(":")
+        host, port = parted(store_target)
         try:
-            store_address = _resolved(host.strip("[]"), "--rdzv-endpoint")
+            store_address = _resolved(host, "--rdzv-endpoint")
         except UserError as error:
             raise UnknownStoreName(str(error)) from error
-        address = _source_towards((store_address, int(port)))
+        address = _source_towards((store_address, port))
         if address is not None and (single_node or not _means_this_host(host, address)):
             return address
     if single_node:
@@ -41,15 +41,7 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
 def _means_this_host(host: str, address: str) -> bool:
     """Whether `host` is a name that leads to a loopback address on this host alone, as /etc/hosts often has it for a
     host's own name. The other nodes know it by another address."""
-    is_name = host != "localhost" and host.strip("[]") != address and not _is_loopback(host.strip("[]"))
-    return is_name and _is_loopback(address)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host != address and not is_loopback(host) and is_loopback(address)
 
 
 def _resolved(host: str, flag: str) -> str:

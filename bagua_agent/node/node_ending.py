@@ -11,7 +11,7 @@ RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that fa
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSituation:
+class EndingSituation:
     """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
     once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
     job ended. prospect: what becomes of the job without this node. trained: a worker here confirmed the last commit."""
@@ -38,7 +38,7 @@ class Ending:
     end_workers_within_s: float | None = None
 
 
-def how_it_ends(s: NodeSituation) -> Ending | None:
+def how_it_ends(s: EndingSituation) -> Ending | None:
     """None: go on."""
     if s.leaving_for_s is not None:
         return _leaving(s, s.leaving_for_s)
@@ -55,7 +55,7 @@ def how_it_ends(s: NodeSituation) -> Ending | None:
     return None
 
 
-def _leaving(s: NodeSituation, waited_s: float) -> Ending | None:
+def _leaving(s: EndingSituation, waited_s: float) -> Ending | None:
     interrupted = 128 + s.leaving_signal
     if s.workers_running == 0:
         if s.job_goes_on:

@@ -49,6 +49,7 @@ from bagua_agent.workers.start.worker_command import PREIMPORT
 from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
 from bagua_agent.workers.store_host import StoreHost
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.addresses import joined
 from bagua_contract.environment import PREFIX, WorkerEnvironment
 
 log = logging.getLogger(__name__)
@@ -442,8 +443,7 @@ class NodeWorkers:
         self._meeting_port = self._store_host.open(self.bind_host, self._config.master_port or 0)
         if self._store_host.pid is not None:
             self._guardian.register(self._store_host.pid)
-        host = f"[{self.bind_host}]" if ":" in self.bind_host else self.bind_host
-        return f"{host}:{self._meeting_port}"
+        return joined(self.bind_host, self._meeting_port)
 
     def end_all(self, grace_s: float) -> bool:
         """SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded."""

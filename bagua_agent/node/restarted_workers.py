@@ -29,6 +29,7 @@ from bagua_agent.workers.exits.exit_cause import ExitCause, shell_exit_code
 from bagua_agent.workers.start.worker_environment import TorchrunPlace
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
+from bagua_contract.addresses import parted
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 
@@ -202,7 +203,7 @@ class RestartedWorkers:
         self._running = wanted.number
         self._ended_well.clear()
         self._failed = False
-        host, _, port = address.rpartition(":")
+        host, port = parted(address)
         for placement in own:
             place = TorchrunPlace(
                 local_rank=placement.local_rank,
@@ -211,8 +212,8 @@ class RestartedWorkers:
                 local_world_size=len(own),
                 world_size=wanted.world_size,
                 node_count=wanted.node_count,
-                master_addr=host.strip("[]"),
-                master_port=int(port),
+                master_addr=host,
+                master_port=port,
                 run_id=self._job.keys.job_id,
                 restart_count=wanted.restarts,
                 max_restarts=self._job.seen.failures_allowed,

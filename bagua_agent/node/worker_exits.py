@@ -17,7 +17,7 @@ from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, casualty_of
 from bagua_agent.membership.failures.restart_policy import in_doubt, succession
 from bagua_agent.membership.failures.root_cause import tells_of_another
-from bagua_agent.membership.hang import Outcome
+from bagua_agent.membership.hang import HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView
 from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
@@ -237,7 +237,7 @@ class WorkerExits:
             known, new, self._workers.early_crashes(slot), allowed, self._policy, trained=trained
         )
         # Where ranks disagree the job fails with that, whatever the budget allows.
-        disagree = seen.view.hang_order is not None and seen.view.hang_order.outcome is Outcome.DISAGREE
+        disagree = seen.view.hang_order is not None and seen.view.hang_order.outcome is HangOutcome.DISAGREE
         if seen.closing or disagree or next_one.fails_job:
             if not again:
                 tell(f"{where} failed: {failure.cause}")

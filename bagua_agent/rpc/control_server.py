@@ -11,6 +11,7 @@ import grpc
 from bagua_agent.rpc.job_identity import JobIdentity, listen, server_options
 from bagua_agent.rpc.prober import probe
 from bagua_contract import control_pb2, control_pb2_grpc
+from bagua_contract.addresses import joined
 
 STOP_GRACE_S = 0.5
 MOST_INDIRECT_TIMEOUT_S = 5.0
@@ -41,9 +42,8 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
             options=server_options(),
         )
         control_pb2_grpc.add_AgentControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        host = f"[{bind_host}]" if ":" in bind_host else bind_host
-        port = listen(self._server, f"{host}:0", identity)
-        self.address = f"{host}:{port}"
+        port = listen(self._server, joined(bind_host, 0), identity)
+        self.address = joined(bind_host, port)
         self._server.start()
 
     def Probe(

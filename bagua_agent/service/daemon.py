@@ -32,7 +32,7 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.cluster.cluster_view import OrderView, RemovalView
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.retention import is_worth_putting_back
-from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, StartUnit, UnitPlan, Wish, plan_units
+from bagua_agent.cluster.unit_plan import OwnUnit, StartUnit, UnitPlan, UnitSituation, Wish, plan_units
 from bagua_agent.cluster_state.odd_records import OddRecords
 from bagua_agent.config.job_config import SHUTDOWN_TIMEOUT_S
 from bagua_agent.etcd import cluster_keys
@@ -582,14 +582,14 @@ class NodeDaemon:
         self._again_s = made.again_at_s
         self._tell(made)
 
-    def _situation(self) -> NodeSituation:
+    def _situation(self) -> UnitSituation:
         wishes = {}
         for job_id, submission in self._submissions.items():
             stop = submission.wanted == pb.Submission.STOP
             wishes[job_id] = Wish.STOP if stop else Wish.RUN
         wishes |= dict.fromkeys(self._outcomes, Wish.OVER)
         nonces = {job_id: nonce_of(submission) for job_id, submission in self._submissions.items()}
-        return NodeSituation(self._facts.slots, self._orders, tuple(self._units.values()), wishes, nonces)
+        return UnitSituation(self._facts.slots, self._orders, tuple(self._units.values()), wishes, nonces)
 
     def _start(self, start: StartUnit, now_s: float) -> None:
         submission = self._submissions[start.job_id]

@@ -34,6 +34,7 @@ from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_agent.service.units.child_units import ChildUnits
 from bagua_agent.service.units.systemd_units import SystemdUnits, is_there
 from bagua_agent.service.units.units import UnitRunner, units_folder
+from bagua_contract.addresses import joined
 from bagua_contract.distribution import own_version
 
 CONNECT_TIMEOUT_S = 2.0
@@ -94,7 +95,7 @@ def _serve(
     address = local_address(
         config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
     )
-    host = f"[{address}]" if ":" in address else address
+    listening_at = joined(address, config.listen_port)
     daemon = NodeDaemon(
         config,
         facts,
@@ -102,7 +103,7 @@ def _serve(
         leased,
         runner,
         _say,
-        f"{host}:{config.listen_port}",
+        listening_at,
         _version(),
         notifier=notifier,
         look_for_trouble=lambda: troubles(look_for_trouble(config)),
@@ -112,9 +113,7 @@ def _serve(
     try:
         tls = None if config.tls_files is None else RenewedTls(config.tls_files)
         logs = JobLogs(Path(config.directories_log), config.node_name)
-        log_service = LogService(
-            lambda: NodeServer(f"{host}:{config.listen_port}", logs, daemon.runs, tls), daemon.note, _say
-        )
+        log_service = LogService(lambda: NodeServer(listening_at, logs, daemon.runs, tls), daemon.note, _say)
         log_service.start()
         _say(f"node {config.node_name} has {facts.slots} slots")
         scheduler.start()

@@ -76,12 +76,7 @@ class DataSource(Protocol):
         """The position that follows once the batch at `position` is committed. Pure."""
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
-        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Follows from these and from the
-        job's state, so it is asked only for steps that this state has."""
-
-    def step_committed(self, plan: StepPlan, computing_s: float) -> None:
-        """The step at `position()` is final here, and a copy that this worker received in it is in. computing_s: what
-        it took, less what was waited in its collectives."""
+        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
 
 
 class Model(Protocol):

@@ -1,19 +1,17 @@
 """How does an epoch divide into global batches, and a batch into what each worker does? As the loader sees it.
 
 Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
-cost is balancing/balanced_division.py. Pure but for what is said of a step's beginning and commit.
+cost is balancing/balanced_division.py.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 
-from bagua_core.communication.step_interface import Stateful, StepPlan
 from bagua_core.data.partition import (
     batch_count,
     epoch_order,
@@ -49,20 +47,6 @@ class Division(Protocol):
 
     def filler(self, epoch: int) -> list[int]:
         """Two samples, for batch normalization refuses to train on one."""
-
-    def costs(self, step: int) -> Hashable:
-        """What the split of that step follows from beside its place and the number of parts. step: as in its
-        StepPlan."""
-
-    def states(self) -> Mapping[str, Stateful]:
-        """What must travel with the job's state, by name."""
-
-    def step_begun(self, plan: StepPlan, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """total: adds a tensor up over all workers as part of the step. If that fails the step is not committed, so
-        what it returns counts only with the commit."""
-
-    def step_committed(self, plan: StepPlan, position: Mapping[str, int], computing_s: float) -> None:
-        """computing_s: what the step took here, less what was waited for others."""
 
     def fingerprint(self) -> dict[str, str]: ...
 
@@ -106,18 +90,6 @@ class EvenDivision:
 
     def filler(self, epoch: int) -> list[int]:
         return self._order(epoch)[:2].tolist()
-
-    def costs(self, step: int) -> Hashable:
-        return None
-
-    def states(self) -> Mapping[str, Stateful]:
-        return {}
-
-    def step_begun(self, plan: StepPlan, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        pass
-
-    def step_committed(self, plan: StepPlan, position: Mapping[str, int], computing_s: float) -> None:
-        pass
 
     def fingerprint(self) -> dict[str, str]:
         order = self._order(0)

@@ -2,8 +2,7 @@
 
 Owns the iteration (when boundaries are asked for, which micro-batches a step yields) and this rank's
 view of the position; commits, roll-backs and heals are the engine's, which moves the position with
-`seek`. How batches divide is division.py's: what is yielded is a pure function of (seed, epoch, batch, step plan), and
-of costs that are part of the job's state where work is balanced.
+`seek`. How batches divide is division.py's: what is yielded is a pure function of (seed, epoch, batch, step plan).
 Invariant: one boundary per step.
 """
 
@@ -15,10 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
-from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
 from bagua_core.data import own_counters
 from bagua_core.data.balancing.balance import Balance
@@ -125,7 +122,7 @@ class ElasticDataLoader:
         self._batch = 0
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
-        self._steady = (0, 1, 0)  # rank, world size and step of the plan last taken, for the prediction
+        self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
         self._iteration = 0
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
         self._looked_for_enumerate = False
@@ -226,17 +223,14 @@ class ElasticDataLoader:
                 return
             batch = self._batch
             active_index, active_count = plan.active_index, plan.active_count
-            costs = self._division.costs(plan.step)
             micro_batches = self._division.micro_batches(epoch, batch, active_count)
             for micro in range(micro_batches):
-                key = BatchKey(active_index, active_count, epoch, batch, micro, costs)
+                key = BatchKey(active_index, active_count, epoch, batch, micro)
                 weight = 0.0 if active_index is None else self._division.piece(key).weight
                 data = self._prefetcher.take(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
                 engine.begin_micro_batch(MicroBatch(weight, micro == micro_batches - 1))
-                if micro == 0:
-                    self._division.step_begun(plan, self._total)
                 if drawn is None:
                     # An iteration that begins again after a break counts from 0 in one process too.
                     drawn = 0 if iteration == 1 else batch
@@ -264,7 +258,7 @@ class ElasticDataLoader:
         # before the first boundary: nobody in the job waits for our processes to start
         self._prefetcher.start()
         self._next_plan = plan = engine.boundary()
-        self._steady = (plan.global_rank, plan.world_size, plan.step)
+        self._steady = (plan.global_rank, plan.world_size)
 
     def _attached_engine(self) -> StepEngine:
         engine = self._engine
@@ -276,14 +270,8 @@ class ElasticDataLoader:
         if not self._attached:
             self._division.prepare()
             engine.attach_source(self)
-            for name, state in self._division.states().items():
-                engine.register_state(name, state)
             self._attached = True
         return engine
-
-    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In the step under way, over all workers. If that fails, the step does."""
-        return self._attached_engine().allreduce(tensor, ReduceOp.SUM)
 
     # -- for the engine (DataSource)
 
@@ -320,15 +308,12 @@ class ElasticDataLoader:
         if active_index is None:
             return []
         epoch, batch, parts = position["epoch"], position["batch"], plan.active_count
-        first = BatchKey(active_index, parts, epoch, batch, 0, self._division.costs(plan.step))
+        first = BatchKey(active_index, parts, epoch, batch, 0)
         return [
             index
             for micro in range(self._division.micro_batches(epoch, batch, parts))
             for index in self._division.piece(first._replace(micro=micro)).indices
         ]
-
-    def step_committed(self, plan: StepPlan, computing_s: float) -> None:
-        self._division.step_committed(plan, self.position(), computing_s)
 
     # -- for the prefetcher (Plan)
 
@@ -340,9 +325,7 @@ class ElasticDataLoader:
         if key.micro + 1 < self._division.micro_batches(key.epoch, key.batch, key.active_count):
             return key._replace(micro=key.micro + 1)
         # whoever is healing now takes its share in the next step
-        active_index, active_count, step = self._steady
-        costs = self._division.costs(step)
-        return BatchKey(active_index, active_count, *self._after(key.epoch, key.batch), 0, costs)
+        return BatchKey(*self._steady, *self._after(key.epoch, key.batch), 0)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:
         return (epoch, batch + 1) if batch + 1 < self._division.batch_count(epoch) else (epoch + 1, 0)

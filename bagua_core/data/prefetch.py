@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol
 
@@ -34,8 +34,7 @@ _FOR_EVER = (1 << 63) - 1
 
 
 class BatchKey(NamedTuple):
-    """All that a micro-batch's content depends on. active_index is None for a share of 0. costs: what the split follows
-    from beside the number of workers, if anything.
+    """All that a micro-batch's content depends on. active_index is None for a share of 0.
 
     The generation is left out on purpose: one with the same split finds its batches already loaded.
     """
@@ -45,7 +44,6 @@ class BatchKey(NamedTuple):
     epoch: int
     batch: int
     micro: int
-    costs: Hashable = None
 
 
 class Plan(Protocol):

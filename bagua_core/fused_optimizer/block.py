@@ -94,7 +94,6 @@ class Block:
         self.pointers = [m.data_ptr() for m in self.members]
         self._begins = _begins(self.members)
         self._byte_offsets = [b * self.whole.element_size() for b in self._begins]
-        self._strides = [m.stride() for m in self.members]
         self.has_stepped = False
         self.copied = False  # whether gradients had to be, in any step
         self._gathered: Gathered | None = None  # gradients that lie anywhere

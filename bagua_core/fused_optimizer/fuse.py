@@ -24,7 +24,7 @@ from bagua_core.fused_optimizer.library_program import LibraryProgram
 from bagua_core.fused_optimizer.options import switches
 from bagua_core.fused_optimizer.recorded_pass import Kind, RecordedPass
 from bagua_core.fused_optimizer.trial import (
-    Verdict,
+    TrialVerdict,
     judge,
     kinds_of,
     same_bits_one_by_one,
@@ -154,7 +154,7 @@ class _Judgement:
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
-        self._verdicts: dict[Hashable, Verdict] = {}
+        self._verdicts: dict[Hashable, TrialVerdict] = {}
         self._has_warned = False
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Sequence[bool]:
@@ -171,7 +171,7 @@ class _Judgement:
                 self._say(optimizer, group, verdict)
         return verdict.is_elementwise
 
-    def _say(self, optimizer: torch.optim.Optimizer, group: int, verdict: Verdict) -> None:
+    def _say(self, optimizer: torch.optim.Optimizer, group: int, verdict: TrialVerdict) -> None:
         name = type(optimizer).__name__
         why = f"{name} (parameter group {group}) does not work on each element by itself: {verdict.reason}"
         if self._strict:

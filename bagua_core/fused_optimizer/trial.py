@@ -26,14 +26,14 @@ from bagua_core.fused_optimizer.trial_instance import HoldsParameters, attribute
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """reason: why not; empty if it is elementwise."""
 
     is_elementwise: bool
     reason: str = ""
 
 
-_YES = Verdict(True)
+_YES = TrialVerdict(True)
 # Relative to an element, and to the largest one of its tensor. In float64 sums in another order differ by a millionth
 # of it; in the others it is to tell one rule from another, not one rounding.
 _TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-6)}
@@ -68,37 +68,39 @@ _CONFIRMING_PHASES = (
 )
 
 
-def judge(optimizer: torch.optim.Optimizer, group: int) -> Verdict:
+def judge(optimizer: torch.optim.Optimizer, group: int) -> TrialVerdict:
     """For the options that the group has now. Changes nothing of the optimizer, nor of the global random numbers."""
     own = optimizer.param_groups[group]
     if own.get("differentiable"):
-        return Verdict(False, "its step is differentiated")
+        return TrialVerdict(False, "its step is differentiated")
     name = for_each_parameter(own)
     if name is not None:
-        return Verdict(False, f"its option {name!r} seems to hold something for each parameter")
+        return TrialVerdict(False, f"its option {name!r} seems to hold something for each parameter")
     try:
         attributes = attributes_of(optimizer)
     except HoldsParameters as error:
-        return Verdict(False, str(error))
+        return TrialVerdict(False, str(error))
     kinds = kinds_of(own["params"])
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were made, or will be, where the script calls the optimizer
         precise = _try_all_ways(_Trial(optimizer, group, attributes, torch.float64, kinds[0][1]), _PHASES)
-        if isinstance(precise, Verdict) and not precise.is_elementwise:
+        if isinstance(precise, TrialVerdict) and not precise.is_elementwise:
             return precise
         # some do otherwise in the parameters' own precision, and a few know no other
         phases = _PHASES if isinstance(precise, str) else _CONFIRMING_PHASES
         verdicts = []
         for dtype, device in kinds:
             coarse = _try_all_ways(_Trial(optimizer, group, attributes, dtype, device), phases)
-            if isinstance(coarse, Verdict):
+            if isinstance(coarse, TrialVerdict):
                 if not coarse.is_elementwise:
                     return coarse
                 verdicts.append(coarse)
     if verdicts:
         return verdicts[0]
     return (
-        precise if isinstance(precise, Verdict) else Verdict(False, f"its step could not be tried: {precise}")
+        precise
+        if isinstance(precise, TrialVerdict)
+        else TrialVerdict(False, f"its step could not be tried: {precise}")
     )
 
 
@@ -182,12 +184,12 @@ class _Trial:
     device: torch.device
 
 
-def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> Verdict | str:
+def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> TrialVerdict | str:
     """A string: why there was no trial, whichever way an optimizer was made and called."""
     reason = ""
     for constructed in (True, False):
         for closes in (False, True):
-            found: Verdict | str = _YES
+            found: TrialVerdict | str = _YES
             for phase in phases:
                 found = _try(trial, constructed, closes, phase)
                 if found is not _YES:
@@ -195,15 +197,15 @@ def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> Verdict | str:
             if found is _YES and not closes:
                 with_closure = _try(trial, constructed, True, phases[0])
                 return (
-                    with_closure if isinstance(with_closure, Verdict) else found
+                    with_closure if isinstance(with_closure, TrialVerdict) else found
                 )  # one that takes none is fine
-            if isinstance(found, Verdict):
+            if isinstance(found, TrialVerdict):
                 return found
             reason = reason or found
     return reason
 
 
-def _try(trial: _Trial, constructed: bool, closes: bool, phase: _Phase) -> Verdict | str:
+def _try(trial: _Trial, constructed: bool, closes: bool, phase: _Phase) -> TrialVerdict | str:
     """constructed: see trial_instance.like. closes: give step() a closure. A string: why there was no trial."""
     pairs = []
     for _ in range(2):
@@ -229,16 +231,16 @@ def _try(trial: _Trial, constructed: bool, closes: bool, phase: _Phase) -> Verdi
         except Exception as error:  # noqa: BLE001 (an optimizer that does not take such parameters: no trial)
             return f"{type(error).__name__}: {error}"
         if not torch.equal(torch.random.get_rng_state(), random_numbers):
-            return Verdict(False, "it draws random numbers, which would be others on a block")
+            return TrialVerdict(False, "it draws random numbers, which would be others on a block")
         try:
             _step(blocked, together, gradients, closes)
         except FusedOptimizerError as error:
-            return Verdict(False, str(error.__cause__ or error))
+            return TrialVerdict(False, str(error.__cause__ or error))
         except Exception as error:  # noqa: BLE001 (it took them one by one, but does not take blocks)
-            return Verdict(False, f"on a block its step raises {type(error).__name__}: {error}")
+            return TrialVerdict(False, f"on a block its step raises {type(error).__name__}: {error}")
         difference = _difference(alone, apart, blocked, together, _TOLERANCE.get(trial.dtype, _COARSE))
         if difference is not None:
-            return Verdict(False, f"{difference} after {taken + 1} steps of a trial in {trial.dtype}")
+            return TrialVerdict(False, f"{difference} after {taken + 1} steps of a trial in {trial.dtype}")
     return _YES
 
 

@@ -152,16 +152,12 @@ class Order(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., slots: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("force", "reason", "by", "since_unix_s")
+    __slots__ = ("force", "reason")
     FORCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    BY_FIELD_NUMBER: _ClassVar[int]
-    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     force: bool
     reason: str
-    by: str
-    since_unix_s: float
-    def __init__(self, force: bool = ..., reason: _Optional[str] = ..., by: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, force: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobOutcome(_message.Message):
     __slots__ = ("outcome", "exit_code", "reason", "ended_unix_s", "nonce")

@@ -137,8 +137,8 @@ class SubmittedJob:
     def hurry(self) -> None:
         (self.out / "hurry").touch()
 
-    def await_outcome(self) -> cluster_requests.Ended:
-        def found() -> cluster_requests.Ended | None:
+    def await_outcome(self) -> cluster_requests.JobEnded:
+        def found() -> cluster_requests.JobEnded | None:
             return cluster_requests.outcome_of(self.cluster.store, self.job_id)
 
         return eventually(found, DEADLINE_S, lambda: f"{self.job_id} ends\n{self.cluster.logs()}")

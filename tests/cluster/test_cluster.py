@@ -69,7 +69,7 @@ def test_a_drained_node_is_replaced_before_the_job_leaves_it(make_cluster: MakeC
     job = cluster.submit("job", (1, 1))
     begun = job.await_world(1)
     (there,) = job.nodes
-    cluster_requests.drain(cluster.store, there, force=False, reason="", by="test", now_unix_s=0.0)
+    cluster_requests.drain(cluster.store, there, force=False, reason="")
     eventually(lambda: job.nodes not in ([], [there]), DEADLINE_S, lambda: f"another node\n{cluster.logs()}")
     eventually(lambda: there not in job.nodes, DEADLINE_S, lambda: f"{there} is left\n{cluster.logs()}")
     job.await_world(1, after_step=max(begun, job.step))

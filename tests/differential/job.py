@@ -27,7 +27,7 @@ SCRIPT_POINTS = ("step", "evaluation")
 
 
 @dataclass
-class Ended:
+class EndedRun:
     """How the job went. failure: empty if it came to its end."""
 
     records: list[Generation] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Job:
         self._begun: set[int] = set()  # events
         self._held: dict[int, list[Prepared]] = {}  # event -> workers that wait for its record
         self._committed_in = 0  # a generation in which a worker says that it has committed
-        self._ended = Ended()
+        self._ended = EndedRun()
 
     @property
     def ledger_directory(self) -> Path:
@@ -99,7 +99,7 @@ class Job:
 
     # -- running
 
-    def run(self) -> Ended:
+    def run(self) -> EndedRun:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         self._leader = Leader(

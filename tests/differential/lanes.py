@@ -22,7 +22,7 @@ import torch._dynamo  # optimizers import it at their first step, which takes a 
 
 from tests.differential.features import Features
 from tests.differential.history import History
-from tests.differential.seed import Verdict, judge
+from tests.differential.seed import SeedVerdict, judge
 
 LIMIT_S = 300.0
 
@@ -36,7 +36,7 @@ class Case:
     before: str = ""
 
 
-def verdicts(cases: Iterable[Case], at_once: int) -> Iterator[Verdict]:
+def verdicts(cases: Iterable[Case], at_once: int) -> Iterator[SeedVerdict]:
     """One for each case, as they come."""
     torch.set_num_threads(1)
     gc.collect()
@@ -92,9 +92,9 @@ def _end(pid: int, pipe: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _verdict(case: Case, text: bytes) -> Verdict:
+def _verdict(case: Case, text: bytes) -> SeedVerdict:
     if text:
-        return Verdict.decode(text)
+        return SeedVerdict.decode(text)
     f, history = case.features, case.history
     problem = "the harness's own process ended without a verdict"
-    return Verdict(f.seed, f.names, str(history), (problem,), float("inf"), LIMIT_S)
+    return SeedVerdict(f.seed, f.names, str(history), (problem,), float("inf"), LIMIT_S)

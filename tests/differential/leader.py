@@ -26,7 +26,7 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine import machine
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import ProbeVerdict
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -272,7 +272,7 @@ class Leader:
                             now_s=now_s,
                             agent_id=question.agent_id,
                             sequence=sequence,
-                            verdict=Verdict.ALIVE,
+                            verdict=ProbeVerdict.ALIVE,
                             workers=living,
                         )
                     )

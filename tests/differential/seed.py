@@ -16,7 +16,7 @@ from bagua_core.elastic.ledger import ledger
 from tests.differential import compare
 from tests.differential.features import Features
 from tests.differential.history import CHECKPOINT_EVERY, Event, History
-from tests.differential.job import Ended, Job
+from tests.differential.job import EndedRun, Job
 from tests.differential.worker import Part, log_file, prepare, state_file
 
 PLAIN_LIMIT_S = 30.0
@@ -24,7 +24,7 @@ LOG_TAIL_BYTES = 6000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SeedVerdict:
     """problems: empty if the job gave what the plain process gave. difference: the largest one from it."""
 
     seed: int
@@ -39,9 +39,9 @@ class Verdict:
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
-    def decode(text: bytes) -> Verdict:
+    def decode(text: bytes) -> SeedVerdict:
         values = json.loads(text)
-        return Verdict(
+        return SeedVerdict(
             **{**values, "features": tuple(values["features"]), "problems": tuple(values["problems"])}
         )
 
@@ -58,7 +58,7 @@ class Verdict:
         return "  |  ".join(parts)
 
 
-def judge(f: Features, history: History) -> Verdict:
+def judge(f: Features, history: History) -> SeedVerdict:
     """Call it once in a process, before that has any thread."""
     began_s = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="bagua-diff-"))
@@ -68,7 +68,7 @@ def judge(f: Features, history: History) -> Verdict:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     lasted_s = time.monotonic() - began_s
-    return Verdict(f.seed, f.names, str(history), tuple(problems), difference, lasted_s, logs)
+    return SeedVerdict(f.seed, f.names, str(history), tuple(problems), difference, lasted_s, logs)
 
 
 class _Comparison:
@@ -117,7 +117,7 @@ class _Comparison:
         newest = self.history.resume_at // CHECKPOINT_EVERY * CHECKPOINT_EVERY
         return [] if newest in resumed_at else [f"went on from steps {resumed_at} instead of {newest}"]
 
-    def _last_words(self, ended: Ended) -> str:
+    def _last_words(self, ended: EndedRun) -> str:
         """The last line of each worker that failed: of a traceback, the exception."""
         failed = [w for w, status in ended.statuses.items() if status not in (0, -9)]
         lines = {w: log_file(self.directory, w).read_text(errors="replace").split("\n") for w in failed}
@@ -142,12 +142,12 @@ def _runs(history: History) -> list[tuple[str, History]]:
     return [("a", replace(history, events=all_killed)), ("w", History(history.resumed_by))]
 
 
-def _left_over(job: Job, ended: Ended) -> list[str]:
+def _left_over(job: Job, ended: EndedRun) -> list[str]:
     """Workers that came to the script's end."""
     return [w for w in ended.finishers if state_file(job.directory, w).exists()]
 
 
-def _missed(job: Job, ended: Ended) -> list[str]:
+def _missed(job: Job, ended: EndedRun) -> list[str]:
     """Events that did not happen: then the run says nothing of them."""
     missed = []
     killed = {job.worker_id(e.worker) for e in job.history.events if e.kind == "kill"}

@@ -15,14 +15,14 @@ import pytest
 
 from tests.differential import every_draw
 from tests.differential.sabotage import SABOTAGE
-from tests.differential.seed import Verdict
+from tests.differential.seed import SeedVerdict
 
 ROOT = Path(__file__).parents[2]
 SHORT_SEEDS = 40
 LONG_SEEDS = 1000
 
 
-def verdicts(module: str, *arguments: str, limit_s: float) -> list[Verdict]:
+def verdicts(module: str, *arguments: str, limit_s: float) -> list[SeedVerdict]:
     """What `python -m module` finds. In a process of its own, for seeds are forked from one without threads."""
     ran = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -33,10 +33,10 @@ def verdicts(module: str, *arguments: str, limit_s: float) -> list[Verdict]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode(errors="replace")[-4000:]
-    return [Verdict.decode(line) for line in ran.stdout.splitlines()]
+    return [SeedVerdict.decode(line) for line in ran.stdout.splitlines()]
 
 
-def check(found: list[Verdict], count: int) -> None:
+def check(found: list[SeedVerdict], count: int) -> None:
     failed = [v for v in found if v.problems]
     assert not failed, "\n".join(v.line for v in failed) + "\n" + failed[0].logs
     assert len(found) == count
@@ -61,14 +61,14 @@ def test_many_drawn_histories(first: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def broken() -> dict[str, tuple[Verdict, Verdict]]:
+def broken() -> dict[str, tuple[SeedVerdict, SeedVerdict]]:
     """By name: the verdict on the whole code, and on the code that is broken."""
     found = iter(verdicts("tests.differential.sabotage", limit_s=600.0))
     return {name: (next(found), next(found)) for name in SABOTAGE}
 
 
 @pytest.mark.parametrize("name", SABOTAGE)
-def test_it_fails_without(name: str, broken: dict[str, tuple[Verdict, Verdict]]) -> None:
+def test_it_fails_without(name: str, broken: dict[str, tuple[SeedVerdict, SeedVerdict]]) -> None:
     whole, without = broken[name]
     assert not whole.problems, whole.line
     assert SABOTAGE[name].problem in "; ".join(without.problems), without.line

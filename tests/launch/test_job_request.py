@@ -254,7 +254,7 @@ def test_plain_values_reach_the_config() -> None:
         redirects="3",
         tee="0:1,3:2", local_ranks_filter="0,3", duplicate_stdout_filters="a,,b", local_addr="10.0.0.3",
         signals_to_handle="SIGTERM, SIGUSR1", shutdown_timeout="5", virtual_local_rank="1", ledger="books",
-        digest_every="0", failpoints="heal=exit", node_rank="2", monitor_interval="0.5",
+        digest_every="0", failpoints="heal=exit", node_rank="2",
         checkpoint_dir="saved", checkpoint_every="500",
     )  # fmt: skip
     assert made == JobConfig(
@@ -263,7 +263,7 @@ def test_plain_values_reach_the_config() -> None:
         redirects="3", tee="0:1,3:2", local_ranks_filter="0,3", duplicate_stdout_filters="a,,b",
         local_addr="10.0.0.3", signals_to_handle=("SIGTERM", "SIGUSR1"), shutdown_timeout_s=5.0,
         virtual_local_rank=True, ledger_dir="books", digest_every_steps=0, failpoints="heal=exit",
-        node_rank=2, monitor_interval_s=0.5, checkpoint_dir="saved",
+        node_rank=2, checkpoint_dir="saved",
         checkpoint_every="500",
     )  # fmt: skip
 
@@ -272,7 +272,7 @@ def test_plain_values_reach_the_config() -> None:
     ("key", "text"),
     [
         ("max_restarts", "-1"), ("max_restarts", "many"), ("role", " "), ("start_method", "thread"),
-        ("monitor_interval", "soon"), ("shutdown_timeout", "-2"), ("shutdown_timeout", "inf"),
+        ("shutdown_timeout", "-2"), ("shutdown_timeout", "inf"),
         ("signals_to_handle", "SIGNOPE"), ("signals_to_handle", "SIGKILL"), ("numa_binding", "cpu"),
         ("redirects", "4"), ("redirects", "0:1,"), ("tee", "a:1"), ("tee", "1:3"), ("redirects", "0:1,7:1"),
         ("local_ranks_filter", "0,1"), ("local_ranks_filter", "x"), ("master_port", "70000"),

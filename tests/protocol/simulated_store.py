@@ -28,7 +28,7 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine import machine
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import ProbeVerdict
 from bagua_contract.records import Generation
 
 LEASE_S = 3.0
@@ -331,7 +331,7 @@ class Simulation:
         """The answer of `agent_id` to `asker`, told to `node`."""
         leadership = self.leader
 
-        def answer(verdict: Verdict, workers: tuple[str, ...] | None) -> None:
+        def answer(verdict: ProbeVerdict, workers: tuple[str, ...] | None) -> None:
             if node.state is not None and self.leader == leadership:
                 self.feed(
                     node,
@@ -352,7 +352,7 @@ class Simulation:
         node: Node,
         asker: Node,
         agent_id: str,
-        answer: Callable[[Verdict, tuple[str, ...] | None], None],
+        answer: Callable[[ProbeVerdict, tuple[str, ...] | None], None],
     ) -> None:
         """`asker` asks `agent_id` whether it lives; `node` hears the answer."""
 
@@ -362,15 +362,15 @@ class Simulation:
             silent = silent or asker.thaw_at_s > self.now_s
             if silent:
                 rest_s = self.policy.probe_window_s
-                self.after(rest_s, node.agent_id, lambda: answer(Verdict.UNANSWERED, None))
+                self.after(rest_s, node.agent_id, lambda: answer(ProbeVerdict.UNANSWERED, None))
             elif target.alive:
                 self.after(
                     self.latency_s(),
                     node.agent_id,
-                    lambda: answer(Verdict.ALIVE, self.workers_of(target)),
+                    lambda: answer(ProbeVerdict.ALIVE, self.workers_of(target)),
                 )
             else:
-                self.after(self.latency_s(), node.agent_id, lambda: answer(Verdict.REFUSED, None))
+                self.after(self.latency_s(), node.agent_id, lambda: answer(ProbeVerdict.REFUSED, None))
 
         self.after(self.latency_s(), "", arrive)
 
@@ -389,7 +389,7 @@ class _Asks:
             self._ask(relay, question.agent_id, sequence, relayed=True)
 
     def _ask(self, asker: Node, agent_id: str, sequence: int, *, relayed: bool) -> None:
-        def answer(verdict: Verdict, workers: tuple[str, ...] | None) -> None:
+        def answer(verdict: ProbeVerdict, workers: tuple[str, ...] | None) -> None:
             assert self._node.watch is not None
             self._node.watch.took(
                 ProbeResult(agent_id, sequence, relayed, verdict, workers), self._store.now_s

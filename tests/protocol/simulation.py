@@ -14,13 +14,13 @@ from typing import Any
 from simulated_store import Node, Simulation
 
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.actions import ResultOutcome
 from bagua_agent.membership.view import DepartureView
 from bagua_contract.records import Generation, StateName, SuspicionKind
 from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import switch_pair
-from bagua_core.elastic.membership.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.state.commit_history import Entry, History, Line
 
 # What made a state: whose initial parameters, then every commit, ("step", generation, number) or
@@ -321,7 +321,7 @@ class SimulatedJob(Simulation):
             self.end(w, well=True, trained=True)
             return
         decision = decide(
-            Situation(
+            FollowingSituation(
                 w.worker_id, w.current, w.broken, w.agreed, node.newest, w.floor, node.leaving, node.closing
             )
         )
@@ -706,4 +706,4 @@ class SimulatedJob(Simulation):
 
     @property
     def succeeded(self) -> bool:
-        return self.result is not None and self.result.outcome is Outcome.SUCCEEDED
+        return self.result is not None and self.result.outcome is ResultOutcome.SUCCEEDED

@@ -37,7 +37,7 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import Step, new_state, step, step_all
 from bagua_agent.membership.state_machine.restarting import worker_id_of
-from bagua_agent.membership.view import DepartureView, Run, Verdict
+from bagua_agent.membership.view import DepartureView, ProbeVerdict, Run
 from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
 
 
@@ -125,7 +125,7 @@ class ScenarioJob:
                     now_s=now_s,
                     agent_id=name,
                     sequence=self.sequence,
-                    verdict=Verdict(verdict),
+                    verdict=ProbeVerdict(verdict),
                     relayed="relayed" in how,
                 )
             case "failed", [name, *how]:

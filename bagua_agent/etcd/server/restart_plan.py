@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua_agent.base.backoff import delay_s
+
 STEADY_S = 10.0  # a server that ran so long begins a new row
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
@@ -56,6 +58,4 @@ def plan(row: Sequence[End]) -> StartAgain | GiveUp:
     # The first end says nothing about the data: it had served with them.
     after_the_first = [end.how for end in row[1:]]
     empty = How.ENDED in after_the_first or after_the_first.count(How.SILENT) >= 2
-    again = len(after_the_first)
-    after_s = min(FIRST_PAUSE_S * 2.0 ** min(again - 1, 16), LONGEST_PAUSE_S) if again else 0.0
-    return StartAgain(after_s, empty)
+    return StartAgain(delay_s(len(after_the_first), FIRST_PAUSE_S, LONGEST_PAUSE_S), empty)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing
-from bagua_agent.membership.view import Evidence, JobView, Probe, SuspicionView, Verdict
+from bagua_agent.membership.view import Evidence, JobView, Probe, ProbeVerdict, SuspicionView
 
 MOST_RELAYS = 16
 
@@ -160,23 +160,23 @@ def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[
     return {target: next((a.agent_id for a in others if a.agent_id != target), "") for target in asked}
 
 
-def judge_probe(probe: Probe) -> tuple[Verdict, str] | None:
+def judge_probe(probe: Probe) -> tuple[ProbeVerdict, str] | None:
     """What the answers so far say, and how it is known; None: wait for the other answer."""
     relay = probe.relay_agent_id
-    if probe.direct is Verdict.ALIVE:
-        return Verdict.ALIVE, "answered"
-    if probe.relayed is Verdict.ALIVE:
-        return Verdict.ALIVE, f"answered {relay}, though not us"
-    if probe.direct is Verdict.REFUSED:
-        return Verdict.REFUSED, "refused the connection"
+    if probe.direct is ProbeVerdict.ALIVE:
+        return ProbeVerdict.ALIVE, "answered"
+    if probe.relayed is ProbeVerdict.ALIVE:
+        return ProbeVerdict.ALIVE, f"answered {relay}, though not us"
+    if probe.direct is ProbeVerdict.REFUSED:
+        return ProbeVerdict.REFUSED, "refused the connection"
     if probe.direct is None:
         return None
     if not relay:
-        return Verdict.UNANSWERED, "did not answer"
-    if probe.relayed is Verdict.REFUSED:
-        return Verdict.REFUSED, f"did not answer, and refused {relay}"
-    if probe.relayed is Verdict.UNANSWERED:
-        return Verdict.UNANSWERED, f"answered neither us nor {relay}"
+        return ProbeVerdict.UNANSWERED, "did not answer"
+    if probe.relayed is ProbeVerdict.REFUSED:
+        return ProbeVerdict.REFUSED, f"did not answer, and refused {relay}"
+    if probe.relayed is ProbeVerdict.UNANSWERED:
+        return ProbeVerdict.UNANSWERED, f"answered neither us nor {relay}"
     return None
 
 

@@ -13,9 +13,9 @@ from bagua_agent.membership.failures.detection import named
 from bagua_agent.membership.hang import (
     HangDecision,
     HangOrder,
+    HangOutcome,
+    HangSituation,
     MemberState,
-    Outcome,
-    Situation,
     decide_hang,
     order_for,
 )
@@ -37,14 +37,14 @@ class Hang:
 
     @property
     def renews(self) -> bool:
-        return self.due and self.decision.outcome is Outcome.RENEW
+        return self.due and self.decision.outcome is HangOutcome.RENEW
 
     @property
     def gives_up(self) -> bool:
-        return self.due and self.decision.outcome is Outcome.GIVE_UP
+        return self.due and self.decision.outcome is HangOutcome.GIVE_UP
 
 
-_NONE = Hang(HangDecision(Outcome.NOTHING, "nobody waits"), None, False, None)
+_NONE = Hang(HangDecision(HangOutcome.NOTHING, "nobody waits"), None, False, None)
 
 
 def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
@@ -58,7 +58,7 @@ def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, po
     situation = _situation(view, standing, evidence, record, stalls)
     decision = decide_hang(situation, now_s, policy.hang_limits)
     order = order_for(decision, record.number, view.hang_order)
-    if decision.outcome in (Outcome.NOTHING, Outcome.NAME, Outcome.DISAGREE) or decision.cut:
+    if decision.outcome in (HangOutcome.NOTHING, HangOutcome.NAME, HangOutcome.DISAGREE) or decision.cut:
         return Hang(decision, order, decision.cut, decision.wake_at_s)
     due_s = view.hang_order_since_s + policy.stacks_first_s
     stands = order is not None and order is view.hang_order
@@ -95,8 +95,8 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
     since_s = min(s.broken_since_s if s.broken else s.waiting_since_s for s in stuck)
     due_s = since_s + policy.disagreement_s
     if now_s < due_s:
-        return Hang(HangDecision(Outcome.NOTHING, reason), None, False, due_s)
-    decision = HangDecision(Outcome.DISAGREE, reason, tuple(m.worker_id for m in ended))
+        return Hang(HangDecision(HangOutcome.NOTHING, reason), None, False, due_s)
+    decision = HangDecision(HangOutcome.DISAGREE, reason, tuple(m.worker_id for m in ended))
     return Hang(decision, order_for(decision, record.number, view.hang_order), False, None)
 
 
@@ -118,7 +118,7 @@ def _situation(
     evidence: Evidence,
     record: Generation,
     stalls: dict[str, SuspicionView],
-) -> Situation:
+) -> HangSituation:
     holders = {s.worker_id for s in standing.survivors if s.holder}
     agents = sorted(view.agents)
     members = []
@@ -149,9 +149,9 @@ def _situation(
         )
     usual = [s.usual_step_s for s in stalls.values() if s.usual_step_s > 0]
     order, replacements = view.hang_order, view.replacements
-    if order is not None and order.outcome is Outcome.REPLACE and order.generation == record.number:
+    if order is not None and order.outcome is HangOutcome.REPLACE and order.generation == record.number:
         replacements -= len(order.workers)  # those are only about to be
-    return Situation(
+    return HangSituation(
         generation=record.number,
         members=tuple(members),
         usual_step_s=median(usual) if usual else None,

@@ -18,7 +18,7 @@ from bagua_agent.membership.view import FailureView
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureVerdict:
     """first_failure: the one to show first, since the others are often its consequence; see root_cause.py."""
 
     fail: bool
@@ -32,7 +32,7 @@ def judge(
     *,
     trained: bool = False,
     most_kills: int = Policy().most_kills_in_a_row,
-) -> Verdict:
+) -> FailureVerdict:
     """Whether these failures end the job. trained: a step of it is known to have been committed.
 
     most_kills: in a row, in one slot, without progress in between.
@@ -40,7 +40,7 @@ def judge(
     failures = sorted(failures, key=lambda f: f.order)
     for failure in failures:
         if reason := killed_too_often(failure, max_restarts, most_kills):
-            return Verdict(True, reason, failure)
+            return FailureVerdict(True, reason, failure)
     script = [f for f in failures if _counts(f, trained)]
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
@@ -49,7 +49,7 @@ def judge(
         first = first_in_step.setdefault(failure.step, failure)
         if first.worker_id != failure.worker_id:
             # The same samples would fail holder after holder until nobody has the state.
-            return Verdict(
+            return FailureVerdict(
                 True,
                 f"two workers failed in step {failure.step}, so it is likely to fail always: "
                 f"{first.worker_id} on {first.node_name} ({first.summary}), "
@@ -58,13 +58,13 @@ def judge(
             )
     cause = first_cause(script)
     if cause is not None and len(script) > max_restarts:
-        return Verdict(
+        return FailureVerdict(
             True,
             f"{len(script)} script failures, {max_restarts} allowed; first: "
             f"{cause.worker_id} on {cause.node_name} ({cause.summary})",
             cause,
         )
-    return Verdict(False, f"{len(script)} of {max_restarts} script failures used")
+    return FailureVerdict(False, f"{len(script)} of {max_restarts} script failures used")
 
 
 def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -> str:

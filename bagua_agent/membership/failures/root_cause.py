@@ -91,7 +91,7 @@ _RAISED_TEXT = re.compile(r"^(?!\s)([A-Za-z_][\w.]*)(: .*)?$")
 
 
 class Failed(Protocol):
-    """What ordering needs of a failure: FailureView has it, and Ended."""
+    """What ordering needs of a failure: FailureView has it, and FailedWorker."""
 
     @property
     def summary(self) -> str: ...
@@ -154,7 +154,7 @@ def _match(text: str) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FailedWorker:
     """A worker's failure with all that a person needs. order: create revision of its key."""
 
     worker_id: str
@@ -172,10 +172,10 @@ class Ended:
 class RootCause:
     """others: failed by themselves too. casualties: everything that a lost peer explains, or a request to end."""
 
-    cause: Ended
+    cause: FailedWorker
     why: str
-    others: tuple[Ended, ...] = ()
-    casualties: tuple[Ended, ...] = ()
+    others: tuple[FailedWorker, ...] = ()
+    casualties: tuple[FailedWorker, ...] = ()
 
     @property
     def is_certain(self) -> bool:
@@ -183,8 +183,8 @@ class RootCause:
         return classify(self.cause.summary, self.cause.traceback_tail).kind is not Kind.CASUALTY
 
 
-def ended(failure: pb.Failure, order: int) -> Ended:
-    return Ended(
+def ended(failure: pb.Failure, order: int) -> FailedWorker:
+    return FailedWorker(
         worker_id=failure.worker_id,
         node_name=failure.node_name,
         slot=failure.slot,
@@ -197,14 +197,14 @@ def ended(failure: pb.Failure, order: int) -> Ended:
     )
 
 
-def root_cause(endings: Iterable[Ended]) -> RootCause | None:
+def root_cause(endings: Iterable[FailedWorker]) -> RootCause | None:
     """What happened, from the failures of one generation and what followed it; None of none."""
     every = sorted(endings, key=lambda e: e.order)
     cause = first_cause(every)
     if cause is None:
         return None
-    others: list[Ended] = []
-    casualties: list[Ended] = []
+    others: list[FailedWorker] = []
+    casualties: list[FailedWorker] = []
     for ending in every:
         if ending is cause:
             continue
@@ -238,7 +238,7 @@ def casualties_line(found: RootCause) -> str:
     )
 
 
-def _where(ending: Ended) -> str:
+def _where(ending: FailedWorker) -> str:
     rank = f"global rank {ending.global_rank}" if ending.global_rank >= 0 else "in no generation yet"
     return f"{ending.node_name}, slot {ending.slot}, {rank}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
@@ -126,9 +127,3 @@ def earlier(one_s: float | None, other_s: float | None) -> float | None:
 
 def counted(number: int, what: str = "node") -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def some(names: Iterable[str], most: int = 8) -> str:
-    """The first names and how many more there are: a log line with a thousand names is unreadable."""
-    every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

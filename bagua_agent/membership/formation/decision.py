@@ -37,15 +37,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire
 from bagua_agent.membership.formation import gathering, targets
 from bagua_agent.membership.formation.candidates import Offer, readiness
-from bagua_agent.membership.formation.case import Case, asking, counted, earlier, some, too_few, written
+from bagua_agent.membership.formation.case import Case, asking, counted, earlier, too_few, written
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.formation.ending import decide_end, fail
-from bagua_agent.membership.hang import HangDecision, Outcome
+from bagua_agent.membership.hang import HangDecision, HangOutcome
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing, stand
@@ -91,7 +92,7 @@ def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Polic
     """The end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is known
     they don't."""
     order = hanging.standing_order(view)
-    if order is not None and order.outcome is Outcome.DISAGREE:
+    if order is not None and order.outcome is HangOutcome.DISAGREE:
         due_s = view.hang_order_since_s + policy.stacks_first_s
         if now_s < due_s:
             return Decision(None, order.reason, due_s, hang_order=order)

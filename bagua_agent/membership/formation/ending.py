@@ -5,7 +5,7 @@ Decides the result from what has happened; forms no generation. Rules 6 and 8 of
 
 from __future__ import annotations
 
-from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteResult
+from bagua_agent.membership.actions import AskWhetherAlive, Decision, ResultOutcome, WriteResult
 from bagua_agent.membership.failures.detection import agents_in_question, who_lives
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
 from bagua_agent.membership.formation.departure import parting
@@ -73,7 +73,7 @@ def _all_leave(view: JobView, standing: Standing, now_s: float) -> Decision | No
 
 
 def _stopped(reason: str) -> Decision:
-    return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+    return Decision(WriteResult(ResultOutcome.STOPPED, 0, reason), f"the job stops: {reason}")
 
 
 def _awaiting_cause(
@@ -113,11 +113,11 @@ def fail(reason: str) -> Decision:
 
 
 def _failed(reason: str, failure: FailureView | None) -> Decision:
-    return Decision(WriteResult(Outcome.FAILED, 1, reason, failure), f"the job failed: {reason}")
+    return Decision(WriteResult(ResultOutcome.FAILED, 1, reason, failure), f"the job failed: {reason}")
 
 
 def _succeeded(reason: str) -> Decision:
-    return Decision(WriteResult(Outcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
+    return Decision(WriteResult(ResultOutcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
 
 
 def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:

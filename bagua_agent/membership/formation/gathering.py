@@ -18,13 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import inquire
 from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.candidates import Offer
-from bagua_agent.membership.formation.case import Case, asking, counted, earlier, some, too_few, written
+from bagua_agent.membership.formation.case import Case, asking, counted, earlier, too_few, written
 from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.ranks import Chosen

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.detection import judge_probe
-from bagua_agent.membership.hang import HangOrder, Outcome, wait_began_s
+from bagua_agent.membership.hang import HangOrder, HangOutcome, wait_began_s
 from bagua_agent.membership.standing import in_force
 from bagua_agent.membership.view import (
     AgentView,
@@ -23,8 +23,8 @@ from bagua_agent.membership.view import (
     FailureView,
     JobView,
     MemberView,
+    ProbeVerdict,
     SuspicionView,
-    Verdict,
 )
 from bagua_contract.records import Generation, GenerationKind
 
@@ -222,7 +222,7 @@ def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
     if order == view.hang_order:
         return view  # put again
     replacements = view.replacements
-    if order is not None and order.outcome is Outcome.REPLACE:
+    if order is not None and order.outcome is HangOutcome.REPLACE:
         replacements += len(order.workers)
     return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
 
@@ -311,7 +311,7 @@ def _answer(
         return replace(evidence, probes=_with(evidence.probes, probe.agent_id, probe)), ""
     verdict, how = judged
     evidence = replace(evidence, probes=_without(evidence.probes, probe.agent_id))
-    if verdict is Verdict.ALIVE:
+    if verdict is ProbeVerdict.ALIVE:
         alive = _with(evidence.alive_agents, probe.agent_id, probe.asked_at_s)
         if event.workers is None:
             return replace(evidence, alive_agents=alive), ""

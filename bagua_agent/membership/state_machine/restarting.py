@@ -23,7 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
+from bagua_agent.membership.actions import (
+    AskWhetherAlive,
+    Decision,
+    ResultOutcome,
+    WriteGeneration,
+    WriteResult,
+)
 from bagua_agent.membership.failures.detection import who_lives
 from bagua_agent.membership.failures.restart_policy import killed_too_often
 from bagua_agent.membership.failures.root_cause import first_cause
@@ -52,13 +58,13 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         and not any(_runs(a, record) for a in there)
     ):
         reason = "every node was asked to leave and has left"
-        return Decision(WriteResult(Outcome.STOPPED, 0, reason), f"the job stops: {reason}")
+        return Decision(WriteResult(ResultOutcome.STOPPED, 0, reason), f"the job stops: {reason}")
     if record is None or not record.members:
         return _begin(view, view.desired, evidence, there, now_s, policy)
     inside = [view.agents[a] for a in _agents_of(record) if a in view.agents]
     if len(inside) == len(_agents_of(record)) and all(_run(a, record) is Run.FINISHED for a in inside):
         reason = "every worker ended with 0"
-        return Decision(WriteResult(Outcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
+        return Decision(WriteResult(ResultOutcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
     failed = [a for a in inside if _run(a, record) is Run.FAILED]
     gone = [a for a in _agents_of(record) if a not in view.agents or evidence.is_dead(view.agents[a])]
     if failed and not gone:
@@ -90,7 +96,7 @@ def _begin(
             wake_s = evidence.waited_since_s(Waiting.MINIMUM, now_s) + limit_s
             if now_s >= wake_s:
                 why = f"too few nodes for {limit_s:g} s: {reason}"
-                return Decision(WriteResult(Outcome.FAILED, 1, why), f"the job failed: {why}")
+                return Decision(WriteResult(ResultOutcome.FAILED, 1, why), f"the job failed: {why}")
         return Decision(None, f"waiting: {reason}", wake_s, Waiting.MINIMUM)
     last_call_until_s = max(a.ready_since_s for a in ready) + policy.last_call_s
     if len(ready) < desired.max_nodes and now_s < last_call_until_s:
@@ -161,11 +167,11 @@ def _after_failure(
     used = record.script_failures + (1 if cause is not None and cause.script_failure else 0)
     for failure in failures:
         if why := killed_too_often(failure, policy.max_restarts, policy.most_kills_in_a_row):
-            return Decision(WriteResult(Outcome.FAILED, 1, why, failure), f"the job failed: {why}")
+            return Decision(WriteResult(ResultOutcome.FAILED, 1, why, failure), f"the job failed: {why}")
     what = "a worker failed" if cause is None else f"a worker on {cause.node_name} failed ({cause.summary})"
     if used > policy.max_restarts:
         why = f"{_count(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
-        return Decision(WriteResult(Outcome.FAILED, 1, why, cause), f"the job failed: {why}")
+        return Decision(WriteResult(ResultOutcome.FAILED, 1, why, cause), f"the job failed: {why}")
     return _next(view, desired, there, record, what, (used, record.restarts + 1))
 
 

@@ -6,7 +6,6 @@ with the key, the value and what to do. Single values and the defaults: agent_co
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
@@ -31,6 +30,7 @@ from bagua_agent.security.certificate_files import (
     secret_file_trouble,
 )
 from bagua_agent.service.config.agent_config_keys import KEYS, Key, Value, WrongValue, node_name
+from bagua_contract.addresses import is_loopback
 
 DEFAULT_PATH = "/etc/bagua/agent.toml"
 
@@ -252,7 +252,7 @@ def _exposed_etcd(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str |
         plain = endpoint.tls is False or (endpoint.tls is None and not with_tls)
         if plain and with_tls and not endpoint.is_unix:
             return f"etcd.endpoints {str(endpoint)!r} is plain, but etcd's certificates are given; write https://"
-        if _is_this_host(endpoint) or config.insecure:
+        if endpoint.is_this_host or config.insecure:
             continue
         if plain:
             return (
@@ -271,28 +271,17 @@ def _exposed_daemon(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str
     if config.tls_files is not None or config.insecure:
         return None
     if config.listen_address:
-        if _is_loopback(config.listen_address):
+        if is_loopback(config.listen_address):
             return None
         place = f"listen.address {config.listen_address!r} is"
     else:
-        if all(_is_this_host(endpoint) for endpoint in endpoints):
+        if all(endpoint.is_this_host for endpoint in endpoints):
             return None
         place = "listen.address is not given, so the daemon listens"
     return (
         f"{place} beyond this host, and whoever calls the daemon runs programs here; give tls.ca_file, tls.cert_file "
         f"and tls.key_file, or say insecure = true"
     )
-
-
-def _is_this_host(endpoint: Endpoint) -> bool:
-    return endpoint.is_unix or _is_loopback(endpoint.target.rpartition(":")[0].strip("[]"))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def _matches(variable: str, pattern: str) -> bool:

@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.workers.process.process_status import PROC, stat_fields
+
 RECORD = "process.json"
 LOCK = "process.lock"
 
@@ -80,8 +82,5 @@ def is_locked(folder: Path) -> bool:
 
 def started_at(pid: int) -> int | None:
     """When this process began, in ticks since boot; None if it is over."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = stat_fields(PROC / str(pid))
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])

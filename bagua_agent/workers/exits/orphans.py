@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bagua_agent.workers.process.process_status import all_stat_fields
+
 PR_SET_CHILD_SUBREAPER = 36
 
 _lock = threading.Lock()
@@ -72,13 +74,6 @@ def reap_orphans() -> list[int]:
 
 def _zombie_children() -> Iterator[tuple[int, int]]:
     own_pid = os.getpid()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        if fields[0] == b"Z" and int(fields[1]) == own_pid:
-            yield int(entry), int(fields[3])
+    for pid, fields in all_stat_fields():
+        if fields[0] == "Z" and int(fields[1]) == own_pid:
+            yield pid, int(fields[3])

@@ -11,17 +11,12 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from bagua_agent.workers.process.process_status import all_stat_fields
 from bagua_agent.workers.process.worker_process import WorkerProcess
 
 KILL_TIMEOUT_S = 5.0
 GROUP_POLL_S = 0.005
-
-
-def end_group(worker: WorkerProcess, grace_s: float) -> bool:
-    """End one worker and everything in its group. See `end_groups`."""
-    return end_groups((worker,), grace_s)
 
 
 def kill_group(worker: WorkerProcess) -> bool:
@@ -81,13 +76,4 @@ def is_group_running(pgid: int) -> bool:
         return False
     except PermissionError:
         return False  # another user's by now, so it is not the group we knew
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        if int(fields[2]) == pgid and fields[0] not in (b"Z", b"X"):
-            return True
-    return False
+    return any(int(fields[2]) == pgid and fields[0] not in "ZX" for _, fields in all_stat_fields())

@@ -62,12 +62,12 @@ class SignalStatus:
 
 def process_status(pid: int) -> ProcessStatus | None:
     """None if there is no such process."""
-    fields = _stat(PROC / str(pid))
+    fields = stat_fields(PROC / str(pid))
     if fields is None:
         return None
     threads = []
     for task in _tasks(pid):
-        stat = _stat(task)
+        stat = stat_fields(task)
         if stat is not None:
             threads.append(_thread(task, stat))
     return ProcessStatus(pid, int(fields[1]), _command(pid), tuple(threads))
@@ -77,10 +77,10 @@ def processes_of(pid: int) -> list[int]:
     """The process, then what descends from it or is of its session, by process id."""
     parents: dict[int, int] = {}
     sessions: dict[int, int] = {}
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat(entry)) is not None and fields[0] not in ("Z", "X"):
-            parents[int(entry.name)] = int(fields[1])
-            sessions[int(entry.name)] = int(fields[3])
+    for process_id, fields in all_stat_fields():
+        if fields[0] not in "ZX":
+            parents[process_id] = int(fields[1])
+            sessions[process_id] = int(fields[3])
     found = {pid} | {p for p, session in sessions.items() if session == pid}
     grown = True
     while grown:
@@ -132,10 +132,18 @@ def _masks(task: Path) -> dict[str, int] | None:
     return {**masks, "ShdPnd": int(shared[0].partition(":")[2], 16)}
 
 
-def _stat(directory: Path) -> list[str] | None:
-    """State, parent, group, session, ...: the fields behind the name, which may hold anything."""
+def stat_fields(directory: Path) -> list[str] | None:
+    """State, parent, group, session, ...: the fields behind the name, which may hold anything. directory: of a process
+    or a thread in /proc. None if it is gone."""
     fields = _read(directory / "stat").rpartition(")")[2].split()
     return fields if len(fields) > 12 else None
+
+
+def all_stat_fields() -> Iterator[tuple[int, list[str]]]:
+    """(process id, fields) of every process; one that ends meanwhile is left out."""
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(entry)) is not None:
+            yield int(entry.name), fields
 
 
 def _thread(task: Path, stat: list[str]) -> ThreadStatus:

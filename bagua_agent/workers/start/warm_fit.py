@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.process.account import Account
 
@@ -81,4 +82,4 @@ def restart_delay_s(deaths_in_a_row: int) -> float | None:
     """How long after its death the warm parent is started again; None: no more."""
     if deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
         return None
-    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** max(0, deaths_in_a_row - 1))
+    return delay_s(max(1, deaths_in_a_row), FIRST_DELAY_S, MAX_DELAY_S)

@@ -202,9 +202,5 @@ class Messages:
         flag = self._compression.nan_flag(self.gathered, self.chunks.size)
         return device_order.order_of([flag]).copy_to_host(flag)
 
-    def hold_nan(self) -> bool:
-        """The same now: the host waits for the device."""
-        return self._compression.holds_nan(self.gathered, self.chunks.size)
-
     def give_back(self) -> None:
         self._load.scratch.give_back(self._block)

@@ -65,10 +65,6 @@ class Compression(ABC):
         """Whether anything decompresses to NaN, as a tensor without dimensions on the device. compressed: as above."""
         return self.headers(compressed, count).contiguous().view(torch.float32).isnan().any()
 
-    def holds_nan(self, compressed: torch.Tensor, count: int) -> bool:
-        """The same for the host, which waits for the device."""
-        return bool(self.nan_flag(compressed, count))
-
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
         """[elements], fp32: what this rank has not sent of bucket `number`. It will not be asked for again once
         the step is final."""

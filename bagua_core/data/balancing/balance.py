@@ -1,12 +1,28 @@
-"""What may a script ask of a loader that balances? The `balance` argument of ElasticDataLoader, checked."""
+"""The `balance` argument of ElasticDataLoader, checked."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+_COMPUTE_THEM = "compute them with processes of your own and pass complexities="
+_REMOVED = {
+    "measured": "similar_batches=16 balances at least as well",
+    "total": "it went with measured",
+    "workers": _COMPUTE_THEM,
+    "threads": _COMPUTE_THEM,
+}
+
+
+def refuse_removed(owner: str, options: Mapping[str, object]) -> None:
+    """Raises TypeError for options of `owner` that were removed, naming the alternative, and for unknown ones."""
+    for name in options:
+        if name in _REMOVED:
+            raise TypeError(f"{owner} has no option {name} any more: {_REMOVED[name]}")
+        raise TypeError(f"{owner} has no option {name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +36,10 @@ class Balance:
       sample beyond the budget has a batch of its own.
     similar_batches: samples are sorted by complexity within runs of so many global batches, so that the largest
       are in one batch and can be dealt out evenly. 1, the default, leaves the batches as they are without balancing.
-    measured: learn what samples of a complexity really cost from the steps' times (on the processor), and
-      balance that.
     mean_over: what the script's loss is a mean over, "samples" of its batch or "complexity" (tokens, say): workers'
       gradients are weighted by it.
-    cache_dir: keep complexities there, shared by all processes that see it. cache_key: name what complexity_fn and the
-      data are, where their code does not tell.
-    workers: processes that compute complexities, where all are needed at once; 0 for none, None for as many as pay.
-      threads: rather threads, for data sets that wait for disks or networks and draw no random numbers.
+    cache_dir: keep complexities there, shared by all processes that see it. cache_key: required with it; names
+      complexity_fn and the data, so give another one whenever either changes.
 
     Raises ValueError, TypeError.
     """
@@ -36,14 +48,16 @@ class Balance:
     complexities: Sequence[float] | None = None
     budget: float | None = None
     similar_batches: int = 1
-    measured: bool = False
     mean_over: Literal["samples", "complexity"] = "samples"
     cache_dir: str | Path | None = None
     cache_key: str = ""
-    workers: int | None = None
-    threads: bool = False
+    measured: InitVar[object] = None
+    workers: InitVar[object] = None
+    threads: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, measured: object, workers: object, threads: object) -> None:
+        removed = {"measured": measured, "workers": workers, "threads": threads}
+        refuse_removed("Balance", {name: value for name, value in removed.items() if value is not None})
         if (self.complexity_fn is None) == (self.complexities is None):
             raise TypeError("Balance takes complexity_fn or complexities: one of them, not both")
         if self.complexity_fn is not None and not callable(self.complexity_fn):
@@ -56,5 +70,3 @@ class Balance:
             raise ValueError(f"similar_batches={self.similar_batches} must be at least 1")
         if self.mean_over not in ("samples", "complexity"):
             raise ValueError(f"mean_over={self.mean_over!r} is neither 'samples' nor 'complexity'")
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers={self.workers} must be at least 0")

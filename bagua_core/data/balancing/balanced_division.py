@@ -1,24 +1,18 @@
 """Which samples are whose when work is balanced? The loader's Division by cost instead of by number.
 
-Puts together the batches (epoch_batches.py), the shares (fair_shares.py), the complexities and the learned costs; the
-loader and the engine see it through Division. Batches follow from (seed, epoch, complexities) alone, so position and
-steps of an epoch mean the same in any world. Shares also follow from the number of workers and the curve in force.
+Puts together the batches (epoch_batches.py), the shares (fair_shares.py) and the complexities; the loader sees it
+through Division. Batches follow from (seed, epoch, complexities) alone, so position and steps of an epoch mean the
+same in any world. Shares also follow from the number of workers.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-import torch
-
-from bagua_core.communication.step_interface import Stateful, StepPlan
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.complexities import Complexities
-from bagua_core.data.balancing.cost_curve import CostCurve, knots_of
-from bagua_core.data.balancing.cost_learning import CostLearner
 from bagua_core.data.balancing.epoch_batches import EpochBatches, Limits, epoch_batches
 from bagua_core.data.balancing.fair_shares import fair_shares
 from bagua_core.data.division import KEPT_EPOCHS, Piece
@@ -26,7 +20,7 @@ from bagua_core.data.partition import epoch_order, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
 
 _KEPT_SPLITS = 64  # those loaded ahead, and the few that the ledger still looks at
-_SAMPLED = 1024  # complexities that knots and fingerprint follow from
+_SAMPLED = 1024  # complexities that the fingerprint follows from
 
 _Split = list[list[Piece]]  # by part and micro-batch
 
@@ -59,34 +53,25 @@ class BalancedDivision:
             balance.complexity_fn,
             known=balance.complexities,
             seed=seed,
-            workers=balance.workers,
-            threads=balance.threads,
             cache_dir=balance.cache_dir,
             cache_key=balance.cache_key,
         )
-        self._learner: CostLearner | None = None
         self._epochs: OrderedDict[int, EpochBatches] = OrderedDict()
-        self._splits: OrderedDict[tuple[int, int, int, Hashable], _Split] = OrderedDict()
-        self._summed: torch.Tensor | None = None  # of the step under way
-
-    # -- what is where
+        self._splits: OrderedDict[tuple[int, int, int], _Split] = OrderedDict()
 
     def prepare(self) -> None:
-        if self._limits.needs_complexities or self._complexities.is_shared:
+        if self._limits.needs_complexities or self._complexities.is_kept:
             self._complexities.complete()
-        if self._balance.measured and self._learner is None:
-            self._learner = CostLearner(knots_of(self._sampled()))
 
     def batch_count(self, epoch: int) -> int:
         return len(self._batches(epoch))
 
     def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
-        # By number, as without balancing: also a worker that has no learned costs yet must know it.
         return micro_batch_count(self._batches(epoch).size(batch), parts, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
-        return self._split(key.epoch, key.batch, key.active_count, key.costs)[key.active_index][key.micro]
+        return self._split(key.epoch, key.batch, key.active_count)[key.active_index][key.micro]
 
     def filler(self, epoch: int) -> list[int]:
         return self._batches(epoch).order[:2].tolist()
@@ -97,8 +82,7 @@ class BalancedDivision:
         asked = self._balance
         starts = [batches.size(batch) for batch in range(min(1024, len(batches)))]
         return {
-            "balance": f"budget {asked.budget}, {asked.similar_batches} similar batches, mean over {asked.mean_over}"
-            + (", measured" if asked.measured else ""),
+            "balance": f"budget {asked.budget}, {asked.similar_batches} similar batches, mean over {asked.mean_over}",
             "complexities": f"{zlib.crc32(sampled.encode()):08x}",
             "order_of_epoch_0": f"{zlib.crc32(f'{batches.order[:1024].tolist()} {starts}'.encode()):08x}",
         }
@@ -128,22 +112,20 @@ class BalancedDivision:
             self._epochs.popitem(last=False)
         return batches
 
-    def _split(self, epoch: int, batch: int, parts: int, costs: Hashable) -> _Split:
-        key = (epoch, batch, parts, costs)
+    def _split(self, epoch: int, batch: int, parts: int) -> _Split:
+        key = (epoch, batch, parts)
         split = self._splits.get(key)
         if split is not None:
             self._splits.move_to_end(key)
             return split
-        assert costs is None or isinstance(costs, CostCurve)
-        split = self._splits[key] = self._made(epoch, batch, parts, costs)
+        split = self._splits[key] = self._made(epoch, batch, parts)
         if len(self._splits) > _KEPT_SPLITS:
             self._splits.popitem(last=False)
         return split
 
-    def _made(self, epoch: int, batch: int, parts: int, curve: CostCurve | None) -> _Split:
+    def _made(self, epoch: int, batch: int, parts: int) -> _Split:
         indices = self._batches(epoch).indices(batch)
         complexities = self._complexities.of(indices)
-        costs = complexities if curve is None else [curve.cost(value) for value in complexities]
         micro_batches = self.micro_batches(epoch, batch, parts)
         most = None if self._most_local is None else micro_batches * self._most_local
         # two in a micro-batch where there are enough: batch normalization refuses to train on one
@@ -153,8 +135,8 @@ class BalancedDivision:
         if total == 0.0:
             weights, total = [1.0] * len(indices), float(len(indices))
         split = []
-        for places in fair_shares(costs, parts, least=least, most=most):
-            own = [costs[place] for place in places]
+        for places in fair_shares(complexities, parts, least=least, most=most):
+            own = [complexities[place] for place in places]
             pieces = fair_shares(
                 own, micro_batches, least=min(2, len(own) // micro_batches), most=self._most_local
             )
@@ -168,34 +150,6 @@ class BalancedDivision:
                 ]
             )
         return split
-
-    # -- learned costs
-
-    def costs(self, step: int) -> CostCurve | None:
-        return None if self._learner is None else self._learner.in_force(step)
-
-    def states(self) -> Mapping[str, Stateful]:
-        return {} if self._learner is None else {"ElasticDataLoader.costs": self._learner}
-
-    def step_begun(self, plan: StepPlan, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        learner = self._learner
-        self._summed = None
-        if learner is not None and learner.is_due(plan.step):
-            self._summed = total(learner.contribution(plan.step))
-
-    def step_committed(self, plan: StepPlan, position: Mapping[str, int], computing_s: float) -> None:
-        learner, summed = self._learner, self._summed
-        if learner is None:
-            return
-        part = plan.active_index
-        curve = learner.in_force(plan.step)
-        if summed is not None:
-            learner.agreed(plan.step, summed)
-        # beside a copy of the state a step takes longer than its samples do
-        if part is not None and not plan.healing:
-            split = self._split(position["epoch"], position["batch"], plan.active_count, curve)
-            used = [index for piece in split[part] for index in piece.indices]
-            learner.measured(self._complexities.of(used), computing_s)
 
 
 def _total(values: list[float]) -> float:

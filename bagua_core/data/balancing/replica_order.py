@@ -64,14 +64,13 @@ def side_by_side(
 def within_budget(
     indices: Sequence[int],
     complexities: Sequence[float],
-    costs: Sequence[float],
     replicas: int,
     limits: Limits,
     drop_last: bool,
 ) -> list[list[list[int]]]:
-    """Batches of every replica, step by step: [steps][replicas] lists of indices, of about equal cost in each step.
+    """Batches of every replica, step by step: [steps][replicas] lists of indices, of about equal complexity in a step.
 
-    complexities, costs: of each of `indices`, in their order. limits: of a step, all replicas together. A step of
+    complexities: of each of `indices`, in their order. limits: of a step, all replicas together. A step of
     fewer samples than replicas is dropped, or its smallest sample is used again by those that have none.
     """
     place_of = {index: place for place, index in enumerate(indices)}
@@ -84,7 +83,7 @@ def within_budget(
             smallest = min(batch, key=lambda index: (complexities[place_of[index]], index))
             steps.append([[index] for index in batch] + [[smallest]] * (replicas - len(batch)))
             continue
-        own = [costs[place_of[index]] for index in batch]
+        own = [complexities[place_of[index]] for index in batch]
         shares = fair_shares(own, replicas, least=1, most=most_each)
         steps.append([[batch[place] for place in share] for share in shares])
     return steps

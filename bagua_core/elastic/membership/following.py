@@ -22,7 +22,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class FollowingSituation:
     worker_id: str
     current: Generation | None  # in force here
     broken: bool  # its communicator can't be used any more
@@ -40,7 +40,7 @@ class Decision:
     generation: Generation | None = None
 
 
-def decide(s: Situation) -> Decision:
+def decide(s: FollowingSituation) -> Decision:
     """What this worker does at a boundary, or while it waits for one."""
     if s.current is None:
         return _newcomer(s)
@@ -59,7 +59,7 @@ def decide(s: Situation) -> Decision:
     return Decision(Move.STAY, "nothing new")
 
 
-def _gathered(s: Situation, current: Generation) -> Decision:
+def _gathered(s: FollowingSituation, current: Generation) -> Decision:
     """Before the loop. The first generation follows once all members stand at their first step boundary."""
     if s.closed:
         return Decision(Move.END, "the job is closing and needs no more workers")
@@ -72,7 +72,7 @@ def _gathered(s: Situation, current: Generation) -> Decision:
     return Decision(Move.WAIT, "waiting for all workers to come to their first step")
 
 
-def _newcomer(s: Situation) -> Decision:
+def _newcomer(s: FollowingSituation) -> Decision:
     newest = s.newest
     placement = newest.placement_of(s.worker_id) if newest is not None else None
     if newest is not None and placement is not None and newest.number > s.floor:
@@ -99,7 +99,7 @@ def _missed(current: Generation, newest: Generation, worker_id: str) -> Decision
     )
 
 
-def _towards(s: Situation, generation: Generation) -> Decision:
+def _towards(s: FollowingSituation, generation: Generation) -> Decision:
     placement = generation.placement_of(s.worker_id)
     assert s.current is not None
     if placement is not None and placement.since_generation > s.current.number and generation is not s.agreed:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from bagua_contract import membership_pb2
+from bagua_contract.addresses import parted
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, Stage, SuspicionKind
@@ -27,7 +28,7 @@ from bagua_core.communication.transport_choice import Setting
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry, retired_groups, switch_pair
-from bagua_core.elastic.membership.following import Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
@@ -197,11 +198,11 @@ class Member:
                         waits_in=self._broken_in,
                     )
 
-    def _situation(self, news: News) -> Situation:
+    def _situation(self, news: News) -> FollowingSituation:
         agreed = None
         if self.agreed is not None:
             agreed = self._records.get(self.agreed)
-        return Situation(
+        return FollowingSituation(
             worker_id=self._environment.worker_id,
             current=self.generation,
             broken=self.broken,
@@ -510,7 +511,7 @@ class Member:
         record, before = self._records.get(number), self._sockets_before.get(number)
         if record is None or before is None:
             return ()
-        hosts = {m.store_address.rpartition(":")[0].strip("[]") for m in record.members}
+        hosts = {parted(m.store_address)[0] for m in record.members}
         return unanswered.silent_hosts(hosts, before)
 
     def _went_on(self) -> None:

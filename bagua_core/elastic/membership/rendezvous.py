@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from bagua_contract.addresses import joined, parted
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
 from bagua_core.communication.topology import lanes
@@ -111,8 +112,7 @@ class Rendezvous:
 
     @property
     def address(self) -> str:
-        host = f"[{self._bind_host}]" if ":" in self._bind_host else self._bind_host
-        return f"{host}:{self._server.port}"
+        return joined(self._bind_host, self._server.port)
 
     def publish(self, values: Mapping[str, bytes]) -> None:
         """Put values into this worker's own meeting store, where any member or later worker can read them."""
@@ -137,8 +137,8 @@ class Rendezvous:
             own = generation.placement_of(self._worker_id)
             if own is None:
                 raise ValueError(f"{self._worker_id} is not in generation {generation.number}")
-            host, _, port = generation.members[building.members[0]].store_address.rpartition(":")
-            store = MeetingStore(host.strip("[]"), int(port), MEETING_TIMEOUT_S)
+            host, port = parted(generation.members[building.members[0]].store_address)
+            store = MeetingStore(host, port, MEETING_TIMEOUT_S)
             building.abort_flag.add_waiter(store.interrupt)
             prefix = f"{generation.nonce}/{generation.number}/{building.suffix}"
             building.complete(self._connected(building, own.global_rank, store, prefix))

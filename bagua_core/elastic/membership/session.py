@@ -67,7 +67,6 @@ class Session:
         self._outbox: queue.SimpleQueue[session_pb2.WorkerMessage | None] = queue.SimpleQueue()
         self._closed = False
         self._refusal = ""
-        self._socket_path = socket_path
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path}", options=[("grpc.max_receive_message_length", 64 << 20)]
         )

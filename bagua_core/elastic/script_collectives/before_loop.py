@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bagua_contract.addresses import parted
 from bagua_contract.records import Generation
 from bagua_core.communication.transports.meeting_store import (
     LARGEST_FRAME_BYTES,
@@ -207,8 +208,7 @@ def _is_row(row: Any) -> bool:
 
 
 def _store_at(address: str) -> MeetingStore:
-    host, _, port = address.rpartition(":")
-    return MeetingStore(host.strip("[]"), int(port), ANSWER_WITHIN_S)
+    return MeetingStore(*parted(address), ANSWER_WITHIN_S)
 
 
 def _key(nonce: str, what: str) -> str:

@@ -46,7 +46,7 @@ from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.state.half_copy import HalfCopy
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.late_leave import LateLeave
-from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Form, Situation, part_of
+from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Form, LeaveSituation, part_of
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
 from bagua_core.elastic.step.step_seed import seed_generators
 from bagua_core.elastic.step.step_states import Event, Phase, StepStates
@@ -464,10 +464,8 @@ class Engine:
         state.resume_point_is_current = state.guard.stepping = False
         self._most_parts = max(self._most_parts, state.final_parts)
         self.registry.step_committed()
-        lasted_s = time.monotonic() - self._step_from_s
-        waited_s = 0.0 if self._member is None else self._member.waited_s
         if self._member is not None and not self._plan.healing:
-            self._checks.step_timed(lasted_s, waited_s)
+            self._checks.step_timed(time.monotonic() - self._step_from_s, self._member.waited_s)
         state.history = state.history.committed(
             Entry(
                 generation=self._plan.generation,
@@ -481,7 +479,6 @@ class Engine:
         )
         epoch = state.position["epoch"]
         if self._source is not None:
-            self._source.step_committed(self._plan, max(0.0, lasted_s - waited_s))
             state.position = dict(self._source.after(state.position))
             self._source.seek(state.position)
         state.step_committed(self.generation_number)
@@ -667,7 +664,7 @@ class Engine:
 
     # -- leaving outside the loop (called by late_leave.py's thread)
 
-    def late_situation(self, left_s: float) -> tuple[Situation, bool]:
+    def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
         """See late_leave.Host."""
         state, member, checkpoints = self.state, self._member, self._checkpoints
         assert member is not None and checkpoints is not None
@@ -677,7 +674,7 @@ class Engine:
         if newest is not None and newest.members and newest.placement_of(self._worker_id) is None:
             goes_on_without = newest.number if newest.number > member.number else 0
         expected_s = checkpoints.expected_write_s
-        situation = Situation(
+        situation = LeaveSituation(
             left_s=left_s,
             expected_write_s=expected_s or FIRST_WRITE_S,
             saves=checkpoints.is_on,

@@ -23,8 +23,8 @@ from bagua_core.elastic.state.state_guard import StateBusy, StateGuard
 from bagua_core.elastic.step.late_leave_plan import (
     Act,
     Form,
+    LeaveSituation,
     Plan,
-    Situation,
     decide,
     grace_warning,
     unreadable,
@@ -43,7 +43,7 @@ class Host(Protocol):
     @property
     def generation_number(self) -> int: ...
 
-    def late_situation(self, left_s: float) -> tuple[Situation, bool]:
+    def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
         """And whether the expected duration of a write was measured."""
 
     def begin_last_write(self, form: Form, leave_by_s: float) -> None:

@@ -37,7 +37,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class LeaveSituation:
     """A worker that its agent asked to leave.
 
     left_s: until it has to be gone. expected_write_s: of its part of the last checkpoint.
@@ -69,7 +69,7 @@ class Plan:
     form: Form = Form.AS_IT_IS
 
 
-def decide(s: Situation) -> Plan:
+def decide(s: LeaveSituation) -> Plan:
     """What to do now. Asked again until it says anything but WAIT."""
     if s.over:
         return Plan(Act.STAND_BACK, "the script's thread leaves by itself")
@@ -100,7 +100,7 @@ def unreadable(left_s: float, problem: str) -> Plan:
     return Plan(Act.WAIT if left_s > MARGIN_S else Act.GIVE_UP, problem)
 
 
-def _form(s: Situation) -> tuple[str, Form]:
+def _form(s: LeaveSituation) -> tuple[str, Form]:
     """Why the committed state is not in memory, empty if it is; and in which form."""
     if s.stepping:
         return "an optimizer is changing the parameters", Form.AS_IT_IS
@@ -138,7 +138,7 @@ def part_of(
     return place.global_rank, current.world_size
 
 
-def grace_warning(s: Situation, *, measured: bool) -> str:
+def grace_warning(s: LeaveSituation, *, measured: bool) -> str:
     """Said when the leave is asked, if the state could not be written within the grace period; empty if it could."""
     if not s.saves or not s.committed or s.left_s >= s.expected_write_s + MARGIN_S:
         return ""

@@ -1,8 +1,8 @@
 """Samplers that give all replicas samples of like complexity at the same time, under the original's names.
 
 For plain scripts with torch's DataLoader and a fixed number of replicas; no launcher is needed. In elastic jobs
-ElasticDataLoader balances itself (its `balance` argument). Only the shell is here: which samples come together is
-balancing/replica_order.py's, what they cost complexities.py's and cost_learning.py's.
+ElasticDataLoader balances itself (its `balance` argument). Which samples come together is decided by
+balancing/replica_order.py; their complexities are computed by complexities.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core.data.balancing.balance import refuse_removed
 from bagua_core.data.balancing.complexities import Complexities
-from bagua_core.data.balancing.cost_curve import CostCurve, knots_of
-from bagua_core.data.balancing.cost_learning import CostLearner
 from bagua_core.data.balancing.epoch_batches import Limits
-from bagua_core.data.balancing.replica_agreement import Total, default_total
 from bagua_core.data.balancing.replica_order import samples_per_replica, side_by_side, within_budget
 from bagua_core.torch_api import communication
 
@@ -46,21 +44,20 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         random_level: float = 0,
         *,
         complexities: Sequence[float] | None = None,
-        workers: int | None = None,
-        threads: bool = False,
         cache_dir: str | Path | None = None,
         cache_key: str = "",
+        **removed: Any,
     ) -> None:
         """complexity_fn: of a sample, at least 0; called when the first index is drawn, once for every sample.
         num_replicas, rank: of torch's default process group, or the job's workers, or 1 and 0.
         random_level: 0 (best balance) to 1 (hardly any); how much chance has in which samples come together.
-        complexities, workers, threads, cache_dir, cache_key: see bagua_core.Balance.
+        complexities, cache_dir, cache_key: see bagua_core.Balance.
 
         Raises ValueError, TypeError.
         """
+        refuse_removed("LoadBalancingDistributedSampler", removed)
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level={random_level} is not between 0 and 1")
-        self.is_jobs_world = num_replicas is None and _is_jobs_world()
         self.num_replicas, self.rank = _place(num_replicas, rank)
         self.dataset = dataset
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
@@ -73,8 +70,6 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             complexity_fn,
             known=complexities,
             seed=seed,
-            workers=workers,
-            threads=threads,
             cache_dir=cache_dir,
             cache_key=cache_key,
         )
@@ -129,18 +124,16 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         *,
         budget: float | None = None,
         max_batch_size: int | None = None,
-        measured: bool = False,
-        total: Total | None = None,
+        **removed: Any,
     ) -> None:
         """batch_fn: from a replica's indices in order to a list of batches; every replica calls it for all, so it must
           be the same. drop_last: with batch_fn, end with the replica that has the fewest batches, else the others' are
           used again; with a budget, leave out steps that have fewer samples than replicas.
         budget: complexity of a replica's batch. max_batch_size: its most samples.
-        measured: learn what samples cost from `step_took`, at each `set_epoch`, which all replicas must call then.
-        total: adds a tensor up over all replicas; default: the process group or job that the replicas are of.
 
         Raises TypeError, ValueError.
         """
+        refuse_removed("LoadBalancingDistributedBatchSampler", removed)
         if not isinstance(sampler, LoadBalancingDistributedSampler):
             raise TypeError(f"sampler={sampler!r} is no LoadBalancingDistributedSampler")
         if (batch_fn is None) == (budget is None):
@@ -149,23 +142,15 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
             raise ValueError(f"budget={budget} must be above 0")
         if max_batch_size is not None and max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size} must be at least 1")
-        if budget is None and (measured or max_batch_size is not None):
-            raise TypeError("measured and max_batch_size go with budget: batch_fn decides for itself")
+        if budget is None and max_batch_size is not None:
+            raise TypeError("max_batch_size goes with budget: batch_fn decides for itself")
         self.sampler = sampler
         self.batch_fn = batch_fn
         self.drop_last = drop_last
         self.budget, self.max_batch_size = budget, max_batch_size
-        self._measured = measured
-        self._total = total
-        if measured and total is None:
-            self._total = default_total(sampler.num_replicas, sampler.is_jobs_world)
-        self._learner: CostLearner | None = None
-        self._agreements = 0
-        self._steps_timed = 0
         self._batches: list[list[int]] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._steps_timed = 0
         return iter(self._made())
 
     def __len__(self) -> int:
@@ -174,42 +159,8 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Call it before every epoch, on every replica."""
-        if self._measured:
-            learner, total = self._costs(), self._total
-            assert total is not None
-            learner.agreed(self._agreements, total(learner.contribution(self._agreements)))
-            self._agreements += 1
-        self._steps_timed = 0
         self.sampler.set_epoch(epoch)
         self._batches = None
-
-    def step_took(self, seconds: float) -> None:
-        """The next batch of this epoch that was not told of yet took so long here, without waiting for other replicas.
-        Raises RuntimeError after the last one, and without measured=True."""
-        if not self._measured:
-            raise RuntimeError("step_took needs measured=True")
-        batches = self._made()
-        if self._steps_timed == len(batches):
-            raise RuntimeError(f"this epoch has {len(batches)} batches, and all of them have been told of")
-        known = self.sampler.complexities()
-        self._costs().measured([known[index] for index in batches[self._steps_timed]], seconds)
-        self._steps_timed += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was learned; load it on every replica."""
-        learned = self._costs().state_dict() if self._measured else {}
-        return {"agreements": self._agreements, **learned}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._agreements = state_dict["agreements"]
-        if self._measured:
-            self._costs().load_state_dict(state_dict)
-        self._batches = None
-
-    def _costs(self) -> CostLearner:
-        if self._learner is None:
-            self._learner = CostLearner(knots_of(self.sampler.complexities()))
-        return self._learner
 
     def _made(self) -> list[list[int]]:
         if self._batches is None:
@@ -236,14 +187,11 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         known = sampler.complexities()
         # each sample once: a row that was filled up has some twice
         indices = list(dict.fromkeys(index for row in sampler.rows() for index in row))
-        curve: CostCurve | None = self._learner.in_force(self._agreements) if self._learner else None
-        complexities = [known[index] for index in indices]
         replicas = sampler.num_replicas
         most = len(indices) if self.max_batch_size is None else self.max_batch_size * replicas
         steps = within_budget(
             indices,
-            complexities,
-            complexities if curve is None else [curve.cost(value) for value in complexities],
+            [known[index] for index in indices],
             replicas,
             Limits(max(1, most), self.budget * replicas),
             self.drop_last,

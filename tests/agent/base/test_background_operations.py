@@ -37,9 +37,8 @@ from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.leadership import leadership
 from bagua_agent.leadership.leadership import Leadership, Report
-from bagua_agent.membership.actions import Outcome, Question
-from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.hang import Outcome as HangOutcome
+from bagua_agent.membership.actions import Question, ResultOutcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.node import hang_orders
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.node_workers import NodeWorkers
@@ -92,7 +91,7 @@ LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
     lambda leads: leads.write_generation(
         Generation(1, 0, GenerationKind.LOSS, (), "nonce"), 0, absent("result"), {}
     ),
-    lambda leads: leads.write_result(absent("result"), Outcome.SUCCEEDED, 0, "done", None),
+    lambda leads: leads.write_result(absent("result"), ResultOutcome.SUCCEEDED, 0, "done", None),
     lambda leads: leads.refuse("w", "another model"),
     lambda leads: leads.write_hang_order(None),
     lambda leads: leads.remove_agent("b", 1, ["b.0"]),

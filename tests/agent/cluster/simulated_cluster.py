@@ -28,7 +28,7 @@ from bagua_agent.cluster.cluster_view import (
 from bagua_agent.cluster.node_trouble import failures_after
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster.standing_orders import in_force
-from bagua_agent.cluster.unit_plan import NodeSituation, OwnUnit, Wish, plan_units
+from bagua_agent.cluster.unit_plan import OwnUnit, UnitSituation, Wish, plan_units
 
 POLICY = ClusterPolicy(left_out_s=60.0)
 TICK_S = 1.0
@@ -165,7 +165,7 @@ class SimulatedCluster:
                 wishes[job_id] = Wish.OVER
             elif job_id in self.submissions:
                 wishes[job_id] = Wish.STOP if self.submissions[job_id].stop else Wish.RUN
-        situation = NodeSituation(
+        situation = UnitSituation(
             node.slots, node.remembered, tuple(u.own for u in node.units.values()), wishes
         )
         todo = plan_units(situation, self.now_s, POLICY)

@@ -13,10 +13,10 @@ from bagua_agent.cluster.cluster_view import OrderView, UnitState
 from bagua_agent.cluster.slot_choice import choose
 from bagua_agent.cluster.unit_plan import (
     AskUnitToLeave,
-    NodeSituation,
     OwnUnit,
     StartUnit,
     UnitPlan,
+    UnitSituation,
     Wish,
     plan_units,
 )
@@ -40,7 +40,7 @@ def decided(
     slots: int = 4,
 ) -> UnitPlan:
     return plan_units(
-        NodeSituation(slots, given_orders, units, RUN if wishes is None else wishes), now_s, POLICY
+        UnitSituation(slots, given_orders, units, RUN if wishes is None else wishes), now_s, POLICY
     )
 
 
@@ -200,7 +200,7 @@ def test_whatever_the_situation(
     for place, unit in enumerate(units):
         placed.append(replace(unit, slots=(place,) if place < slots else ()) if unit.alive else unit)
     given_orders = None if ordered is None else orders(*ordered.items())
-    todo = plan_units(NodeSituation(slots, given_orders, tuple(placed), wishes), NOW_S, POLICY)
+    todo = plan_units(UnitSituation(slots, given_orders, tuple(placed), wishes), NOW_S, POLICY)
     used = [s for u in placed if u.alive for s in u.slots] + [s for start in todo.starts for s in start.slots]
     assert len(used) == len(set(used)) and set(used) <= set(range(slots)), "a slot serves one job"
     for start in todo.starts:
@@ -219,7 +219,7 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name() -> None:
     old = replace(LIVES, nonce="old")
 
     def plan_with(unit: OwnUnit, **nonces: str) -> UnitPlan:
-        situation = NodeSituation(4, orders(("x", 2)), (unit,), RUN, nonces)
+        situation = UnitSituation(4, orders(("x", 2)), (unit,), RUN, nonces)
         return plan_units(situation, NOW_S, POLICY)
 
     [ask] = plan_with(old, x="new").asks

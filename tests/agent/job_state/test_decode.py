@@ -11,7 +11,7 @@ from bagua_agent.etcd.mirror import Change
 from bagua_agent.job_state.decode import StoreEvents
 from bagua_agent.leadership.leadership import HANG_OUTCOMES
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.view import DepartureView
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait, Operation
@@ -341,15 +341,15 @@ def test_a_hang_order_is_read_and_its_end() -> None:
     events = StoreEvents(KEYS, lambda key, why: None)
     put = Change(KEYS.hang, order.SerializeToString(), 5, 5)
     assert events.event_of(put, NOW_S) == ev.HangOrderSeen(
-        now_s=NOW_S, order=HangOrder(3, Outcome.REPLACE, ("w",), "late")
+        now_s=NOW_S, order=HangOrder(3, HangOutcome.REPLACE, ("w",), "late")
     )
     gone = events.event_of(Change(KEYS.hang, None, 9, 5), NOW_S)
     assert gone == ev.HangOrderSeen(now_s=NOW_S, order=None)
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_orders_come_back_as_they_were_written(outcome: Outcome) -> None:
-    if outcome is Outcome.NOTHING:
+@pytest.mark.parametrize("outcome", HangOutcome)
+def test_orders_come_back_as_they_were_written(outcome: HangOutcome) -> None:
+    if outcome is HangOutcome.NOTHING:
         assert outcome not in HANG_OUTCOMES
         return
     value = pb.HangOrder(outcome=HANG_OUTCOMES[outcome]).SerializeToString()

@@ -7,7 +7,7 @@ import pytest
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import PICTURE_VARIABLE, RECORD_VARIABLE, Limits
-from bagua_agent.large_jobs.scope import Scope, Situation, ranges_of, scope_of
+from bagua_agent.large_jobs.scope import Scope, ScopeSituation, ranges_of, scope_of
 
 LIMITS = Limits()
 KEYS = JobKeys("job")
@@ -20,8 +20,8 @@ def situation(
     hosts: bool = False,
     strange: bool = False,
     was: Scope = Scope.WHOLE,
-) -> Situation:
-    return Situation(leads, hosts, strange, nodes, was)
+) -> ScopeSituation:
+    return ScopeSituation(leads, hosts, strange, nodes, was)
 
 
 @pytest.mark.parametrize("was", list(Scope))

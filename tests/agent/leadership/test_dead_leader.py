@@ -16,7 +16,7 @@ from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.view import JobView, Verdict
+from bagua_agent.membership.view import JobView, ProbeVerdict
 from bagua_contract import membership_pb2 as pb
 
 LEADER = LeaderKey("l", "10.0.0.1:1", create_revision=40)
@@ -78,7 +78,7 @@ class Agent:
             )
         )
 
-    def hears(self, verdict: Verdict) -> None:
+    def hears(self, verdict: ProbeVerdict) -> None:
         question, sequence = self.asked[-1]
         self.membership.take(ProbeResult(question.agent_id, sequence, False, verdict), 3.0)
 
@@ -91,7 +91,7 @@ def test_a_dead_leader_goes_with_what_this_agent_sees_of_it(whole: bool) -> None
             agent.sees_agent(name, revision)
             agent.sees_member(f"{name[0]}.0")
     agent.membership.suspect_leader(2.0)
-    agent.hears(Verdict.REFUSED)
+    agent.hears(ProbeVerdict.REFUSED)
     assert agent.removed == [("l", 40, 7, ["l.0"]) if whole else ("l", 40, 0, [])]
     assert agent.told == [
         f"the leader, {'host-l' if whole else 'l'}, refused the connection: its keys are removed and another is elected"
@@ -102,5 +102,5 @@ def test_a_leader_that_answers_keeps_its_keys() -> None:
     agent = Agent()
     agent.sees_agent("l", 7)
     agent.membership.suspect_leader(2.0)
-    agent.hears(Verdict.ALIVE)
+    agent.hears(ProbeVerdict.ALIVE)
     assert agent.removed == [] and agent.told == []

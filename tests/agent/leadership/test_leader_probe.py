@@ -10,9 +10,9 @@ from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
 from bagua_agent.leadership.leadership import Leadership, ProbeResult
 from bagua_agent.membership.actions import Question
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import ProbeVerdict
 
-ALIVE, REFUSED, UNANSWERED = Verdict.ALIVE, Verdict.REFUSED, Verdict.UNANSWERED
+ALIVE, REFUSED, UNANSWERED = ProbeVerdict.ALIVE, ProbeVerdict.REFUSED, ProbeVerdict.UNANSWERED
 LEADER = LeaderKey("leader", "10.0.0.1:1", create_revision=40)
 OTHER = LeaderKey("other", "10.0.0.2:1", create_revision=50)
 RELAY = "10.0.0.3:1"
@@ -48,7 +48,7 @@ class Watched:
 
     def answers(
         self,
-        *verdicts: Verdict | None,
+        *verdicts: ProbeVerdict | None,
         agent_id: str = "leader",
         sequence: int | None = None,
         after_s: float = WINDOW_S,
@@ -95,7 +95,9 @@ def test_with_nobody_to_relay_it_asks_directly() -> None:
         ("", (ALIVE,), False),
     ],
 )
-def test_its_key_is_removed_only_on_proof(relay: str, verdicts: tuple[Verdict, ...], removed: bool) -> None:
+def test_its_key_is_removed_only_on_proof(
+    relay: str, verdicts: tuple[ProbeVerdict, ...], removed: bool
+) -> None:
     watched = Watched()
     watched.suspect(relay, 100.0)
     watched.answers(*verdicts)
@@ -172,7 +174,7 @@ def test_a_death_is_told_with_the_agent_key_as_it_stood_when_it_was_asked() -> N
 
 
 @pytest.mark.parametrize(("verdict", "removed"), [(UNANSWERED, []), (REFUSED, [LEADER.create_revision])])
-def test_silence_heard_too_late_proves_nothing(verdict: Verdict, removed: list[int]) -> None:
+def test_silence_heard_too_late_proves_nothing(verdict: ProbeVerdict, removed: list[int]) -> None:
     """This agent was frozen meanwhile: answers came, and the deadlines passed first. A refusal is no matter of time."""
     watched = Watched()
     watched.suspect(RELAY, 100.0)

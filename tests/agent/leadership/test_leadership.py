@@ -23,7 +23,7 @@ from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.actions import ResultOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.rpc.job_identity import JobIdentity
@@ -225,7 +225,7 @@ def test_a_dead_agent_of_any_size_is_removed_its_own_key_last(node: Node, worker
 WRITES: dict[str, Callable[[Leadership, JobKeys], None]] = {
     "removal of a dead leader": lambda leads, keys: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
     "result": lambda leads, keys: leads.write_result(
-        Compare(keys.result, "MOD", 0), Outcome.SUCCEEDED, 0, "done", None
+        Compare(keys.result, "MOD", 0), ResultOutcome.SUCCEEDED, 0, "done", None
     ),
     "refusal": lambda leads, keys: leads.refuse("b.0", "another model"),
     "hang order": lambda leads, keys: leads.write_hang_order(None),

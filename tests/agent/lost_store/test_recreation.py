@@ -15,7 +15,7 @@ from bagua_agent.lost_store.recreation import (
     Memory,
     NothingLost,
     PutAgain,
-    Verdict,
+    RecreationVerdict,
     after_a_loss,
 )
 from bagua_contract import membership_pb2 as pb
@@ -47,7 +47,7 @@ def standing(**values: bytes) -> dict[str, KeyValue]:
     return found
 
 
-def puts(verdict: Verdict) -> dict[str, tuple[bytes, int]]:
+def puts(verdict: RecreationVerdict) -> dict[str, tuple[bytes, int]]:
     """Key -> value and the revision that it must be written over."""
     assert isinstance(verdict, PutAgain)
     over = {c.key: c.expected for c in verdict.compares}
@@ -161,7 +161,7 @@ def test_a_spec_that_cannot_be_read_is_no_other_job() -> None:
     assert after_a_loss(KEYS, ended, found) == NothingLost()
 
 
-def _puts(verdict: Verdict) -> tuple[Put, ...]:
+def _puts(verdict: RecreationVerdict) -> tuple[Put, ...]:
     assert isinstance(verdict, PutAgain)
     return verdict.puts
 

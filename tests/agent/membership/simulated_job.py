@@ -12,9 +12,9 @@ from simulated_workers import Node, SimulatedWorkers, Worker
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
     Action,
-    Outcome,
     ProbeAgents,
     RemoveDeadAgent,
+    ResultOutcome,
     WakeAt,
     WriteGeneration,
     WriteHangOrder,
@@ -23,7 +23,7 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
 from bagua_agent.membership.state_machine.machine import State, new_state, step, step_all
-from bagua_agent.membership.view import DepartureView, Verdict
+from bagua_agent.membership.view import DepartureView, ProbeVerdict
 from bagua_contract.records import Generation, GenerationKind, Stage, SuspicionKind
 
 POLICY = Policy()
@@ -237,9 +237,9 @@ class SimulatedJob(SimulatedWorkers):
         if not asker.alive:
             return
         if asker.silent or target.silent:
-            verdict = Verdict.UNANSWERED
+            verdict = ProbeVerdict.UNANSWERED
         else:
-            verdict = Verdict.ALIVE if target.alive else Verdict.REFUSED
+            verdict = ProbeVerdict.ALIVE if target.alive else ProbeVerdict.REFUSED
         answer = ev.ProbeAnswered(
             now_s=self.now_s,
             agent_id=target_id,
@@ -402,4 +402,4 @@ class SimulatedJob(SimulatedWorkers):
 
     @property
     def failed(self) -> bool:
-        return self.result is not None and self.result.outcome is Outcome.FAILED
+        return self.result is not None and self.result.outcome is ResultOutcome.FAILED

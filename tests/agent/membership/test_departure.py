@@ -21,7 +21,7 @@ from pictures import (
     written,
 )
 
-from bagua_agent.membership.actions import Outcome, WriteResult
+from bagua_agent.membership.actions import ResultOutcome, WriteResult
 from bagua_agent.membership.formation.departure import parting, prospect
 from bagua_agent.membership.view import DepartureView, JobView, Waiting
 
@@ -52,7 +52,7 @@ def test_stopped_once_every_holder_confirmed_and_its_part_is_written() -> None:
     assert parting(half) is None and decided(half).action is None
     both = result(left(saved("a0", 0), saved("b0", 1)))
     assert (both.outcome, both.reason) == (
-        Outcome.STOPPED,
+        ResultOutcome.STOPPED,
         "every worker left; the checkpoint of step 7 is written",
     )
 
@@ -85,12 +85,12 @@ def test_the_whole_state_of_one_survivor_counts() -> None:
 
 def test_replicas_that_differ_are_saved_by_the_first_alone() -> None:
     view = left(saved("a0", 0, parts=1), saved("b0", 0, parts=0, written=False))
-    assert result(view).outcome is Outcome.STOPPED
+    assert result(view).outcome is ResultOutcome.STOPPED
 
 
 def test_without_checkpoints_departures_are_enough() -> None:
     view = left(departure("a0", 2, 2), departure("b0", 2, 2), has_checkpoints=False)
-    assert result(view).outcome is Outcome.STOPPED
+    assert result(view).outcome is ResultOutcome.STOPPED
 
 
 def test_a_host_that_is_gone_without_a_word_may_come_back_with_the_state() -> None:
@@ -128,14 +128,14 @@ def test_a_failure_long_after_others_left_is_no_leave() -> None:
         has_checkpoints=False,
     )
     assert parting(view) is None
-    assert result(view).outcome is Outcome.FAILED
+    assert result(view).outcome is ResultOutcome.FAILED
 
 
 def test_a_failure_while_all_leave_stops_the_job_but_no_start_goes_over_it_in_silence() -> None:
     view = left(departure("a0", 2, 2), failures={"b0": failure("b0", script=False)}, has_checkpoints=False)
-    assert result(view).outcome is Outcome.STOPPED
+    assert result(view).outcome is ResultOutcome.STOPPED
     again = replace(view, agents={"c": agent("c")}, members={"c0": member("c0")})
-    assert result(again).outcome is Outcome.FAILED
+    assert result(again).outcome is ResultOutcome.FAILED
 
 
 def test_newcomers_that_never_had_the_state_need_not_confirm() -> None:
@@ -208,7 +208,7 @@ def test_workers_that_left_in_the_first_step_say_that_nothing_was_committed() ->
     both = replace(view, departures={d.worker_id: d for d in nothing})
     assert both.has_trained, "as far as the records tell"
     assert (result(both).outcome, result(both).reason) == (
-        Outcome.STOPPED,
+        ResultOutcome.STOPPED,
         "every worker left before the first step",
     )
     silent = departure("b0", 1, 2)

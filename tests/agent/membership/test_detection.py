@@ -9,9 +9,9 @@ from pictures import LEADER, POLICY, agent, member, picture, record, suspicion
 
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire, judge_probe, relays_for
 from bagua_agent.membership.standing import stand
-from bagua_agent.membership.view import DeadAgent, Evidence, JobView, Probe, SuspicionView, Verdict
+from bagua_agent.membership.view import DeadAgent, Evidence, JobView, Probe, ProbeVerdict, SuspicionView
 
-ALIVE, REFUSED, UNANSWERED = Verdict
+ALIVE, REFUSED, UNANSWERED = ProbeVerdict
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ ALIVE, REFUSED, UNANSWERED = Verdict
         ("", UNANSWERED, None, UNANSWERED),
     ],
 )
-def test_verdicts(relay: str, direct: Verdict, relayed: Verdict, verdict: Verdict | None) -> None:
+def test_verdicts(
+    relay: str, direct: ProbeVerdict, relayed: ProbeVerdict, verdict: ProbeVerdict | None
+) -> None:
     judged = judge_probe(Probe("b", 2, 1, 0.0, relay, direct, relayed))
     assert (judged and judged[0]) == verdict
 

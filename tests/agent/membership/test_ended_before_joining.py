@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pictures import POLICY, agent, decided, member, picture, record, workers, written
 
-from bagua_agent.membership.actions import Outcome, WriteResult
+from bagua_agent.membership.actions import ResultOutcome, WriteResult
 from bagua_agent.membership.ended_before_joining import expected
 from bagua_agent.membership.view import EndedBeforeJoining, JobView
 from bagua_contract.records import Stage
@@ -29,7 +29,7 @@ def test_with_too_few_nodes_the_job_says_so_and_fails_after_the_join_timeout() -
         assert "a worker on host-b ended with 0 before it joined the job" in waits.reason
         assert "fails 20 s after that" in waits.reason
         fails = decided(view, now_s=SEEN_S + 20.0, policy=LIMITED)
-        assert isinstance(fails.action, WriteResult) and fails.action.outcome is Outcome.FAILED
+        assert isinstance(fails.action, WriteResult) and fails.action.outcome is ResultOutcome.FAILED
         assert "too few nodes: 1 of 2" in fails.reason and "host-b" in fails.reason
 
 

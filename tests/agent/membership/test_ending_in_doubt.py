@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pictures import LEADER, POLICY, agent, decided, failure, member, picture, record, workers, written
 
-from bagua_agent.membership.actions import AskWhetherAlive, Outcome, WriteResult
+from bagua_agent.membership.actions import AskWhetherAlive, ResultOutcome, WriteResult
 from bagua_agent.membership.view import Attempts, DeadAgent, Evidence, JobView, Probe
 
 PEER_LOST = "RuntimeError: gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:9"
@@ -23,7 +23,7 @@ def job(**more: object) -> JobView:
 
 def fails(view: JobView, now_s: float, evidence: Evidence) -> bool:
     action = decided(view, now_s=now_s, evidence=evidence).action
-    return isinstance(action, WriteResult) and action.outcome is Outcome.FAILED
+    return isinstance(action, WriteResult) and action.outcome is ResultOutcome.FAILED
 
 
 def test_all_hosts_are_asked_first() -> None:

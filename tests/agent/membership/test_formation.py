@@ -22,7 +22,7 @@ from pictures import (
     written,
 )
 
-from bagua_agent.membership.actions import AskWhetherAlive, Outcome, WriteResult
+from bagua_agent.membership.actions import AskWhetherAlive, ResultOutcome, WriteResult
 from bagua_agent.membership.view import DeadAgent, Waiting
 
 
@@ -149,7 +149,7 @@ def test_the_last_nodes_leave_and_the_job_stops() -> None:
     assert not empty.members
     gone = replace(view, generation=empty, members={}, departures={"a0": departure("a0", 2)})
     action = decided(gone).action
-    assert isinstance(action, WriteResult) and action.outcome is Outcome.STOPPED
+    assert isinstance(action, WriteResult) and action.outcome is ResultOutcome.STOPPED
     assert decided(gone, policy=replace(POLICY, ends_when_all_leave=False)).action is None, "a scheduler says"
 
 
@@ -199,7 +199,7 @@ def test_no_generation_without_a_holder() -> None:
     assert decision.waiting is Waiting.HOLDER and decision.wake_at_s == 70.0
     waited = replace(LEADER, waiting=Waiting.HOLDER, waiting_since_s=0.0)
     action = decided(view, evidence=waited, now_s=60.0).action
-    assert isinstance(action, WriteResult) and action.outcome is Outcome.FAILED
+    assert isinstance(action, WriteResult) and action.outcome is ResultOutcome.FAILED
     committed = replace(view, members={"b0": member("b0", committed=2)})
     assert workers(written(decided(committed))) == "b0"
 

@@ -21,7 +21,7 @@ from pictures import (
 )
 
 from bagua_agent.membership.formation.departure import parting
-from bagua_agent.membership.hang import Outcome
+from bagua_agent.membership.hang import HangOutcome
 from bagua_agent.membership.view import Evidence, MemberView, Quarantine
 from bagua_agent.node.live_workers import must_start_again
 from bagua_contract.records import Generation, GenerationKind, Stage
@@ -115,7 +115,7 @@ def test_no_worker_is_replaced_before_the_loop() -> None:
     alive = replace(LEADER, alive_agents={"a": 10.0, "b": 10.0})
     decision = decided(view, now_s=10.0, evidence=alive)
     assert decision.action is None
-    assert decision.hang_order is not None and decision.hang_order.outcome is Outcome.NAME
+    assert decision.hang_order is not None and decision.hang_order.outcome is HangOutcome.NAME
     assert "a0" in decision.reason or "rank 0" in decision.reason
 
 

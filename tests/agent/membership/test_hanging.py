@@ -20,9 +20,9 @@ from pictures import (
 )
 
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.actions import Decision, Outcome, WriteHangOrder, WriteResult
+from bagua_agent.membership.actions import Decision, ResultOutcome, WriteHangOrder, WriteResult
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.hang import Outcome as Hang
+from bagua_agent.membership.hang import HangOutcome as Hang
 from bagua_agent.membership.state_machine.machine import State, new_state, step
 from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.view import Attempts, JobView, SuspicionView
@@ -66,7 +66,7 @@ def test_collectives_that_never_match_end_the_job() -> None:
     ordered = decision_at(1000.0, view).hang_order
     assert ordered is not None and ordered.outcome is Hang.GIVE_UP
     end = decision_at(1002.0, replace(view, hang_order=ordered, hang_order_since_s=1000.0))
-    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.FAILED
+    assert isinstance(end.action, WriteResult) and end.action.outcome is ResultOutcome.FAILED
     assert "do all ranks call the same ones?" in end.reason
 
 
@@ -98,7 +98,7 @@ def test_a_disagreement_is_ordered_after_seconds_and_ends_the_job() -> None:
         waits.action is None and waits.hang_order is order and waits.wake_at_s == 6.0 + POLICY.stacks_first_s
     )
     end = decision_at(6.0 + POLICY.stacks_first_s, ordered)
-    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.FAILED
+    assert isinstance(end.action, WriteResult) and end.action.outcome is ResultOutcome.FAILED
     assert end.action.reason == order.reason
 
 
@@ -149,7 +149,7 @@ def test_where_all_end_with_0_one_after_the_other_the_job_succeeds() -> None:
     broken = replace(suspicion("a0", 2, seen_s=1.0), broken_since_s=1.0)
     view = running(broken, finished=frozenset({"a0", "b0", "c0"}))
     end = decision_at(2.0, view)
-    assert isinstance(end.action, WriteResult) and end.action.outcome is Outcome.SUCCEEDED
+    assert isinstance(end.action, WriteResult) and end.action.outcome is ResultOutcome.SUCCEEDED
 
 
 def test_a_newcomer_that_ends_with_0_is_merely_gone() -> None:

@@ -12,7 +12,7 @@ from simulated_job import POLICY, SimulatedJob
 from simulated_workers import Node, Worker
 
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.actions import Outcome
+from bagua_agent.membership.actions import ResultOutcome
 from bagua_agent.membership.formation.decision import decide
 from bagua_contract.records import Generation
 
@@ -188,7 +188,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def success_needs_an_end(self) -> None:
         result = self.job.result
-        assert result is None or result.outcome is not Outcome.SUCCEEDED
+        assert result is None or result.outcome is not ResultOutcome.SUCCEEDED
 
     def teardown(self) -> None:
         """The trouble is over: the job must go on, or have a reason not to."""
@@ -223,7 +223,7 @@ class Histories(RuleBasedStateMachine):
     def check_result(self, enough: list[Node]) -> None:
         result = self.job.result
         assert result is not None
-        if result.outcome is Outcome.STOPPED:
+        if result.outcome is ResultOutcome.STOPPED:
             assert not self.job.holders(), f"L1: stopped beside {self.job.holders()}\n{self.story()}"
         else:
             assert not self.holder_lives(), self.story()

@@ -24,7 +24,7 @@ from bagua_agent.membership.state_machine.machine import (
     step,
     step_all,
 )
-from bagua_agent.membership.view import Verdict
+from bagua_agent.membership.view import ProbeVerdict
 from bagua_contract.records import SuspicionKind
 
 POLICY = Policy()
@@ -121,11 +121,13 @@ def test_a_dead_agent_is_asked_about_removed_and_lost() -> None:
     (probe,) = [a for a in suspected.actions if isinstance(a, ProbeAgents)]
     assert probe.agent_ids == ("b",) and probe.questions[0].relay_address == "c:1"
     assert WakeAt(6.0) in suspected.actions
-    silent = ev.ProbeAnswered(now_s=5.5, agent_id="b", sequence=probe.sequence, verdict=Verdict.UNANSWERED)
+    silent = ev.ProbeAnswered(
+        now_s=5.5, agent_id="b", sequence=probe.sequence, verdict=ProbeVerdict.UNANSWERED
+    )
     half = step(suspected.state, silent, POLICY)
     assert half.actions == (), half.reason
     relayed = ev.ProbeAnswered(
-        now_s=5.5, agent_id="b", sequence=probe.sequence, verdict=Verdict.UNANSWERED, relayed=True
+        now_s=5.5, agent_id="b", sequence=probe.sequence, verdict=ProbeVerdict.UNANSWERED, relayed=True
     )
     dead = step(half.state, relayed, POLICY)
     assert RemoveDeadAgent("b", ord("b")) in dead.actions
@@ -145,7 +147,7 @@ def test_an_agent_that_lives_can_tell_of_a_dead_worker() -> None:
         ),
         POLICY,
     )
-    alive = ev.ProbeAnswered(now_s=5.1, agent_id="b", sequence=1, verdict=Verdict.ALIVE, workers=())
+    alive = ev.ProbeAnswered(now_s=5.1, agent_id="b", sequence=1, verdict=ProbeVerdict.ALIVE, workers=())
     (write,) = writes(step(suspected.state, alive, POLICY))
     assert [m.worker_id for m in write.generation.members] == ["a0", "c0"]
 
@@ -193,7 +195,7 @@ def test_stale_events_are_ignored_with_a_reason() -> None:
         ev.TimePassed(now_s=4.9),
         ev.LeadershipWon(now_s=5.0, revision=2),
         ev.GenerationWriteRefused(now_s=5.0, number=7, why=""),
-        ev.ProbeAnswered(now_s=5.0, agent_id="b", sequence=1, verdict=Verdict.ALIVE),
+        ev.ProbeAnswered(now_s=5.0, agent_id="b", sequence=1, verdict=ProbeVerdict.ALIVE),
     ],
     ids=["time goes back", "elected twice", "no such write", "never asked"],
 )

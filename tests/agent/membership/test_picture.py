@@ -13,7 +13,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import State, Step, new_state, step, step_all
 from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.state_machine.restarting import worker_id_of
-from bagua_agent.membership.view import AgentView, Evidence, JobView, Run, Verdict
+from bagua_agent.membership.view import AgentView, Evidence, JobView, ProbeVerdict, Run
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 POLICY = Policy(last_call_s=0.0)
@@ -86,7 +86,7 @@ def test_a_gone_agent_that_is_asked_and_silent_is_dead_until_it_puts_its_key_ane
     state = outcome.state
     for relayed in (False, True):
         answer = ev.ProbeAnswered(
-            now_s=1.5, agent_id="a", sequence=asked.sequence, verdict=Verdict.UNANSWERED, relayed=relayed
+            now_s=1.5, agent_id="a", sequence=asked.sequence, verdict=ProbeVerdict.UNANSWERED, relayed=relayed
         )
         outcome = step(state, answer, POLICY)
         state = outcome.state

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua_agent.membership.actions import AskWhetherAlive, Decision, Outcome, WriteGeneration, WriteResult
+from bagua_agent.membership.actions import (
+    AskWhetherAlive,
+    Decision,
+    ResultOutcome,
+    WriteGeneration,
+    WriteResult,
+)
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.restarting import decide_restart, worker_id_of
 from bagua_agent.membership.view import (
@@ -195,7 +201,7 @@ def test_a_script_failure_draws_on_the_budget_and_then_ends_the_job() -> None:
     bad = failure(record, "a1", 0, 9, summary="KeyError: 'x'")
     second = replace(view, generation=record, agents=again, failures=failures(bad))
     result = ended(decide(second))
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is ResultOutcome.FAILED
     assert result.failure == bad
     assert "KeyError" in result.reason
 
@@ -235,7 +241,7 @@ def test_whoever_leaves_is_left_out_and_the_last_one_stops_the_job() -> None:
     empty = written(decide(goes))
     assert empty.members == ()
     left = replace(goes, generation=empty)
-    assert ended(decide(left)).outcome is Outcome.STOPPED
+    assert ended(decide(left)).outcome is ResultOutcome.STOPPED
     scheduled = replace(POLICY, ends_when_all_leave=False)
     assert decide_restart(left, LEADER, NOW_S, scheduled).action is None
 
@@ -245,7 +251,7 @@ def test_nobody_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
     more = replace(view, agents={**view.agents, "a3": node("a3", 3)})
     assert decide(more).action is None
     done = running(picture(node("a1", 1), node("a2", 2)), Run.FINISHED, Run.FINISHED)
-    assert ended(decide(done)).outcome is Outcome.SUCCEEDED
+    assert ended(decide(done)).outcome is ResultOutcome.SUCCEEDED
 
 
 def test_scaling_down_drops_the_youngest() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bagua_agent.membership.failures.root_cause import (
-    Ended,
+    FailedWorker,
     Kind,
     classify,
     ended,
@@ -111,7 +111,7 @@ def failure(
     node: str = "",
     tail: str = "",
     global_rank: int | None = None,
-) -> Ended:
+) -> FailedWorker:
     record = pb.Failure(
         worker_id=f"w{order}",
         node_name=node or f"node-{order % 2}",

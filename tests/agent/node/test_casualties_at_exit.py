@@ -22,7 +22,7 @@ from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
-from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, FailureView, JobView
 from bagua_agent.node.live_workers import LiveWorkers
@@ -112,7 +112,7 @@ class Node:
         self.time(0.0)
 
     def hears_of_a_disagreement(self) -> None:
-        order = HangOrder(1, Outcome.DISAGREE, ("a1", "b2"), "ranks disagree")
+        order = HangOrder(1, HangOutcome.DISAGREE, ("a1", "b2"), "ranks disagree")
         self.seen.view = replace(self.seen.view, hang_order=order)
 
     def hears(self, worker: str, summary: str, *, script: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bagua_agent.base.timers import Timers
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.hang import HangOrder, Outcome
+from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.view import JobView, SuspicionView
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.node_workers import NodeWorkers
@@ -22,7 +22,7 @@ from bagua_agent.workers.stacks import StackTarget
 from tests.lab.wait import eventually
 
 DEADLINE_S = 10.0
-REPLACE = HangOrder(3, Outcome.REPLACE, ("w0", "w1", "elsewhere"), "1 of 3 wait")
+REPLACE = HangOrder(3, HangOutcome.REPLACE, ("w0", "w1", "elsewhere"), "1 of 3 wait")
 
 
 @dataclass
@@ -65,7 +65,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_to_name_somebody_saves_stacks_and_kills_nobody(node: Node) -> None:
-    named = HangOrder(3, Outcome.NAME, ("w0",), "1 of 3 wait")
+    named = HangOrder(3, HangOutcome.NAME, ("w0",), "1 of 3 wait")
     node.stands(named)
     node.orders.take(named)
     node.stacks_saved()
@@ -102,7 +102,7 @@ def test_an_order_that_was_taken_back_kills_nobody(node: Node) -> None:
     assert node.killed == []
 
 
-DISAGREE = HangOrder(3, Outcome.DISAGREE, ("w0", "elsewhere"), "ranks disagree: rank 0 waits in barrier")
+DISAGREE = HangOrder(3, HangOutcome.DISAGREE, ("w0", "elsewhere"), "ranks disagree: rank 0 waits in barrier")
 
 
 def test_workers_are_told_of_a_disagreement_once_their_stacks_are_saved(node: Node) -> None:

@@ -10,13 +10,13 @@ from bagua_agent.node.live_workers import LONGEST_PROBLEM, MARGIN_S, usable_last
 from bagua_agent.node.node_ending import (
     RESULT_GRACE_S,
     STORE_AWAY_AT_THE_END_S,
-    NodeSituation,
+    EndingSituation,
     how_it_ends,
 )
 from bagua_contract import membership_pb2 as pb
 
 INFINITE = float("inf")
-TRAINING = NodeSituation(
+TRAINING = EndingSituation(
     workers_running=2,
     result=None,
     leaving_signal=0,
@@ -88,7 +88,7 @@ LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awai
         (replace(LEAVING, leaving_for_s=0.0, shutdown_timeout_s=0.0), 128 + 15, 0.0),
     ],
 )
-def test_how_a_node_ends(situation: NodeSituation, exit_code: int | None, grace_s: float | None) -> None:
+def test_how_a_node_ends(situation: EndingSituation, exit_code: int | None, grace_s: float | None) -> None:
     ending = how_it_ends(situation)
     if exit_code is None:
         assert ending is None

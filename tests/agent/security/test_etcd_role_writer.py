@@ -32,8 +32,7 @@ from bagua_agent.security.certificate_files import (
     retire,
     utc_now,
 )
-from bagua_agent.security.certificates import CertificateRefused, Role
-from bagua_agent.security.etcd_member_flags import member_flags
+from bagua_agent.security.certificates import ETCD_MEMBER_NAME, CertificateRefused, Role
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract import cluster_pb2
 from tests.agent.service.conftest import LOOPBACK, People, free_port, store_config
@@ -222,6 +221,24 @@ def test_an_etcd_that_asks_for_no_certificates_is_left_alone(people: People) -> 
 def test_an_etcd_that_is_away_is_said_to_be(people: People) -> None:
     with pytest.raises(StoreUnavailable, match=r"no endpoint answers \(127\.0\.0\.1:1: .*127\.0\.0\.1:2: "):
         apply(store_config("127.0.0.1:1,127.0.0.1:2", people.files["root"]), ())
+
+
+def member_flags(files: TlsFiles) -> tuple[str, ...]:
+    """As in deploy/systemd/bagua-etcd.service. Peers are told from clients by name: both have certificates of one
+    authority, and a client that speaks to members as a member can write anything."""
+    revoked = (f"--client-crl-file={files.revoked_file}", f"--peer-crl-file={files.revoked_file}")
+    return (
+        f"--cert-file={files.cert_file}",
+        f"--key-file={files.key_file}",
+        f"--trusted-ca-file={files.ca_file}",
+        "--client-cert-auth",
+        f"--peer-cert-file={files.cert_file}",
+        f"--peer-key-file={files.key_file}",
+        f"--peer-trusted-ca-file={files.ca_file}",
+        "--peer-client-cert-auth",
+        f"--peer-cert-allowed-cn={ETCD_MEMBER_NAME}",
+        *(revoked if files.revoked_file else ()),
+    )
 
 
 class Cluster:

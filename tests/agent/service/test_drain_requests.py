@@ -45,7 +45,7 @@ def store(plain_store: Store) -> Meddled:
 
 
 def drain(store: Store, reason: str) -> str:
-    return cluster_requests.drain(store, "n0", force=False, reason=reason, by="a test", now_unix_s=1.0)
+    return cluster_requests.drain(store, "n0", force=False, reason=reason)
 
 
 def reason_of(store: Store) -> str | None:

@@ -13,7 +13,7 @@ from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.process.stack_channel import StackChannel
 from bagua_agent.workers.start.warm_parent import WarmParent
 from tests.agent.workers.test_warm_parent import is_forked
-from tests.agent.workers.worker_lab import Ended, Workers, base_environment, wait_until
+from tests.agent.workers.worker_lab import EndedProcess, Workers, base_environment, wait_until
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "script.py", ("a",))
 SETS = "import os, sys\nos.environ['OMP_NUM_THREADS'] = '2'\n"
@@ -31,7 +31,7 @@ def torch_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[War
     made.stop()
 
 
-def run(workers: Workers, torch_parent: tuple[WarmParent, Path], source: str) -> tuple[int, Ended]:
+def run(workers: Workers, torch_parent: tuple[WarmParent, Path], source: str) -> tuple[int, EndedProcess]:
     parent, workers.directory = torch_parent
     workers.script(source)
     env = {"OMP_NUM_THREADS": "1"}
@@ -102,7 +102,7 @@ def test_what_does_not_matter_starts_nothing_again(
     workers: Workers, torch_parent: tuple[WarmParent, Path], source: str
 ) -> None:
     _, ended = run(workers, torch_parent, source)
-    assert ended == Ended(0, "ran\n", "")
+    assert ended == EndedProcess(0, "ran\n", "")
 
 
 @pytest.mark.parametrize("set_by", ["os.environ['CUDA_VISIBLE_DEVICES'] = '5,3'", "os.putenv(*ASSIGNED)"])
@@ -124,7 +124,7 @@ if "CUDA_VISIBLE_DEVICES" in os.environ:
 """
     _, ended = run(workers, torch_parent, source)
     torchs = "" if "putenv" in set_by else "[5, 3]\n"
-    assert ended == Ended(0, f"5,3 False None\n{torchs}", "")
+    assert ended == EndedProcess(0, f"5,3 False None\n{torchs}", "")
 
 
 def test_a_child_of_the_script_is_not_started_again(
@@ -157,11 +157,11 @@ assert len([f for f in sys.meta_path if type(f).__module__.startswith("_bagua")]
 print(torch.ones(2).numpy().sum())
 """
     _, ended = run(workers, torch_parent, source)
-    assert ended == Ended(0, "2.0\n", "")
+    assert ended == EndedProcess(0, "2.0\n", "")
 
 
 def test_a_spawned_worker_has_nothing_loaded(workers: Workers) -> None:
     show = "import sys\nprint([n for n in ('torch', 'numpy', 'grpc', 'bagua_core') if n in sys.modules])\n"
     workers.script(show)
     ended = workers.to_end(workers.start("script.py", preimport=("torch", "bagua_core", "grpc")))
-    assert ended == Ended(0, "[]\n", "")
+    assert ended == EndedProcess(0, "[]\n", "")

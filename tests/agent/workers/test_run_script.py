@@ -16,7 +16,7 @@ import pytest
 
 from bagua_agent.config.job_config import CommandKind
 from bagua_agent.workers.start import worker_command
-from tests.agent.workers.worker_lab import Ended, Workers, is_running, wait_until
+from tests.agent.workers.worker_lab import EndedProcess, Workers, is_running, wait_until
 
 IDENTITY = """
 import sys, os
@@ -50,7 +50,7 @@ FAILURES = {
 }
 
 
-def plain(workers: Workers, *arguments: str) -> Ended:
+def plain(workers: Workers, *arguments: str) -> EndedProcess:
     done = subprocess.run(
         [sys.executable, "-u", *arguments],
         cwd=workers.directory,
@@ -60,7 +60,7 @@ def plain(workers: Workers, *arguments: str) -> Ended:
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return EndedProcess(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("target", ["script.py", "./script.py", "sub/../script.py", "link.py"])
@@ -210,14 +210,14 @@ def test_gate_holds_the_script(workers: Workers) -> None:
     assert worker.reap() is None
     assert worker.open_gate()
     assert not worker.open_gate()
-    assert workers.to_end(worker) == Ended(0, "ran -1\n", "")
+    assert workers.to_end(worker) == EndedProcess(0, "ran -1\n", "")
 
 
 def test_gate_refused_ends_quietly(workers: Workers) -> None:
     workers.script("print('ran')\n")
     worker = workers.start("script.py", gated=True)
     assert worker.refuse_gate()
-    assert workers.to_end(worker) == Ended(0, "", "")
+    assert workers.to_end(worker) == EndedProcess(0, "", "")
 
 
 def test_gate_opened_after_the_worker_died(workers: Workers) -> None:

@@ -8,7 +8,7 @@ import signal
 import time
 
 from bagua_agent.workers.exits.exit_watch import ExitWatch
-from bagua_agent.workers.exits.termination import end_group, end_groups, is_group_running, kill_group
+from bagua_agent.workers.exits.termination import end_groups, is_group_running, kill_group
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 
 STUBBORN = """
@@ -33,7 +33,7 @@ def test_sigterm_is_enough(workers: Workers) -> None:
     worker = workers.start(workers.script(OBEDIENT))
     workers.read_line(worker)
     begin = time.monotonic()
-    assert end_group(worker, grace_s=20.0)
+    assert end_groups([worker], grace_s=20.0)
     assert worker.returncode == 5
     assert time.monotonic() - begin < 5.0
 
@@ -42,7 +42,7 @@ def test_sigkill_after_the_grace_for_the_whole_group(workers: Workers) -> None:
     worker = workers.start(workers.script(STUBBORN))
     pids = [int(workers.read_line(worker)) for _ in range(2)]
     begin = time.monotonic()
-    assert end_group(worker, grace_s=0.2)
+    assert end_groups([worker], grace_s=0.2)
     assert 0.2 <= time.monotonic() - begin < 5.0
     assert worker.returncode == -signal.SIGKILL
     assert not any(is_running(pid) for pid in pids)
@@ -74,7 +74,7 @@ def test_several_share_the_grace_and_a_watch_still_reports(workers: Workers) -> 
 def test_already_ended(workers: Workers) -> None:
     worker = workers.start(workers.script(""))
     wait_until(lambda: worker.reap() is not None, "ended")
-    assert end_group(worker, grace_s=5.0)
+    assert end_groups([worker], grace_s=5.0)
     assert worker.returncode == 0
 
 

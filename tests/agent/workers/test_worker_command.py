@@ -12,7 +12,7 @@ import pytest
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.start.worker_command import check_command, command_line
-from tests.agent.workers.worker_lab import Ended, Workers, wait_until
+from tests.agent.workers.worker_lab import EndedProcess, Workers, wait_until
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_spawn_refuses_before_it_starts(workers: Workers) -> None:
 
 def test_arguments_that_look_like_the_runners(workers: Workers) -> None:
     ended = workers.run_source("import sys\nprint(sys.argv[1:])\n", "--module", "--parent-pid", "1", "--")
-    assert ended == Ended(0, "['--module', '--parent-pid', '1', '--']\n", "")
+    assert ended == EndedProcess(0, "['--module', '--parent-pid', '1', '--']\n", "")
 
 
 def test_executable_waits_at_the_gate_and_keeps_its_pid(workers: Workers) -> None:
@@ -64,7 +64,7 @@ def test_executable_waits_at_the_gate_and_keeps_its_pid(workers: Workers) -> Non
     )
     assert worker.reap() is None
     worker.open_gate()
-    assert workers.to_end(worker) == Ended(4, f"{worker.pid} zero none\n", "")
+    assert workers.to_end(worker) == EndedProcess(4, f"{worker.pid} zero none\n", "")
 
 
 def test_executable_has_the_parent_death_signal(workers: Workers) -> None:
@@ -79,13 +79,13 @@ print(value.value)
         (CommandKind.SCRIPT, str(workers.script(source)), ()),
     ):
         ended = workers.to_end(workers.start(target, *rest, kind=kind))
-        assert ended == Ended(0, f"{int(signal.SIGKILL)}\n", "")
+        assert ended == EndedProcess(0, f"{int(signal.SIGKILL)}\n", "")
 
 
 def test_executable_refused_at_the_gate(workers: Workers) -> None:
     worker = workers.start("sh", "-c", "echo ran", kind=CommandKind.EXECUTABLE, gated=True)
     worker.refuse_gate()
-    assert workers.to_end(worker) == Ended(0, "", "")
+    assert workers.to_end(worker) == EndedProcess(0, "", "")
 
 
 def test_executable_that_the_kernel_refuses(workers: Workers) -> None:

@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     returncode: int
     stdout: str
     stderr: str
@@ -91,11 +91,11 @@ class Workers:
 
     def run_source(
         self, source: str, *args: str, env: Mapping[str, str] | None = None, preimport: tuple[str, ...] = ()
-    ) -> Ended:
+    ) -> EndedProcess:
         self.script(source)
         return self.to_end(self.start("script.py", *args, env=env, preimport=preimport))
 
-    def to_end(self, worker: WorkerProcess) -> Ended:
+    def to_end(self, worker: WorkerProcess) -> EndedProcess:
         """Read both pipes to their end, and reap."""
         parts: dict[int, bytes] = {fd: b"" for fd in (worker.stdout_fd, worker.stderr_fd) if fd is not None}
         order = list(parts)
@@ -114,7 +114,7 @@ class Workers:
         wait_until(lambda: worker.reap() is not None, "worker reaped")
         assert worker.returncode is not None
         out, err = (parts[fd].decode() for fd in order) if len(order) == 2 else ("", parts[order[0]].decode())
-        return Ended(worker.returncode, out, err)
+        return EndedProcess(worker.returncode, out, err)
 
     def read_line(self, worker: WorkerProcess) -> str:
         assert worker.stdout_fd is not None

@@ -176,6 +176,9 @@ class Job:
             else:
                 shares.append(len(own))
             used += own
-        assert max(shares) - min(shares) <= 1
+        self._check_sizes(shares)
         assert len(used) == len(set(used))
         return used
+
+    def _check_sizes(self, sizes: list[int]) -> None:
+        assert max(sizes) - min(sizes) <= 1

@@ -7,12 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.data.balancing import cost_learning
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import share
@@ -59,9 +57,7 @@ def test_every_history_uses_every_sample_once(
     steps: list[Any],
 ) -> None:
     complexities = complexities_of(length, seed)
-    balance = Balance(
-        complexities=complexities, budget=budget, similar_batches=similar, measured=True, mean_over=mean_over
-    )
+    balance = Balance(complexities=complexities, budget=budget, similar_batches=similar, mean_over=mean_over)
 
     def make(engine: BalancedEngine) -> ElasticDataLoader:
         return make_loader(
@@ -69,58 +65,20 @@ def test_every_history_uses_every_sample_once(
         )
 
     epochs = 3
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost_learning, "EVERY_STEPS", 2)  # so that it learns while workers come and go
-        job = BalancedJob(make, epochs, workers, lambda index: 1 + complexities[index] ** 0.5)
-        expected_steps = job.workers[0].loader.total_steps(epochs)
-        running = True
-        for lost, joining, committed_by in steps:
-            if len(job.workers) >= 6:
-                joining = 0
-            running = running and job.play_step(lost, joining, committed_by)
-        while running:
-            running = job.play_step(set(), 0, None)
+    job = BalancedJob(make, epochs, workers)
+    expected_steps = job.workers[0].loader.total_steps(epochs)
+    running = True
+    for lost, joining, committed_by in steps:
+        if len(job.workers) >= 6:
+            joining = 0
+        running = running and job.play_step(lost, joining, committed_by)
+    while running:
+        running = job.play_step(set(), 0, None)
     assert all(w.engine.finished for w in job.workers)
     for epoch in range(epochs):
         used = Counter(s for e, samples in job.committed if e == epoch for s in samples)
         assert set(used.values()) == {1} and len(used) == length
     assert len(job.committed) == expected_steps
-
-
-def test_learned_costs_are_used_and_survive_joins_and_losses() -> None:
-    """The same history as any job's, with curves that really change the split."""
-    length, complexities = 4000, complexities_of(4000)
-    balance = Balance(complexities=complexities, measured=True)
-
-    def true_cost(index: int) -> float:
-        return 10 + complexities[index]
-
-    def make(engine: BalancedEngine) -> ElasticDataLoader:
-        return make_loader(engine, length, 40, balance)
-
-    job = BalancedJob(make, 2, 2, true_cost)
-    for step in range(150):
-        lost = {1} if step in (41, 90) else set()
-        joining = 1 if step in (20, 45, 47) else 0
-        committed_by = {0} if step in (31, 63) else set() if step in (79, 111) else None
-        assert job.play_step(lost, joining, committed_by)
-    curves = {worker.loader._division.costs(job.step) for worker in job.workers}
-    assert len(curves) == 1 and curves != {None}, "all know what was learned, whoever came when"
-    workers = len(job.workers)
-    without = []  # the split of the same batches by somebody who has learned nothing
-    fresh = make(BalancedEngine())
-    position = dict(job.position)
-    learned = len(job.imbalances)
-    for _ in range(40):
-        shares = [fresh.samples_of(position, StepPlan(1, 0, r, workers), r) for r in range(workers)]
-        costs = [sum(map(true_cost, s)) for s in shares]
-        without.append(max(costs) * workers / sum(costs))
-        position = fresh.after(position)
-        assert job.play_step(set(), 0, None)
-    assert sum(job.imbalances[learned:]) / 40 - 1 < 0.6 * (sum(without) / 40 - 1)
-    while job.play_step(set(), 0, None):
-        pass
-    assert Counter(s for e, samples in job.committed if e == 1 for s in samples) == Counter(range(length))
 
 
 def test_shares_are_even_by_cost_where_even_numbers_are_not() -> None:
@@ -179,35 +137,6 @@ def test_micro_batches_are_balanced_too() -> None:
     assert len(sums) == 3 and max(sums) * 3 / sum(sums) < 1.1
 
 
-def test_a_failed_sum_is_nobodys_costs() -> None:
-    engine = BalancedEngine()
-    loader = make_loader(engine, 128, 4, Balance(complexities=complexities_of(128), measured=True))
-    asked = []
-
-    def fails(tensor: torch.Tensor, op: object) -> torch.Tensor:
-        asked.append(engine.plan.step)
-        engine.step_failed, engine.outcome = True, "roll back"
-        return tensor
-
-    engine.allreduce = fails  # type: ignore[method-assign]
-    batches = iter(loader)
-    step = 0
-    while not asked:
-        engine.plan = StepPlan(1, step, 0, 1)
-        next(batches)
-        step += 1
-    assert asked == [cost_learning.EVERY_STEPS - 1]
-    before = loader._division.states()["ElasticDataLoader.costs"].state_dict()
-    engine.step_failed = False
-    engine.allreduce = lambda tensor, op: torch.full_like(tensor, 1.0)  # type: ignore[method-assign]
-    next(batches)  # the same step again
-    engine.outcome = "commit"
-    engine.plan = StepPlan(1, step, 0, 1)
-    next(batches)
-    after = loader._division.states()["ElasticDataLoader.costs"].state_dict()
-    assert before["totals"].sum() == 0 and after["totals"].sum() == len(after["totals"])
-
-
 def test_steps_follow_from_the_budget_and_not_from_the_workers() -> None:
     complexities = complexities_of(500)
     balance = Balance(complexities=complexities, budget=40.0)
@@ -258,9 +187,8 @@ def test_fingerprints_tell_complexities_and_budgets_apart() -> None:
         fingerprint(budget=20.0),
         fingerprint(similar_batches=2),
         fingerprint(mean_over="complexity"),
-        fingerprint(measured=True),
     ]
-    assert len({str(f) for f in [usual, *others]}) == 6
+    assert len({str(f) for f in [usual, *others]}) == 5
 
 
 @pytest.mark.parametrize(
@@ -274,7 +202,13 @@ def test_fingerprints_tell_complexities_and_budgets_apart() -> None:
         ({"complexity_fn": len, "similar_batches": 0}, ValueError, "similar_batches=0"),
         ({"complexity_fn": len, "similar_batches": 1.5}, TypeError, "similar_batches=1.5"),
         ({"complexity_fn": len, "mean_over": "tokens"}, ValueError, "mean_over='tokens'"),
-        ({"complexity_fn": len, "workers": -1}, ValueError, "workers=-1"),
+        ({"complexity_fn": len, "measured": True}, TypeError, "no option measured any more: similar_batches"),
+        (
+            {"complexity_fn": len, "workers": 2},
+            TypeError,
+            "no option workers any more: .* pass complexities=",
+        ),
+        ({"complexity_fn": len, "threads": True}, TypeError, "no option threads any more"),
     ],
 )
 def test_what_can_not_be_balanced_is_refused(arguments: Any, error: type[Exception], words: str) -> None:

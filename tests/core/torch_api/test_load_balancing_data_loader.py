@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections import Counter
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -195,67 +191,6 @@ def test_in_torchs_loader() -> None:
     assert sorted(DataLoader(data, sampler=sampler, batch_size=None)) == sorted(data)
 
 
-# -- costs that are learned
-
-
-def _learn(rank: int, port: int, results: Any) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=2, rank=rank)
-    data = lengths_of(2000)
-    sampler = LoadBalancingDistributedSampler(data, float)
-    batches = LoadBalancingDistributedBatchSampler(sampler, budget=2000, measured=True)
-    imbalances = []
-    for epoch in range(4):
-        batches.set_epoch(epoch)
-        mine = torch.tensor([sum(40.0 + data[i] for i in batch) for batch in batches])
-        for seconds in mine.tolist():
-            batches.step_took(seconds)
-        both = [torch.zeros_like(mine) for _ in range(2)]
-        dist.all_gather(both, mine)
-        steps = torch.stack(both)
-        imbalances.append(float((steps.amax(0) / steps.mean(0)).mean()))
-    state = batches.state_dict()
-    results.put((rank, imbalances, state["curves"].tolist()))
-    dist.destroy_process_group()
-
-
-def test_replicas_learn_what_samples_really_cost() -> None:
-    """Every sample costs 40 beside its complexity, which nobody has said."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    context = mp.get_context("fork")
-    results = context.Queue()
-    processes = [context.Process(target=_learn, args=(rank, port, results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    told = sorted(results.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert told[0][1:] == told[1][1:] and told[0][2], "both learned the same"
-    imbalances = told[0][1]
-    assert imbalances[-1] - 1 < 0.5 * (imbalances[0] - 1)
-
-
-def test_what_was_learned_is_saved_and_loaded() -> None:
-    data = lengths_of(600)
-
-    def batches() -> LoadBalancingDistributedBatchSampler:
-        return LoadBalancingDistributedBatchSampler(
-            samplers(data, 2)[1], budget=500, measured=True, total=lambda tensor: 2 * tensor
-        )
-
-    first, second = batches(), batches()
-    for epoch in range(3):
-        first.set_epoch(epoch)
-        for batch in first:
-            first.step_took(sum(200.0 + data[i] for i in batch))
-    first.set_epoch(3)
-    second.set_epoch(3)
-    assert list(first) != list(second)
-    second.load_state_dict(first.state_dict())
-    assert list(first) == list(second)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -276,17 +211,13 @@ def test_what_was_learned_is_saved_and_loaded() -> None:
             ValueError,
             "max_batch_size=0",
         ),
-        (lambda s: LoadBalancingDistributedBatchSampler(s, list, measured=True), TypeError, "measured"),
         (
             lambda s: LoadBalancingDistributedBatchSampler(s, budget=1, measured=True),
-            ValueError,
-            "with 2 replicas",
+            TypeError,
+            "no option measured any more: similar_batches",
         ),
-        (
-            lambda s: LoadBalancingDistributedBatchSampler(s, budget=1).step_took(1.0),
-            RuntimeError,
-            "measured=True",
-        ),
+        (lambda s: LoadBalancingDistributedSampler([1], float, workers=2), TypeError, "pass complexities="),
+        (lambda s: LoadBalancingDistributedSampler([1], float, ranks=2), TypeError, "no option ranks$"),
         (lambda s: list(LoadBalancingDistributedBatchSampler(s, lambda i: [])), None, ""),
         (
             lambda s: list(LoadBalancingDistributedBatchSampler(s, lambda i: [i] if 0 in i else [])),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
-from bagua_core.elastic.membership.following import Decision, Move, Situation, decide, is_superseded
+from bagua_core.elastic.membership.following import Decision, FollowingSituation, Move, decide, is_superseded
 from tests.core.elastic.records import generation, loss
 
 ME = "me"
@@ -30,7 +30,7 @@ LOSS_AS_OLD = generation(5, ME, "peer", kind=GenerationKind.LOSS, since={ME: 3, 
 @dataclass(frozen=True, slots=True)
 class Case:
     what: str
-    situation: Situation
+    situation: FollowingSituation
     move: Move
     towards: Generation | None = None
 
@@ -48,7 +48,9 @@ def case(
     leaving: bool = False,
     closed: bool = False,
 ) -> Case:
-    return Case(what, Situation(ME, current, broken, agreed, newest, floor, leaving, closed), move, towards)
+    return Case(
+        what, FollowingSituation(ME, current, broken, agreed, newest, floor, leaving, closed), move, towards
+    )
 
 
 CASES = [
@@ -175,7 +177,7 @@ MINE = RECORDS.filter(lambda g: g.placement_of(ME) is not None)
 
 @given(
     st.builds(
-        Situation,
+        FollowingSituation,
         worker_id=st.just(ME),
         current=st.none() | MINE,
         broken=st.booleans(),
@@ -186,7 +188,7 @@ MINE = RECORDS.filter(lambda g: g.placement_of(ME) is not None)
         closed=st.booleans(),
     )
 )
-def test_whatever_the_situation(situation: Situation) -> None:
+def test_whatever_the_situation(situation: FollowingSituation) -> None:
     decision: Decision = decide(situation)
     if decision.move is Move.ENTER:
         target = decision.generation

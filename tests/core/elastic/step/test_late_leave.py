@@ -15,12 +15,12 @@ from bagua_core.elastic.membership.session import Session
 from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
 from bagua_core.elastic.state.state_guard import StateGuard
 from bagua_core.elastic.step.late_leave import EXIT_CODE, LateLeave
-from bagua_core.elastic.step.late_leave_plan import Form, Situation
+from bagua_core.elastic.step.late_leave_plan import Form, LeaveSituation
 from bagua_core.elastic.step.step_states import Phase
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.agents import Agent
 
-EVALUATING = Situation(0.0, 0.0, phase=Phase.FINAL, parts=1, most_parts=1)
+EVALUATING = LeaveSituation(0.0, 0.0, phase=Phase.FINAL, parts=1, most_parts=1)
 
 
 def no_thread() -> bool:
@@ -40,7 +40,7 @@ class Engine:
         self.is_unclear = False
         self.looks = 0
 
-    def late_situation(self, left_s: float) -> tuple[Situation, bool]:
+    def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
         self.looks += 1
         if self.is_unclear:
             raise RuntimeError("dictionary changed size during iteration")

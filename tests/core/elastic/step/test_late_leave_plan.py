@@ -13,7 +13,7 @@ from bagua_core.elastic.step.late_leave_plan import (
     MARGIN_S,
     Act,
     Form,
-    Situation,
+    LeaveSituation,
     decide,
     grace_warning,
     part_of,
@@ -21,7 +21,7 @@ from bagua_core.elastic.step.late_leave_plan import (
 from bagua_core.elastic.step.step_states import IN_STEP, Phase
 from tests.core.elastic.records import generation
 
-EARLY = Situation(left_s=30.0, expected_write_s=4.0)
+EARLY = LeaveSituation(left_s=30.0, expected_write_s=4.0)
 DUE = replace(EARLY, left_s=4.0 + MARGIN_S)
 LAST = replace(EARLY, left_s=MARGIN_S)
 

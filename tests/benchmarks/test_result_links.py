@@ -1,0 +1,24 @@
+"""Every relative link in the documents leads to a file that exists, results of benchmarks included."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+def documents() -> list[Path]:
+    folders = ("docs", "benchmarks", "deploy", "examples")
+    return [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
+
+
+def test_every_link_leads_to_a_file() -> None:
+    links = [(document, link) for document in documents() for link in _LINK.findall(document.read_text())]
+    inside = [
+        (document, link) for document, link in links if "://" not in link and not link.startswith("mailto:")
+    ]
+    assert sum("results/" in link for _, link in inside) > 10, "the documents cite results"
+    broken = [f"{d.relative_to(ROOT)}: {link}" for d, link in inside if not (d.parent / link).exists()]
+    assert not broken
