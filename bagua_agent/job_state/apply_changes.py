@@ -177,7 +177,7 @@ class StoreNews:
         self._followers.follow(generation)
         text = console.generation_written(before, generation)
         self._narrator.tell(text)
-        if before is not None and generation.kind is GenerationKind.LOSS and self._seen.whole:
+        if before is not None and generation.kind is GenerationKind.FAILOVER and self._seen.whole:
             # Not when the agent's key goes: after an outage of the store all keys may go and come back.
             staying = {m.agent_id for m in generation.members} | self._agents
             for agent_id, node_name in sorted({(m.agent_id, m.node_name) for m in before.members}):

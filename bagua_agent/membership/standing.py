@@ -75,7 +75,7 @@ def in_force(view: JobView, record: Generation | None) -> int:
     """The newest generation up to `record` that is known to be in force."""
     if record is None:
         return 0
-    at_once = record.kind is GenerationKind.LOSS or record.base == 0
+    at_once = record.kind is GenerationKind.FAILOVER or record.base == 0
     known = max(record.base, view.committed_generation, view.closing_generation or 0)
     return record.number if at_once else min(known, record.number)
 

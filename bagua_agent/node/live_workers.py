@@ -121,7 +121,7 @@ class LiveWorkers:
                 self._listed[member.worker_id] = (generation.number, generation.world_size)
         self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
-        over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
+        over_below = generation.number if generation.kind is GenerationKind.FAILOVER else generation.base
         for worker_id, (suspected, _) in list(self._suspected.items()):
             if suspected < over_below:
                 self._clear_suspicion(worker_id)

@@ -127,7 +127,7 @@ def arrival(news: News, worker_id: str) -> Arrival:
     if record.base == 0 or placement.since_generation <= record.base:
         return Arrival.BEGIN
     # newcomers are in a record of a loss only where the survivors are fewer than the least
-    return Arrival.TOO_LATE if record.kind is GenerationKind.LOSS else Arrival.SUPERFLUOUS
+    return Arrival.TOO_LATE if record.kind is GenerationKind.FAILOVER else Arrival.SUPERFLUOUS
 
 
 def await_beginning(member: Member, worker_id: str) -> None:

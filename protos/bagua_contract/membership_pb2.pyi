@@ -174,12 +174,12 @@ class Generation(_message.Message):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
         PLANNED: _ClassVar[Generation.Kind]
-        LOSS: _ClassVar[Generation.Kind]
+        FAILOVER: _ClassVar[Generation.Kind]
         RESTART: _ClassVar[Generation.Kind]
         GATHERING: _ClassVar[Generation.Kind]
     KIND_UNSPECIFIED: Generation.Kind
     PLANNED: Generation.Kind
-    LOSS: Generation.Kind
+    FAILOVER: Generation.Kind
     RESTART: Generation.Kind
     GATHERING: Generation.Kind
     class FingerprintEntry(_message.Message):

@@ -36,7 +36,7 @@ class StateName:
 
 class GenerationKind(Enum):
     PLANNED = pb.Generation.PLANNED
-    LOSS = pb.Generation.LOSS
+    FAILOVER = pb.Generation.FAILOVER
     RESTART = pb.Generation.RESTART
     GATHERING = pb.Generation.GATHERING
 

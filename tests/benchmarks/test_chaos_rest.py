@@ -15,7 +15,7 @@ def standing(number: int, *agents: str) -> dict[str, bytes]:
         Placement(f"{agent}.0", agent, agent, 0, rank, 0, rank, "h:1", 1, 7, True)
         for rank, agent in enumerate(("a", "b"))
     )
-    record = Generation(number, number - 1, GenerationKind.LOSS, members, "nonce", "")
+    record = Generation(number, number - 1, GenerationKind.FAILOVER, members, "nonce", "")
     return {KEYS.leader: b"a", KEYS.generation: record.encode(), **{KEYS.agents + a: b"" for a in agents}}
 
 

@@ -78,15 +78,15 @@ def test_every_field_of_the_message_is_written() -> None:
 )
 def test_a_record_that_cannot_be_is_refused(number: int, members: tuple[Placement, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Generation(number, 0, GenerationKind.LOSS, members)
+        Generation(number, 0, GenerationKind.FAILOVER, members)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        pb.Generation(number=0, kind=pb.Generation.LOSS),
+        pb.Generation(number=0, kind=pb.Generation.FAILOVER),
         pb.Generation(number=1),  # of no kind
-        pb.Generation(number=1, kind=pb.Generation.LOSS, members=[pb.Placement(global_rank=1)]),
+        pb.Generation(number=1, kind=pb.Generation.FAILOVER, members=[pb.Placement(global_rank=1)]),
     ],
 )
 def test_a_message_that_no_leader_writes_is_a_value_error(message: pb.Generation) -> None:

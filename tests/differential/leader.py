@@ -287,7 +287,7 @@ class Leader:
         if generation.is_gathering and not generation.members:
             raise JobFailed(f"no fault comes before the first step, but {generation.reason}")
         self.sessions.tell_generation(generation)
-        over_below = generation.number if generation.kind is GenerationKind.LOSS else generation.base
+        over_below = generation.number if generation.kind is GenerationKind.FAILOVER else generation.base
         for worker_id, (suspected, _) in list(self._suspected.items()):
             if suspected < over_below:
                 self._clear(worker_id)

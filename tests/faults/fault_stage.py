@@ -230,7 +230,7 @@ class Stage:
         self.ask(candidates, point)
         if newcomer:
             pass
-        elif occasion in (Occasion.LOSS, Occasion.JOIN):
+        elif occasion in (Occasion.FAILOVER, Occasion.JOIN):
             self.end_worker(pawn)
             if occasion is Occasion.JOIN and point != "heal.send":
                 # The loss leads past the same point: the second time it is the successor that comes in.

@@ -32,11 +32,11 @@ class Who(Enum):
 
 
 class Occasion(Enum):
-    """What brings it there. LOSS and JOIN: of a worker, whose agent lives and starts the next one."""
+    """What brings it there. FAILOVER and JOIN: of a worker, whose agent lives and starts the next one."""
 
     STEP = "in a step"
     EPOCH = "outside steps"
-    LOSS = "a worker was lost"
+    FAILOVER = "a worker was lost"
     JOIN = "a worker comes in"
     NODE_LOST = "an agent was killed"
     LEADER_LOST = "the leader was killed"
@@ -48,7 +48,7 @@ class Occasion(Enum):
 OCCASION_BOUND_S = {
     Occasion.STEP: 0.0,
     Occasion.EPOCH: 0.0,
-    Occasion.LOSS: 0.25,
+    Occasion.FAILOVER: 0.25,
     Occasion.JOIN: 0.25,
     Occasion.NODE_LOST: 0.5,
     Occasion.LEADER_LOST: 0.5,
@@ -57,7 +57,7 @@ OCCASION_BOUND_S = {
 }
 NODE_LOSSES = frozenset({Occasion.NODE_LOST, Occasion.LEADER_LOST})
 # Until the leader has written something nobody takes another step.
-STALLING = frozenset({Occasion.LOSS, Occasion.NODE_LOST, Occasion.LEADER_LOST, Occasion.HANG})
+STALLING = frozenset({Occasion.FAILOVER, Occasion.NODE_LOST, Occasion.LEADER_LOST, Occasion.HANG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ MOMENTS = (
         "step.begin reduction.before reduction.done commit.before commit.after ledger.before",
     ),
     *_moments(Who.MEMBER, Occasion.EPOCH, "outside.done"),
-    *_moments(Who.MEMBER, Occasion.LOSS, "switch.before entry.built entry.exchanged"),
+    *_moments(Who.MEMBER, Occasion.FAILOVER, "switch.before entry.built entry.exchanged"),
     *_moments(Who.MEMBER, Occasion.JOIN, "switch.before entry.built entry.exchanged heal.send"),
     *_moments(
         Who.NEWCOMER, Occasion.JOIN, "switch.before entry.built entry.exchanged heal.receive heal.swap"
     ),
-    *_moments(Who.LEADER, Occasion.LOSS, "generation.before generation.after"),
+    *_moments(Who.LEADER, Occasion.FAILOVER, "generation.before generation.after"),
     *_moments(Who.LEADER, Occasion.JOIN, "generation.before generation.after"),
     *_moments(Who.LEADER, Occasion.NODE_LOST, "agent-removal.before agent-removal.after"),
     *_moments(

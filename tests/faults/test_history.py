@@ -38,5 +38,5 @@ def test_a_job_tells_its_story(job: MakeJob, etcd: EmbeddedEtcd) -> None:
     assert lost.worker_id == killed.worker_id and "SIGKILL" in lost.text
     formed = [event for event in story if event.kind is EventKind.GENERATION_FORMED]
     assert [event.generation for event in formed] == list(range(1, len(formed) + 1))
-    assert {event.generation_kind for event in formed} == {"GATHERING", "PLANNED", "LOSS"}
+    assert {event.generation_kind for event in formed} == {"GATHERING", "PLANNED", "FAILOVER"}
     assert all(event.time_unix_s > 1e9 and event.node_name for event in story)

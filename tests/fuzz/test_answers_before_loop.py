@@ -60,7 +60,7 @@ def late_worker() -> BeforeLoop:
 
 
 def holders_at(nonce: str, *addresses: str) -> Generation:
-    return Generation(3, 2, GenerationKind.LOSS, (), nonce, answers_at=addresses)
+    return Generation(3, 2, GenerationKind.FAILOVER, (), nonce, answers_at=addresses)
 
 
 def put(server: MeetingServer, nonce: str, parts: bytes, *data: bytes) -> None:

@@ -33,7 +33,7 @@ NAMES = "abcd"
 # phases of a worker
 WAIT, READY, CONTRIBUTED, DONE, FAILED, ENDED, LEFT, DEAD = range(8)
 GONE = (ENDED, LEFT, DEAD)
-PLANNED, LOSS = "planned", "loss"
+PLANNED, FAILOVER = "planned", "loss"
 
 # A state's content is all that made it: whose initial parameters, then every commit. A positive number is the
 # place of a Entry in `_steps`, a negative one a collective outside steps in that generation.
@@ -187,7 +187,7 @@ class Model:
         if self.setup.newcomer:
             workers += (Worker(WAIT, 0, 0, (count,)),)
         known = tuple((w.chain, 0, True) for w in workers[:count])
-        first = Gen(1, LOSS, members, (1,) * count, (True,) * count, (1,) * count, (0.0,) * count, known)
+        first = Gen(1, FAILOVER, members, (1,) * count, (True,) * count, (1,) * count, (0.0,) * count, known)
         return State(
             workers, (first,), 1, 0, frozenset(), self.setup.leavers, False, self.setup.kills,
             self.setup.wrong_drops,
@@ -300,7 +300,7 @@ class Model:
             return
         number = newest.number
         listed = w in newest.members
-        overtaken = newest.kind == LOSS and number > worker.gen
+        overtaken = newest.kind == FAILOVER and number > worker.gen
         gen = self.gen_of(s, worker.gen) if worker.gen else None
 
         if worker.phase == READY and gen is not None and not overtaken:
@@ -363,12 +363,12 @@ class Model:
         if listed and number > worker.gen and (worker.phase != DONE or overtaken):
             since = newest.since[newest.members.index(w)]
             waits_for_commit = worker.phase == DONE and gen is not None and not self.must_copy(gen, w, worker)
-            if (newest.kind == LOSS or since == number) and not waits_for_commit:
+            if (newest.kind == FAILOVER or since == number) and not waits_for_commit:
                 if worker.phase == DONE:
                     self.coverage["reduced, but the copy broke"] += 1
                 yield f"{me} enters {number}", self._enter(s, w, worker, newest)
 
-        if s.leaving >> w & 1 and not listed and (newest.kind == LOSS or worker.phase == FAILED):
+        if s.leaving >> w & 1 and not listed and (newest.kind == FAILOVER or worker.phase == FAILED):
             self.coverage["leaver gone without its last step"] += 1
             yield f"{me} leaves", self._set(s, w, Worker(LEFT))
 
@@ -532,7 +532,7 @@ class Model:
             worker.phase == FAILED
             and w in newest.members
             and worker.gen >= s.in_force
-            and not (newest.kind == LOSS and newest.number > worker.gen)  # else it is about to enter
+            and not (newest.kind == FAILOVER and newest.number > worker.gen)  # else it is about to enter
             for w, worker in enumerate(s.workers)
         )
         for mask in range(1, 1 << len(dead)):
@@ -552,7 +552,7 @@ class Model:
             if lost:
                 self.coverage["superseded a pending generation"] += 1
                 yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
-        if s.in_force == newest.number or (not self.rules.planned_needs_in_force and newest.kind == LOSS):
+        if s.in_force == newest.number or (not self.rules.planned_needs_in_force and newest.kind == FAILOVER):
             joining = self._joinable(s, newest.members)
             leaving = [w for w in newest.members if s.leaving >> w & 1]
             if any(s.workers[w].phase != WAIT for w in joining):
@@ -585,14 +585,14 @@ class Model:
             stuck = [m for m in base.members if s.workers[m].phase == FAILED and m not in newest.members]
             came = [m for m in self.newcomers(newest) if m not in lost]
             if stuck and (came or self.rules.base_holds == "always"):
-                yield from self._write_generation(s, LOSS, stuck + came, base)
+                yield from self._write_generation(s, FAILOVER, stuck + came, base)
                 return
         joining: list[int] = []
         if len(members) < self.setup.minimum:
             joining = self._joinable(s, {*members, *lost})
             members += joining
         if len(members) >= self.setup.minimum and members:
-            yield from self._write_generation(s, LOSS, members, joining=joining)
+            yield from self._write_generation(s, FAILOVER, members, joining=joining)
 
     def _write_generation(
         self,
@@ -634,7 +634,7 @@ class Model:
             (None,) * len(members),
         )
         reported = s.reported & sum(1 << m for m in members)
-        in_force = number if kind == LOSS and not self.rules.planned_needs_in_force else s.in_force
+        in_force = number if kind == FAILOVER and not self.rules.planned_needs_in_force else s.in_force
         names = "".join(NAMES[m] for m in gen.members)
         yield (
             f"leader writes {kind} {number} = {names}",
@@ -675,7 +675,7 @@ class Model:
         """Whether the one event that `w` has, beside dying, commutes with all others and so may go first: to
         enter a generation that others wait for it in, or to see an exchange end that owes no lines."""
         worker, newest = s.workers[w], s.gens[-1]
-        if newest.kind == LOSS and newest.number > worker.gen and w in newest.members:
+        if newest.kind == FAILOVER and newest.number > worker.gen and w in newest.members:
             if worker.phase in (READY, FAILED):
                 return True
             # nobody contributes to the old generation any more

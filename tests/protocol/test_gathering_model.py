@@ -96,7 +96,7 @@ def _other_order(record: Generation, view: JobView) -> Generation:
 
 
 def _gathers_though_one_holds(record: Generation, view: JobView) -> Generation:
-    if record.kind is not GenerationKind.LOSS or record.base == 0:
+    if record.kind is not GenerationKind.FAILOVER or record.base == 0:
         return record
     return replace(record, kind=GenerationKind.GATHERING, base=0, members=())
 

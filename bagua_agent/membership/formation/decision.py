@@ -7,13 +7,13 @@ Invariants: after a first commit no generation without a holder (I6), except an 
 steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless that one can't come into
 force any more, for a newcomer of it died or somebody could not build it; nodes that stay are never more than the most.
 
-**Nothing planned before a commit.** Also a LOSS or first generation is followed by a planned one only once a
+**Nothing planned before a commit.** Also a FAILOVER or first generation is followed by a planned one only once a
 commit in it is known. The store keeps the newest record alone: a commit proves that every member has taken
 this one, so none can be left behind in an older generation by a record that it never saw.
 
 **Too few nodes would remain.** Workers do not know the minimum, so a generation below it would step. A leave
 that brings the job below the minimum therefore writes an empty generation: the leaver goes, the others step
-aside at the same boundary, keep their state and wait. Once enough nodes are there again a LOSS generation
+aside at the same boundary, keep their state and wait. Once enough nodes are there again a FAILOVER generation
 takes in those who kept the state together with the newcomers. After a loss nothing is written instead, since
 the survivors cannot step anyhow; unless one of them wants to leave and waits for a generation without it.
 
@@ -27,8 +27,8 @@ workers are offered again after a while, or at once where the minimum can't be m
 **Everybody waits.** hang.py says for whom a step waits. If all of them wait and connections between them are cut, or it
 lasts, the same members meet again; a cut that is still there then costs a node at once, for its ends name each other.
 
-**Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a LOSS record with base 0. Its
-members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
+**Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a FAILOVER record with base 0.
+Its members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _first(case: Case) -> Decision:
 
 
 def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
-    """A LOSS generation of the survivors, with newcomers only where they are too few.
+    """A FAILOVER generation of the survivors, with newcomers only where they are too few.
 
     broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
     """
@@ -187,14 +187,14 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
     for ready in (waiters.ready, waiters.ready + waiters.reserve):
         target = targets.survivors(view, case.desired, standing, ready)
         if _may_be_written(case, target):
-            return written(case, GenerationKind.LOSS, target.workers, _base(case), why)
+            return written(case, GenerationKind.FAILOVER, target.workers, _base(case), why)
     leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
     # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
     planned = record is not None and record.kind is GenerationKind.PLANNED
     bound = record is not None and (bool(record.members) or (broken and planned))
     if leaver is not None and bound:
         why = f"{why}; too few nodes remain and {leaver.node_name} wants to leave"
-        return _empty(case, GenerationKind.LOSS, why)
+        return _empty(case, GenerationKind.FAILOVER, why)
     if not target.has_holder:
         return _no_holder(case, why)
     return too_few(case, target.nodes, waiters.soon_s, f"; {why}")
@@ -233,7 +233,7 @@ def _renewed(case: Case, hang: HangDecision) -> Decision:
 
 
 def _without_somebody(case: Case, tried: str) -> Decision:
-    """A LOSS generation of the survivors without a node that is in trouble, if there is a way to do without one."""
+    """A FAILOVER generation of the survivors without a node that is in trouble, if there is a way to do without one."""
     view = case.view
     for way in trouble.of_survivors(view, case.standing, case.evidence):
         waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
@@ -241,7 +241,7 @@ def _without_somebody(case: Case, tried: str) -> Decision:
             target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
             if _may_be_written(case, target):
                 reason = f"{tried}; {_left_out(case, way)}"
-                decision = written(case, GenerationKind.LOSS, target.workers, _base(case), reason)
+                decision = written(case, GenerationKind.FAILOVER, target.workers, _base(case), reason)
                 return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
     return _at_once(case, f"{tried}; no node can be left out", broken=True)
 
@@ -312,7 +312,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         # a node that is nearly complete may save the job a stop
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
     # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
-    kind = GenerationKind.LOSS if case.standing.pending else GenerationKind.PLANNED
+    kind = GenerationKind.FAILOVER if case.standing.pending else GenerationKind.PLANNED
     remain = f"{target.nodes} of at least {counted(case.desired.min_nodes)} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
 
@@ -394,4 +394,4 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
         return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
     chosen = targets.first(case.view, complete[: case.desired.max_nodes])
     start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
-    return written(case, GenerationKind.LOSS, chosen, 0, f"{start}, since {why}")
+    return written(case, GenerationKind.FAILOVER, chosen, 0, f"{start}, since {why}")

@@ -112,7 +112,7 @@ def _gathered(case: Case, record: Generation) -> Decision:
     if not before:
         chosen = tuple(_enters(case, m) for m in record.members)
         reason = f"all of generation {record.number} are at their first step"
-        kind = GenerationKind.LOSS if record.again else GenerationKind.PLANNED
+        kind = GenerationKind.FAILOVER if record.again else GenerationKind.PLANNED
         return replace(written(case, kind, chosen, 0, reason), hang_order=order)
     # No worker is replaced: what one does before the loop (a download, a data set) may take longer than any hang.
     patient = replace(case.policy, hang_timeout_s=None)

@@ -244,7 +244,7 @@ def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) 
         return Attempts(count + 1 if _all_live(view, evidence, known) else count, now_s)
     if known is not None and again:
         was_pending = known.kind is GenerationKind.PLANNED and known.base > 0
-        if new.kind is GenerationKind.LOSS:
+        if new.kind is GenerationKind.FAILOVER:
             count = 1 if was_pending else count + 1
         elif was_pending and view.committed_generation < known.number:
             count += 1

@@ -76,7 +76,7 @@ class JobCheckpoints:
         """
         self._last = None
         begins_again = (
-            generation.kind is GenerationKind.LOSS and generation.base == 0 and generation.number > 1
+            generation.kind is GenerationKind.FAILOVER and generation.base == 0 and generation.number > 1
         )
         if plan.initial and not self._checkpointer.is_on and begins_again:
             # No worker has the state and nothing was saved: whatever the job did before is void.

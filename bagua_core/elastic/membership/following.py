@@ -46,7 +46,11 @@ def decide(s: FollowingSituation) -> Decision:
         return _newcomer(s)
     if s.current.is_gathering:
         return _gathered(s, s.current)
-    if s.newest is not None and s.newest.kind is GenerationKind.LOSS and s.newest.number > s.current.number:
+    if (
+        s.newest is not None
+        and s.newest.kind is GenerationKind.FAILOVER
+        and s.newest.number > s.current.number
+    ):
         return _towards(s, s.newest)
     if s.newest is not None and s.newest.base > (s.agreed or s.current).number:
         return _missed(s.current, s.newest, s.worker_id)
@@ -121,4 +125,4 @@ def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: 
     a later generation than `entering` shows that a loss was missed."""
     if newest is None or newest.number <= entering.number:
         return False
-    return newcomer or newest.kind is GenerationKind.LOSS or newest.base > entering.number
+    return newcomer or newest.kind is GenerationKind.FAILOVER or newest.base > entering.number

@@ -133,7 +133,7 @@ def part_of(
         return 0, 1
     if newest is not None and newest.number > current.number:
         lists_all = all(newest.placement_of(m.worker_id) is not None for m in current.members)
-        if newest.kind is GenerationKind.LOSS or (newest.members and not lists_all):
+        if newest.kind is GenerationKind.FAILOVER or (newest.members and not lists_all):
             return 0, 1
     return place.global_rank, current.world_size
 

@@ -89,7 +89,7 @@ LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
     lambda leads: leads.stand("a", "host:1"),
     lambda leads: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
     lambda leads: leads.write_generation(
-        Generation(1, 0, GenerationKind.LOSS, (), "nonce"), 0, absent("result"), {}
+        Generation(1, 0, GenerationKind.FAILOVER, (), "nonce"), 0, absent("result"), {}
     ),
     lambda leads: leads.write_result(absent("result"), ResultOutcome.SUCCEEDED, 0, "done", None),
     lambda leads: leads.refuse("w", "another model"),

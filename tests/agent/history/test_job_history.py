@@ -33,7 +33,7 @@ FAILURE = pb.Failure(
 )
 EVERY = [
     history.created("train.py"),
-    history.formed(Generation(3, 2, GenerationKind.LOSS, (), "nonce", "lost a"), "generation 3, now"),
+    history.formed(Generation(3, 2, GenerationKind.FAILOVER, (), "nonce", "lost a"), "generation 3, now"),
     history.worker_ended(FAILURE),
     history.worker_ended(pb.Failure(worker_id="b.0.w", global_rank=-1, cause="killed by SIGKILL")),
     history.scaled(17, "2 to 3 nodes are wanted now"),
@@ -58,7 +58,7 @@ def test_every_kind_is_read_back_in_the_order_of_the_store() -> None:
     assert [e.name for e in read] == [e.name for e in reversed(EVERY)]
     assert {e.kind for e in read} == set(EventKind)
     formed = next(e for e in read if e.kind is EventKind.GENERATION_FORMED)
-    assert (formed.generation, formed.generation_kind, formed.world_size) == (3, "LOSS", 0)
+    assert (formed.generation, formed.generation_kind, formed.world_size) == (3, "FAILOVER", 0)
     failed = next(e for e in read if e.kind is EventKind.WORKER_FAILED)
     assert failed.worker_id == "a.0.w" and "\n" not in failed.text and "global rank 3" in failed.text
     lost = next(e for e in read if e.kind is EventKind.NODE_LOST)

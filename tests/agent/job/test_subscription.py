@@ -29,7 +29,7 @@ LIMITS = Limits(whole_record_members=1)
 RECORD = Generation(
     4,
     3,
-    GenerationKind.LOSS,
+    GenerationKind.FAILOVER,
     tuple(Placement(f"n{i}.0.a", f"n{i}", f"n{i}", 0, i, i, 0, "h:1", 1, 1, True) for i in range(4)),
     "nonce",
 )

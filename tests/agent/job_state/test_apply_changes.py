@@ -23,7 +23,7 @@ SPEC = pb.JobSpec(nonce="ours")
 
 
 def generation(number: int, nonce: str = "ours") -> Generation:
-    return Generation(number, number - 1, GenerationKind.LOSS, (), nonce)
+    return Generation(number, number - 1, GenerationKind.FAILOVER, (), nonce)
 
 
 def put(key: str, value: bytes, revision: int = 5) -> Change:
@@ -206,7 +206,7 @@ def test_a_node_is_lost_when_a_generation_goes_on_without_it() -> None:
     before = Generation(1, 0, GenerationKind.PLANNED, tuple(places), "ours")
     node.take(*agents, put(KEYS.generation, before.encode()))
     # one agent is gone; of another only the worker is
-    after = Generation(2, 1, GenerationKind.LOSS, (places[0],), "ours")
+    after = Generation(2, 1, GenerationKind.FAILOVER, (places[0],), "ours")
     node.take(removed(KEYS.agent("a1")), put(KEYS.generation, after.encode()))
     assert node.events == ["generation-1", "lost-a1-2", "generation-2"]
 

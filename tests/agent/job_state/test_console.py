@@ -25,7 +25,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
-LOSS, PLANNED, RESTART = GenerationKind.LOSS, GenerationKind.PLANNED, GenerationKind.RESTART
+FAILOVER, PLANNED, RESTART = GenerationKind.FAILOVER, GenerationKind.PLANNED, GenerationKind.RESTART
 
 
 def generation(
@@ -121,10 +121,10 @@ def test_the_first_generation_names_its_nodes() -> None:
         ),
         (
             BEFORE,
-            generation(2, "a:0", "a:1", kind=LOSS, reason="b is gone"),
+            generation(2, "a:0", "a:1", kind=FAILOVER, reason="b is gone"),
             "generation 2, now: 2 workers on 1 node (-b); b is gone",
         ),
-        (BEFORE, generation(2, kind=LOSS, reason="too few"), "generation 2, now: no workers; too few"),
+        (BEFORE, generation(2, kind=FAILOVER, reason="too few"), "generation 2, now: no workers; too few"),
         (
             restarted(1, "a:0", "b:0"),
             restarted(2, "a:0", "b:0"),

@@ -22,7 +22,7 @@ NOW_S = 12.5
 GENERATION = Generation(
     3,
     2,
-    GenerationKind.LOSS,
+    GenerationKind.FAILOVER,
     (Placement("w", "a", "n", 0, 0, 0, 0, "h:1", 1, 7, True),),
     "nonce",
     "why",
@@ -273,7 +273,7 @@ def test_a_corrupted_value_is_reported_with_its_key(key: str) -> None:
     [
         (KEYS.desired, pb.Desired(min_nodes=0, max_nodes=2)),
         (KEYS.desired, pb.Desired(min_nodes=3, max_nodes=2)),
-        (KEYS.generation, pb.Generation(number=0, kind=pb.Generation.LOSS)),
+        (KEYS.generation, pb.Generation(number=0, kind=pb.Generation.FAILOVER)),
         (KEYS.generation, pb.Generation(number=3)),
         # waits in nothing
         (
@@ -282,7 +282,7 @@ def test_a_corrupted_value_is_reported_with_its_key(key: str) -> None:
         ),
         (
             KEYS.generation,
-            pb.Generation(number=3, kind=pb.Generation.LOSS, members=[pb.Placement(global_rank=2)]),
+            pb.Generation(number=3, kind=pb.Generation.FAILOVER, members=[pb.Placement(global_rank=2)]),
         ),
     ],
 )

@@ -23,7 +23,7 @@ def record(members: int, number: int = 7) -> Generation:
     return Generation(
         number,
         5,
-        GenerationKind.LOSS,
+        GenerationKind.FAILOVER,
         tuple(
             Placement(f"n{i}.0.a", f"n{i}", f"host{i}", 0, i, i, 0, f"10.0.0.{i}:1", 3, 9 + i, i == 0)
             for i in range(members)

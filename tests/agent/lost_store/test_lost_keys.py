@@ -44,7 +44,7 @@ class Agent:
     reading: bool = False
 
     def __post_init__(self) -> None:
-        self.seen = JobSeen(SPEC, JobView(), Generation(3, 2, GenerationKind.LOSS, (), "ours"))
+        self.seen = JobSeen(SPEC, JobView(), Generation(3, 2, GenerationKind.FAILOVER, (), "ours"))
         self.seen.remembered[KEYS.spec] = SPEC.SerializeToString()
         self.timers = Timers()
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)

@@ -30,7 +30,7 @@ RESULT = pb.Result(outcome=pb.Result.SUCCEEDED).SerializeToString()
 
 def generation(number: int, worker_id: str = "w", reason: str = "", nonce: str = "ours") -> Generation:
     place = Placement(worker_id, "a", "n", 0, 0, 0, 0, "h:1", 1, 7, True)
-    return Generation(number, number - 1, GenerationKind.LOSS, (place,), nonce, reason)
+    return Generation(number, number - 1, GenerationKind.FAILOVER, (place,), nonce, reason)
 
 
 MEMORY = Memory("ours", {KEYS.spec: SPEC, KEYS.desired: DESIRED}, generation(5), committed=True)

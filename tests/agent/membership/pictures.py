@@ -21,7 +21,7 @@ from bagua_agent.membership.view import (
 )
 from bagua_contract.records import Generation, GenerationKind, Placement, StateName, SuspicionKind
 
-PLANNED, LOSS = GenerationKind.PLANNED, GenerationKind.LOSS
+PLANNED, FAILOVER = GenerationKind.PLANNED, GenerationKind.FAILOVER
 POLICY = Policy()
 LEADER = Evidence(observer_agent_id="a")
 

@@ -91,7 +91,7 @@ class SimulatedWorkers(ABC):
         current = 0 if worker.current is None else worker.current.number
         inside = record.placement_of(worker.worker_id) is not None
         if record.number > current:
-            if record.kind is GenerationKind.LOSS or record.base == 0:
+            if record.kind is GenerationKind.FAILOVER or record.base == 0:
                 self._enter(worker, record)
             else:
                 if worker.current is not None and record.base > current:

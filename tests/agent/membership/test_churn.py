@@ -65,7 +65,7 @@ def test_a_node_that_leaves_and_comes_back_ten_times_costs_nobody_a_step() -> No
             job.settle()
         assert inside(job) == {"a0", "a1"}
     kinds = [r.kind for r in job.records.values()]
-    assert GenerationKind.LOSS not in kinds and len(kinds) == 21
+    assert GenerationKind.FAILOVER not in kinds and len(kinds) == 21
 
 
 def test_a_node_whose_worker_dies_ten_times_is_let_in_each_time_without_a_quarantine() -> None:

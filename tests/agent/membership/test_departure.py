@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from pictures import (
+    FAILOVER,
     LEADER,
-    LOSS,
     POLICY,
     agent,
     decided,
@@ -111,7 +111,7 @@ def test_the_next_start_begins_at_once_if_no_leader_wrote_the_result(knows_base:
     again = replace(view, agents={"c": agent("c")}, members={"c0": member("c0")})
     ready = replace(again, desired=replace(again.desired, max_nodes=1)) if again.desired else again
     new = written(decided(ready))
-    assert (workers(new), new.kind, new.base) == ("c0", LOSS, 0)
+    assert (workers(new), new.kind, new.base) == ("c0", FAILOVER, 0)
     assert new.reason.startswith("from the newest checkpoint, since every worker left, but")
     anew = written(decided(replace(ready, has_checkpoints=False)))
     assert anew.reason.startswith("anew, since every worker left")
@@ -201,7 +201,7 @@ def test_a_scheduled_job_is_never_marked_stopped_here() -> None:
 
 def test_workers_that_left_in_the_first_step_say_that_nothing_was_committed() -> None:
     """One of them left first, so there is a record after the first one."""
-    first, empty = record(1, "a0 b0", base=0), record(2, "", base=1, kind=LOSS)
+    first, empty = record(1, "a0 b0", base=0), record(2, "", base=1, kind=FAILOVER)
     view = picture([agent("a", leaving=True), agent("b", leaving=True)], [], empty, earlier=(first,))
     view = replace(view, has_checkpoints=True)
     nothing = [departure(worker, 1, 2, holds_nothing=True) for worker in ("a0", "b0")]

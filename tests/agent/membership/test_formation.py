@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from pictures import (
+    FAILOVER,
     LEADER,
-    LOSS,
     PLANNED,
     POLICY,
     agent,
@@ -97,7 +97,7 @@ def test_scaling_down_drops_the_youngest_and_up_takes_it_back() -> None:
 
 def test_nothing_is_planned_before_a_commit_is_known() -> None:
     view = running("a0", "b0")
-    view = replace(view, generation=record(3, "a0", kind=LOSS))
+    view = replace(view, generation=record(3, "a0", kind=FAILOVER))
     assert decided(view).reason == "waiting: nobody has committed in generation 3 yet"
 
 
@@ -139,7 +139,7 @@ def test_a_leave_below_the_minimum_empties_and_comes_back_as_a_loss() -> None:
     view = picture([agent("b"), agent("c")], [member("b0", committed=2), member("c0")], empty, nodes=(2, 4))
     for seen in (view, replace(view, earlier=(record(2, "a0 b0"),))):  # a new leader knows only the store
         again = written(decided(seen))
-        assert (workers(again), again.kind, again.base) == ("b0 c0", LOSS, 2)
+        assert (workers(again), again.kind, again.base) == ("b0 c0", FAILOVER, 2)
         assert again.members[0].holder and again.members[0].since_generation <= 2
 
 
@@ -158,7 +158,7 @@ def test_a_loss_is_taken_at_once_without_newcomers() -> None:
     view = running("a0 b0", "c0")
     del view.members["b0"]  # type: ignore[attr-defined]
     generation = written(decided(view))
-    assert (workers(generation), generation.kind, generation.base) == ("a0", LOSS, 2)
+    assert (workers(generation), generation.kind, generation.base) == ("a0", FAILOVER, 2)
 
 
 def test_newcomers_come_in_with_a_loss_only_below_the_minimum() -> None:
@@ -182,14 +182,14 @@ def test_below_the_minimum_a_leaver_is_let_go() -> None:
     view = changed(running("a0 b0 c0", nodes=(3, 4)), agent("a", leaving=True))
     del view.members["b0"]  # type: ignore[attr-defined]
     empty = written(decided(view))
-    assert (workers(empty), empty.kind, empty.base) == ("", LOSS, 2)
+    assert (workers(empty), empty.kind, empty.base) == ("", FAILOVER, 2)
 
 
 def test_a_loss_while_pending_keeps_those_of_both() -> None:
     view = replace(running("a0 b0", "c0"), generation=record(3, "a0 b0 c0:3"), earlier=(record(2, "a0 b0"),))
     del view.members["b0"]  # type: ignore[attr-defined]
     generation = written(decided(view))
-    assert (workers(generation), generation.kind, generation.base) == ("a0", LOSS, 2)
+    assert (workers(generation), generation.kind, generation.base) == ("a0", FAILOVER, 2)
 
 
 def test_no_generation_without_a_holder() -> None:
@@ -223,7 +223,7 @@ def test_an_empty_one_while_pending_points_to_the_pending_record() -> None:
     del view.members["b0"]  # type: ignore[attr-defined]
     empty = written(decided(view))
     # c0, which it left out, may have stepped aside: only who is in both can be taken for a holder
-    assert (workers(empty), empty.kind, empty.base) == ("", LOSS, 3)
+    assert (workers(empty), empty.kind, empty.base) == ("", FAILOVER, 3)
 
 
 def test_a_first_step_that_failed_everywhere_starts_anew() -> None:
@@ -252,7 +252,7 @@ def test_broken_without_a_loss_is_made_anew_with_the_same() -> None:
     view = running("a0 b0", "c0", suspicions=[suspicion("a0", 2)])
     alive = replace(LEADER, alive_agents={"b": 5.0})
     generation = written(decided(view, evidence=alive))
-    assert (workers(generation), generation.kind) == ("a0 b0", LOSS)
+    assert (workers(generation), generation.kind) == ("a0 b0", FAILOVER)
     assert decided(view, evidence=replace(LEADER, alive_agents={"b": 4.9})).action == AskWhetherAlive(("b",))
 
 
@@ -281,7 +281,12 @@ def test_after_an_election_a_missing_key_is_given_time_unless_somebody_suspects(
 def test_a_lost_record_is_formed_again_by_those_who_were_furthest() -> None:
     view = picture([agent("a"), agent("b")], [member("a0", committed=4), member("b0")], None)
     generation = written(decided(view))
-    assert (workers(generation), generation.number, generation.base, generation.kind) == ("a0", 5, 4, LOSS)
+    assert (workers(generation), generation.number, generation.base, generation.kind) == (
+        "a0",
+        5,
+        4,
+        FAILOVER,
+    )
 
 
 @pytest.mark.parametrize(("generation", "asks_everybody"), [(3, True), (4, False)])
@@ -295,6 +300,6 @@ def test_a_stall_behind_a_newer_planned_record_is_a_break(generation: int, asks_
     alive = replace(LEADER, alive_agents={"a": 9.9, "b": 9.9})
     decision = decided(view, evidence=alive)
     if asks_everybody:
-        assert workers(written(decision)) == "a0 b0" and written(decision).kind is LOSS
+        assert workers(written(decision)) == "a0 b0" and written(decision).kind is FAILOVER
     else:
         assert decision.action is None

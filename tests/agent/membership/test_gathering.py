@@ -96,7 +96,7 @@ def test_a_lost_one_starts_all_again_and_what_it_is_for_is_kept(again: bool) -> 
     second = written(decided(successors))
     assert (second.kind, second.number, second.again) == (GATHERING, 3, again)
     at_loop = picture([agent("a"), agent("b")], at(LOOP, "a0x", "b0x"), second, nodes=(2, 2))
-    assert written(decided(at_loop)).kind is (GenerationKind.LOSS if again else GenerationKind.PLANNED)
+    assert written(decided(at_loop)).kind is (GenerationKind.FAILOVER if again else GenerationKind.PLANNED)
 
 
 def test_workers_that_are_ahead_are_not_gathered() -> None:
@@ -143,7 +143,7 @@ def test_which_workers_an_agent_ends() -> None:
     assert not must_start_again(PREPARING, "a0", 3, second)  # the same record, told again
 
 
-@pytest.mark.parametrize("kind", [GATHERING, GenerationKind.PLANNED, GenerationKind.LOSS])
+@pytest.mark.parametrize("kind", [GATHERING, GenerationKind.PLANNED, GenerationKind.FAILOVER])
 @pytest.mark.parametrize("agent_id", ["nowhere", "b"])
 def test_a_placement_on_another_agent_than_its_worker_is_no_member(
     kind: GenerationKind, agent_id: str

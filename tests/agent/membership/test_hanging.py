@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pictures import (
+    FAILOVER,
     LEADER,
-    LOSS,
     POLICY,
     agent,
     decided,
@@ -157,7 +157,7 @@ def test_a_newcomer_that_ends_with_0_is_merely_gone() -> None:
     view = picture(
         [agent("a"), agent("b"), agent("c")],
         members,
-        record(3, "a0 b0 c0:3", base=2, kind=LOSS),
+        record(3, "a0 b0 c0:3", base=2, kind=FAILOVER),
         suspicions=[suspicion("a0", 3)],
         finished=frozenset({"c0"}),
     )

@@ -67,7 +67,7 @@ def test_the_job_goes_on_with_those_who_reach_each_other(
     assert run(job, 60.0, 0.2) <= 30
     assert job.committed > steady + 100
     later = list(job.records.values())[len(history) :]
-    assert not [r for r in later if r.kind.name == "LOSS"], "no step was lost"
+    assert not [r for r in later if r.kind.name == "FAILOVER"], "no step was lost"
     job.cuts.clear()
     run(job, POLICY.quarantine_longest_s + 5.0, 1.0)
     assert len(inside(job)) == nodes, "who was left out is back"

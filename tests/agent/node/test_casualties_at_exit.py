@@ -45,7 +45,7 @@ def record(number: int, *members: str) -> Generation:
     placements = [
         Placement(m, m[0], f"host-{m[0]}", 0, rank, rank, 0, "", 1, 1, True) for rank, m in enumerate(members)
     ]
-    kind = GenerationKind.LOSS if number > 1 else GenerationKind.PLANNED
+    kind = GenerationKind.FAILOVER if number > 1 else GenerationKind.PLANNED
     return Generation(number, number - 1, kind, tuple(placements))
 
 

@@ -93,7 +93,7 @@ def test_a_break_stands_until_a_generation_ends_it() -> None:
     node.suspects(pb.Suspicion.BROKEN)
     node.goes_on()
     assert node.suspicion is not None
-    node.ways.follow(Generation(4, 3, GenerationKind.LOSS, (), "nonce"))
+    node.ways.follow(Generation(4, 3, GenerationKind.FAILOVER, (), "nonce"))
     assert node.suspicion is None
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_built_is_told_and_does_not_go_with_a_wait() -> None:
     assert node.told == ["a worker here goes on without the pending generation: "]
     node.goes_on()
     assert node.suspicion is not None and node.suspicion.kind == pb.Suspicion.UNBUILT
-    node.ways.follow(Generation(4, 3, GenerationKind.LOSS, (), "nonce"))
+    node.ways.follow(Generation(4, 3, GenerationKind.FAILOVER, (), "nonce"))
     assert node.suspicion is None
 
 

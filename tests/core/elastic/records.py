@@ -41,4 +41,4 @@ def generation(
 
 
 def loss(number: int, *worker_ids: str, base: int | None = None) -> Generation:
-    return generation(number, *worker_ids, kind=GenerationKind.LOSS, base=base)
+    return generation(number, *worker_ids, kind=GenerationKind.FAILOVER, base=base)

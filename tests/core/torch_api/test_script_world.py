@@ -48,7 +48,7 @@ def record(number: int, base: int, kind: GenerationKind, **since: int) -> Genera
     )
 
 
-PLANNED, LOSS = GenerationKind.PLANNED, GenerationKind.LOSS
+PLANNED, FAILOVER = GenerationKind.PLANNED, GenerationKind.FAILOVER
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ PLANNED, LOSS = GenerationKind.PLANNED, GenerationKind.LOSS
         (News(), Arrival.WAIT),
         (News(generation=record(3, 2, PLANNED, other=1)), Arrival.WAIT),
         (News(generation=record(1, 0, PLANNED, other=1, me=1)), Arrival.BEGIN),
-        (News(generation=record(7, 0, LOSS, me=7)), Arrival.BEGIN),
+        (News(generation=record(7, 0, FAILOVER, me=7)), Arrival.BEGIN),
         # a loss before it looked
-        (News(generation=record(2, 1, LOSS, me=1)), Arrival.BEGIN),
+        (News(generation=record(2, 1, FAILOVER, me=1)), Arrival.BEGIN),
         (News(generation=record(3, 2, PLANNED, other=1, me=3)), Arrival.SUPERFLUOUS),
-        (News(generation=record(3, 2, LOSS, other=1, me=3)), Arrival.TOO_LATE),
+        (News(generation=record(3, 2, FAILOVER, other=1, me=3)), Arrival.TOO_LATE),
         # ends are member.py's affair
         (News(close=True), Arrival.BEGIN),
         (News(leave=True), Arrival.BEGIN),
@@ -99,7 +99,7 @@ class FakeMember:
 
 def test_it_says_that_it_is_ready_and_waits_for_the_leaders_word() -> None:
     member = FakeMember(
-        News(), News(generation=record(1, 0, PLANNED, other=1)), News(generation=record(2, 0, LOSS, me=2))
+        News(), News(generation=record(1, 0, PLANNED, other=1)), News(generation=record(2, 0, FAILOVER, me=2))
     )
     await_beginning(cast(Any, member), ME)
     assert member.said_ready == 1
@@ -114,7 +114,7 @@ def test_one_that_is_not_needed_ends_well(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_one_that_is_needed_fails_and_says_what_to_do() -> None:
     with pytest.raises(LateWorkerError, match=r"too few to go on.*--nnodes 1:4.*ElasticDataLoader"):
-        await_beginning(cast(Any, FakeMember(News(generation=record(3, 2, LOSS, other=1, me=3)))), ME)
+        await_beginning(cast(Any, FakeMember(News(generation=record(3, 2, FAILOVER, other=1, me=3)))), ME)
 
 
 def test_workers_that_missed_the_beginning_are_counted() -> None:

@@ -260,7 +260,9 @@ def test_without_checkpoints_only_the_name_is_told(tmp_path: Path) -> None:
 def test_begun_anew_voids_what_was_done_before(tmp_path: Path) -> None:
     here = workers(None, 2, number=4)
     for worker in here:
-        worker.record = replace(worker.record, kind=GenerationKind.LOSS, reason="anew, since all have left")
+        worker.record = replace(
+            worker.record, kind=GenerationKind.FAILOVER, reason="anew, since all have left"
+        )
     assert all(plan.initial for plan in run_ranks(here, Worker.enter))
     assert [(x.job, x.generation, x.resumed_at_step) for x in here[0].lines] == [("nonce", 4, 0)]
     assert here[0].said == ["begins at step 0: anew, since all have left"]

@@ -21,10 +21,10 @@ MISSED = generation(5, ME, "peer", base=4)  # says that this worker was in gener
 MISSED_NEW = generation(5, ME, "peer", base=4, since={"peer": 1})
 MISSED_WITHOUT_ME = generation(5, "peer", base=4)
 JOINING = generation(4, ME, "peer", since={"peer": 1})
-LOSS = loss(5, ME)
+FAILOVER = loss(5, ME)
 LOSS_WITHOUT_ME = loss(5, "peer")
-LOSS_AS_NEW = generation(5, ME, "peer", kind=GenerationKind.LOSS, since={"peer": 1})
-LOSS_AS_OLD = generation(5, ME, "peer", kind=GenerationKind.LOSS, since={ME: 3, "peer": 1})
+LOSS_AS_NEW = generation(5, ME, "peer", kind=GenerationKind.FAILOVER, since={"peer": 1})
+LOSS_AS_OLD = generation(5, ME, "peer", kind=GenerationKind.FAILOVER, since={ME: 3, "peer": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ CASES = [
     case("the node leaves, but the others still count on it", Move.STAY, leaving=True),
     case("the job is closing, the last generation goes on", Move.STAY, closed=True),
     case("an older loss comes late", Move.STAY, newest=loss(2, ME)),
-    case("the loss it is in already", Move.STAY, current=LOSS, newest=LOSS),
+    case("the loss it is in already", Move.STAY, current=FAILOVER, newest=FAILOVER),
     # agreed
     case("all brought the pending one", Move.ENTER, NEXT, newest=NEXT, agreed=NEXT),
     case("agreed, while a newer planned one appeared", Move.ENTER, NEXT, newest=AFTER, agreed=NEXT),
@@ -84,10 +84,12 @@ CASES = [
         broken=True,
     ),
     # a loss is taken at once
-    case("a loss", Move.ENTER, LOSS, newest=LOSS),
-    case("a loss beats what was agreed", Move.ENTER, LOSS, newest=LOSS, agreed=NEXT),
-    case("a loss mends what is broken", Move.ENTER, LOSS, newest=LOSS, broken=True),
-    case("a loss counts while the job closes", Move.ENTER, LOSS, newest=LOSS, broken=True, closed=True),
+    case("a loss", Move.ENTER, FAILOVER, newest=FAILOVER),
+    case("a loss beats what was agreed", Move.ENTER, FAILOVER, newest=FAILOVER, agreed=NEXT),
+    case("a loss mends what is broken", Move.ENTER, FAILOVER, newest=FAILOVER, broken=True),
+    case(
+        "a loss counts while the job closes", Move.ENTER, FAILOVER, newest=FAILOVER, broken=True, closed=True
+    ),
     case("a loss leaves it out", Move.STEP_OUT, LOSS_WITHOUT_ME, newest=LOSS_WITHOUT_ME),
     case(
         "a loss leaves it out of what was agreed",
@@ -96,8 +98,15 @@ CASES = [
         newest=LOSS_WITHOUT_ME,
         agreed=NEXT,
     ),
-    case("a loss that it failed to enter", Move.WAIT, newest=LOSS, broken=True, floor=5),
-    case("a loss after the one that it failed to enter", Move.ENTER, LOSS, newest=LOSS, broken=True, floor=4),
+    case("a loss that it failed to enter", Move.WAIT, newest=FAILOVER, broken=True, floor=5),
+    case(
+        "a loss after the one that it failed to enter",
+        Move.ENTER,
+        FAILOVER,
+        newest=FAILOVER,
+        broken=True,
+        floor=4,
+    ),
     # a loss in between was missed: it dropped this worker, and a later one took it back as a new one
     case("a later loss calls it new", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW),
     case("the same, broken as it is", Move.STEP_OUT, LOSS_AS_NEW, newest=LOSS_AS_NEW, broken=True),
@@ -131,18 +140,18 @@ CASES = [
     case("nobody lists it", Move.WAIT, current=None, newest=None),
     case("the newest does not list it", Move.WAIT, current=None, newest=WITHOUT_ME),
     case("planned with it", Move.ENTER, JOINING, current=None, newest=JOINING),
-    case("a loss takes it in", Move.ENTER, LOSS, current=None, newest=LOSS),
-    case("one that it failed to enter", Move.WAIT, current=None, newest=LOSS, floor=5),
-    case("one after that", Move.ENTER, LOSS, current=None, newest=LOSS, floor=4),
+    case("a loss takes it in", Move.ENTER, FAILOVER, current=None, newest=FAILOVER),
+    case("one that it failed to enter", Move.WAIT, current=None, newest=FAILOVER, floor=5),
+    case("one after that", Move.ENTER, FAILOVER, current=None, newest=FAILOVER, floor=4),
     case(
         "listed although the node leaves: the others wait for it",
         Move.ENTER,
-        LOSS,
+        FAILOVER,
         current=None,
-        newest=LOSS,
+        newest=FAILOVER,
         leaving=True,
     ),
-    case("listed although the job closes", Move.ENTER, LOSS, current=None, newest=LOSS, closed=True),
+    case("listed although the job closes", Move.ENTER, FAILOVER, current=None, newest=FAILOVER, closed=True),
     case("the node leaves and nobody lists it", Move.END, current=None, newest=WITHOUT_ME, leaving=True),
     case("the node leaves before any record", Move.END, current=None, newest=None, leaving=True),
     case("the job closes and nobody lists it", Move.END, current=None, newest=WITHOUT_ME, closed=True),
@@ -150,7 +159,7 @@ CASES = [
         "the job closes, and the one that lists it can't be entered",
         Move.END,
         current=None,
-        newest=LOSS,
+        newest=FAILOVER,
         floor=5,
         closed=True,
     ),
@@ -212,8 +221,8 @@ def test_whatever_the_situation(situation: FollowingSituation) -> None:
         (G3, True, False),  # a late one
         (AFTER, True, True),
         (AFTER, False, False),  # a planned one cannot have been agreed without this member
-        (LOSS, True, True),
-        (LOSS, False, True),
+        (FAILOVER, True, True),
+        (FAILOVER, False, True),
         (LOSS_WITHOUT_ME, False, True),
         (loss(4, ME), False, False),
         (generation(6, ME, "peer", base=5), False, True),  # it follows a loss that was missed

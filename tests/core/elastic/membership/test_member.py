@@ -138,7 +138,7 @@ def test_meanwhile_it_goes_where_the_job_goes(worker: Worker, beside: ThreadPool
     worker.hear(worker.alone(1))
     worker.member.follow()
     ending = beside.submit(worker.member.wait_closed)
-    worker.hear(worker.alone(2, kind=GenerationKind.LOSS))
+    worker.hear(worker.alone(2, kind=GenerationKind.FAILOVER))
     await_true(lambda: worker.host.entered == [1, 2], "the loss is entered")
     assert waits(ending)
     worker.agent.server.tell_close()
@@ -159,7 +159,7 @@ def test_it_ends_if_its_node_leaves_and_no_generation_lists_it(
 
     ending = beside.submit(end)
     worker.agent.server.tell_leave()
-    worker.hear(generation(2, "other", kind=GenerationKind.LOSS))
+    worker.hear(generation(2, "other", kind=GenerationKind.FAILOVER))
     ending.result(DEADLINE_S)
     assert worker.host.steps_out == [False]
 
@@ -175,7 +175,7 @@ def test_a_missed_loss_makes_it_a_new_one(worker: Worker) -> None:
     """Generation 2 dropped it, and its agent was away; generation 3 lists it as one that came since."""
     worker.hear(worker.alone(1))
     worker.member.follow()
-    worker.hear(worker.alone(3, kind=GenerationKind.LOSS, since=3, base=2))
+    worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, since=3, base=2))
     session = worker.member.session
 
     def heard() -> bool:

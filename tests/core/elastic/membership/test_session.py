@@ -90,7 +90,7 @@ def test_a_late_or_repeated_record_says_nothing_new(agent: Agent, attach: Callab
     session = attach("w0")
     numbers: list[int] = []
     session.on_news(lambda news: numbers.append(news.generation.number if news.generation else 0))
-    newest = generation(5, "w0", kind=GenerationKind.LOSS)
+    newest = generation(5, "w0", kind=GenerationKind.FAILOVER)
     for record in (newest, generation(4, "w0"), newest, generation(5, "w0", "w1")):
         agent.server.tell_generation(record)
     agent.server.tell_close()  # in order, so all of them have come

@@ -135,7 +135,7 @@ def test_a_member_writes_the_whole_if_others_may_not_write_their_part() -> None:
     now = generation(3, "w0", "w1", base=2)
     without = generation(4, "w1", base=3)
     assert part_of("w1", now, without, broken=False, copied=False) == (0, 1), "w0 need not save anything"
-    lost = generation(4, base=3, kind=GenerationKind.LOSS)
+    lost = generation(4, base=3, kind=GenerationKind.FAILOVER)
     assert part_of("w1", now, lost, broken=False, copied=False) == (0, 1), "it may be behind by a commit"
     assert part_of("w1", now, now, broken=True, copied=False) == (0, 1)
     assert part_of("w1", now, now, broken=False, copied=True) == (0, 1)
