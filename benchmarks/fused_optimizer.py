@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from bagua_core.fused_optimizer import fuse_optimizer
-from bagua_core.fused_optimizer.cut_or_not import STEPS_TO_SETTLE
+from bagua_core.fused_optimizer.layout_choice import STEPS_TO_SETTLE
 from benchmarks import optimizer_models, result_file
 
 WAYS = ("loop", "foreach", "fused", "blocks", "blocks, fused", "compiled")

@@ -3,7 +3,7 @@ bagua_core.fuse_optimizer."""
 
 from __future__ import annotations
 
-from bagua_core.fused_optimizer.errors import FusedOptimizerError, NoCompilerError, PerParameterError
+from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
 from bagua_core.fused_optimizer.fuse import fuse_optimizer, is_fused
 
-__all__ = ["FusedOptimizerError", "NoCompilerError", "PerParameterError", "fuse_optimizer", "is_fused"]
+__all__ = ["FusedOptimizerError", "PerParameterError", "fuse_optimizer", "is_fused"]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bagua_core.fused_optimizer.flat_memory import (
+    Gathered,
     cut,
     flat_of,
     is_like,
@@ -28,7 +29,6 @@ from bagua_core.fused_optimizer.flat_memory import (
     may_move,
     viewed,
 )
-from bagua_core.fused_optimizer.gathered import Gathered
 from bagua_core.fused_optimizer.state_layout import NotBlockwise, is_elementwise, is_plain, is_scalar_tensor
 
 State = dict[Any, Any]

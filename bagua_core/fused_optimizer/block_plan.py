@@ -1,7 +1,9 @@
-"""Which parameters lie together in a block, in which order, and which are cut into several? Pure: sizes, no tensors.
+"""Plans which parameters lie together in a block, in which order, which are cut into several, and how large blocks are.
 
-Invariants: members of a block are of one kind (see Candidate); nobody is in two blocks; one that no block takes is
-left to the optimizer as it is.
+Pure: counts of elements, no tensors. The one home of the sizes. On a CPU a step makes several passes over a block, so
+its parameter, gradient and states should stay in the cache between them; a GPU and compiled code make few passes, and
+large blocks mean fewer launches. Invariants: members of a block are of one kind (see Candidate); no parameter is in two
+blocks; one that no block takes is left to the optimizer as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +11,43 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bagua_core.fused_optimizer.block_sizes import BlockSizes
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """All in elements.
+
+    pack_below: parameters smaller than this share a block. pack_up_to: of a block of several. cut_above: parameters
+    larger than this are several blocks, each no larger. takes_all: whether a parameter of a size in between is a
+    block of its own, instead of being left to the optimizer as it is.
+    """
+
+    pack_below: int
+    pack_up_to: int
+    cut_above: int
+    takes_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pack_below < 1 or self.pack_up_to < 1 or self.cut_above < 1:
+            raise ValueError(f"sizes of blocks are counts of elements, at least 1: {self}")
+
+
+_NEVER = 1 << 62
+# A step's temporaries are as large as a block. Those of 1 MiB malloc hands out again; larger ones it may give back to
+# the system in each step (until the process has freed something larger) and pay for every page anew, which doubles a
+# step. Pieces of one large parameter are larger nevertheless: there fewer calls were worth more.
+IN_CACHE = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 18, cut_above=1 << 19)
+ON_ACCELERATOR = BlockSizes(pack_below=1 << 20, pack_up_to=1 << 26, cut_above=_NEVER)
+COMPILED = BlockSizes(pack_below=1 << 16, pack_up_to=1 << 22, cut_above=_NEVER, takes_all=True)
+# Where gradients stay where they are from step to step: to bring large ones together costs once, and each block a call.
+COMPILED_GRADIENTS_STAY = BlockSizes(pack_below=1 << 22, pack_up_to=1 << 24, cut_above=_NEVER, takes_all=True)
+
+
+def sizes_for(device: torch.device, compiled: bool = False, gradients_stay: bool = False) -> BlockSizes:
+    if compiled:
+        return COMPILED_GRADIENTS_STAY if gradients_stay else COMPILED
+    return IN_CACHE if device.type == "cpu" else ON_ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)

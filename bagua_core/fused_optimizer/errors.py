@@ -9,7 +9,3 @@ class FusedOptimizerError(ValueError):
 
 class PerParameterError(FusedOptimizerError):
     """strict=True, and the optimizer's step depends on where one parameter ends and the next begins."""
-
-
-class NoCompilerError(RuntimeError):
-    """compile=True, and there is no C++ compiler for the code that torch.compile writes for the CPU."""

@@ -1,7 +1,10 @@
-"""Do tensors lie one after the other in memory already, and if not, may they be moved so that they do?
+"""Flat memory: tells whether tensors lie one after the other already and whether they may be moved, and gathers
+gradients that are new in each step.
 
 A flat tensor has one dimension and holds its members' elements in the order in which they lie in each member's own
-memory.
+memory. Gradients that are new in each step are copied into one flat tensor for a block, used again in every step. On
+the CPU the library copies all of them in one call, in as many threads as torch uses; torch's own way is a call for
+each, in one thread where they are small.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from bagua_core.kernels.errors import KernelUnavailableError
+from bagua_core.kernels.repeated_flatten import RepeatedFlatten
 
 # What one tensor and its Python object count for; each further tensor with the same memory counts one more.
 _ALONE = 2
@@ -77,3 +83,45 @@ def may_move(parameter: Tensor) -> bool:
     if parameter.device.type == "cpu" and parameter.is_shared():  # type: ignore[no-untyped-call]
         return False
     return _users_of_memory is None or _users_of_memory(memory._cdata) <= _ALONE
+
+
+class Gathered:
+    """flat: [elements], to be written to. views: of it, one for each gradient, of its shape and memory order."""
+
+    def __init__(self, flat: Tensor, views: Sequence[Tensor]) -> None:
+        self._flat = flat
+        self._views = list(views)
+        self._at_once = _at_once(flat, views)
+        self._last: tuple[list[Tensor], int] | None = None  # the gradients, and the copy's version
+
+    def gather(self, gradients: list[Tensor]) -> Tensor:
+        """gradients: of the views' shapes and dtype."""
+        if self._at_once is not None and _are_plain(gradients):
+            self._at_once(gradients)
+        else:
+            torch._foreach_copy_(self._views, gradients)
+        self._last = gradients, self._flat._version
+        return self._flat
+
+    def give_back(self, are_written: bool) -> None:
+        """The step is over: gradients get what it wrote to their copies, and are let go. are_written: it wrote, in a
+        way that tensors do not notice."""
+        if self._last is not None:
+            gradients, version = self._last
+            if are_written or self._flat._version != version:
+                torch._foreach_copy_(gradients, self._views)
+        self._last = None
+
+
+def _are_plain(tensors: list[Tensor]) -> bool:
+    """Whether each is nothing but memory in the usual order; a subclass may have none."""
+    return set(map(type, tensors)) == {Tensor} and all(map(Tensor.is_contiguous, tensors))
+
+
+def _at_once(flat: Tensor, views: Sequence[Tensor]) -> RepeatedFlatten | None:
+    if flat.device.type != "cpu" or not all(map(Tensor.is_contiguous, views)):
+        return None
+    try:
+        return RepeatedFlatten(flat, [view.numel() for view in views])
+    except KernelUnavailableError:
+        return None  # torch's own way will do

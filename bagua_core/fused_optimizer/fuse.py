@@ -12,23 +12,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from bagua_core.fused_optimizer.agreement import close, same_bits
-from bagua_core.fused_optimizer.block_sizes import Way
-from bagua_core.fused_optimizer.compiled_program import CompiledProgram, require_compiler
-from bagua_core.fused_optimizer.cut_or_not import CutOrNot
+from bagua_core.fused_optimizer.compiled_step import CompiledStep, why_no_compiler
 from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
-from bagua_core.fused_optimizer.layout_choice import LayoutChoice
-from bagua_core.fused_optimizer.library_program import LibraryProgram
+from bagua_core.fused_optimizer.layout_choice import CutOrNot, LayoutChoice
 from bagua_core.fused_optimizer.options import switches
-from bagua_core.fused_optimizer.recorded_pass import Kind, RecordedPass
 from bagua_core.fused_optimizer.trial import (
     TrialVerdict,
     judge,
     kinds_of,
-    same_bits_one_by_one,
-    same_one_by_one,
     same_with_foreach,
 )
 
@@ -36,19 +29,6 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 _fused: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[FusedStep, tuple[bool, ...]]] = (
     weakref.WeakKeyDictionary()
-)
-
-# Recording a step takes about a millisecond for each group; one operation after the other on so many elements, more.
-_LEAST_ELEMENTS = 1 << 21
-_COMPILED = Kind(Way.COMPILED, CompiledProgram, same_one_by_one, close)
-_BY_LIBRARY = Kind(
-    Way.BY_LIBRARY,
-    LibraryProgram,
-    same_bits_one_by_one,
-    same_bits,
-    is_asked_for=False,
-    takes=LibraryProgram.takes,
-    least_elements=_LEAST_ELEMENTS,
 )
 
 
@@ -69,10 +49,10 @@ def fuse_optimizer(
     do_flatten: parameters below a size may be given other memory, in which they lie one after the other; False leaves
     all where they are, and fuses only those that lie so already or are larger than a block. check_flatten: look
     before each step whether parameters still lie where they did. False takes it for granted. compile: compile the
-    step as one pass over large blocks, equal within rounding. Needs a C++ compiler on the CPU. strict: raise
-    PerParameterError for an optimizer that works on parameters as wholes (LAMB, Muon), instead of warning once and
-    stepping its parameters as they are. Raises TypeError, FusedOptimizerError (twice, with other settings; compile
-    with an optimizer's own fused=True), PerParameterError, NoCompilerError.
+    step by torch.compile, equal within rounding; on the CPU that needs a C++ compiler, without which it warns and does
+    not compile. strict: raise PerParameterError for an optimizer that works on parameters as wholes (LAMB, Muon),
+    instead of warning once and stepping its parameters as they are. Raises TypeError, FusedOptimizerError (twice, with
+    other settings; compile with an optimizer's own fused=True), PerParameterError.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -88,15 +68,13 @@ def fuse_optimizer(
                 f"{known[1]}, now {settings}; fuse it once"
             )
         return optimizer
-    if compile:
-        _check_compilable(optimizer)
     judgement = _Judgement(strict)
     judgement(optimizer)  # now, and not in the middle of training
     step = FusedStep(
         judgement,
         moves=do_flatten,
         looks_at_memory=check_flatten,
-        recorded=RecordedPass(_COMPILED if compile else _BY_LIBRARY),
+        compiled=CompiledStep() if compile and _can_compile(optimizer) else None,
         otherwise=ForeachStep(same_with_foreach),
         choice=LayoutChoice(CutOrNot()),
     )
@@ -114,7 +92,8 @@ def step_of(optimizer: torch.optim.Optimizer) -> FusedStep:
     return _fused[optimizer][0]
 
 
-def _check_compilable(optimizer: torch.optim.Optimizer) -> None:
+def _can_compile(optimizer: torch.optim.Optimizer) -> bool:
+    """Warns where there is no compiler. Raises FusedOptimizerError."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             raise FusedOptimizerError(
@@ -122,7 +101,13 @@ def _check_compilable(optimizer: torch.optim.Optimizer) -> None:
                 "leave one of both out"
             )
         for parameter in group["params"]:
-            require_compiler(parameter.device)
+            reason = why_no_compiler(parameter.device)
+            if reason is not None:
+                warnings.warn(
+                    f"compile=True: {reason}. The step works on blocks without being compiled", stacklevel=3
+                )
+                return False
+    return True
 
 
 def _attach(optimizer: torch.optim.Optimizer, step: FusedStep) -> None:

@@ -8,7 +8,6 @@ never count as zero. How to lay out next is layout_choice.py's.
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,15 +18,13 @@ import torch
 from torch import Tensor
 
 from bagua_core.fused_optimizer.block import Block, Gradients
-from bagua_core.fused_optimizer.block_sizes import BlockSizes, Way
+from bagua_core.fused_optimizer.block_plan import BlockSizes
+from bagua_core.fused_optimizer.compiled_step import CompiledStep, NotCompilable
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import SwitchWatch
-from bagua_core.fused_optimizer.recorded_pass import ONE_BY_ONE, Arguments, RecordedPass
-from bagua_core.fused_optimizer.recording import NotRecordable
-from bagua_core.fused_optimizer.representatives import Once
 from bagua_core.fused_optimizer.stand_in import StandIn
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
 from bagua_core.optimizers.closures import Evaluated, closure_of
@@ -36,17 +33,14 @@ Fusable = Callable[
     [torch.optim.Optimizer], Sequence[bool]
 ]  # for each group, may its parameters share blocks?
 
-_log = logging.getLogger("bagua.fused_optimizer")
-
 
 @dataclass
 class _UnderWay:
-    """recorded: what runs the step on the blocks after the stand-in has run it on their representatives, if anything
-    does."""
+    """compiled: runs the step on the blocks after the stand-in has run it on their representatives, if not None."""
 
     stand_in: StandIn
-    recorded: RecordedPass | None
-    stepped: list[Block] = field(default_factory=list)  # by the stand-in, or by the recorded pass after it
+    compiled: CompiledStep | None
+    stepped: list[Block] = field(default_factory=list)  # by the stand-in, or compiled, after it
     loose: list[Tensor] = field(default_factory=list)
 
 
@@ -61,7 +55,7 @@ class FusedStep:
         *,
         moves: bool = True,
         looks_at_memory: bool = True,
-        recorded: RecordedPass | None = None,
+        compiled: CompiledStep | None = None,
         sizes: BlockSizes | None = None,
         otherwise: ForeachStep | None = None,
         choice: LayoutChoice | None = None,
@@ -72,8 +66,7 @@ class FusedStep:
         self._begun_s: float | None = None
         self._moves = moves
         self._looks_at_memory = looks_at_memory
-        self._recorded = recorded
-        self._way = Way.BY_OPERATION  # of the layout in force
+        self._compiled = compiled
         self._sizes = sizes
         self._moved = Moved()
         self._layout: Layout | None = None
@@ -97,14 +90,9 @@ class FusedStep:
         return self._choice
 
     @property
-    def recorded(self) -> RecordedPass | None:
-        """None where the step turned out not to be one that programs can be made of."""
-        return self._recorded
-
-    @property
-    def way(self) -> Way:
-        """Of the last step, if blocks took part in it and it had not to make states."""
-        return self._way
+    def compiled(self) -> CompiledStep | None:
+        """None where the step is not to be compiled, or cannot be."""
+        return self._compiled
 
     # -- torch's hooks around a step, and before a state_dict
 
@@ -124,22 +112,17 @@ class FusedStep:
             if self._otherwise is not None:
                 self._otherwise.begin(optimizer, self._switches.found)
             return None
-        positional = rest
-
-        def arguments() -> tuple[Any, ...]:
-            return positional if closure is None else (Once(loss), *positional)
-
+        compiled, loss = None if rest or named else self._compiled, None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             rest = (Evaluated(closure, loss, lambda: self._gradients_again(optimizer)), *rest)
         begun_s = time.perf_counter()
         with torch.no_grad():
-            under_way = self._prepare(optimizer, self._recorded)
-            recorded = None if under_way is None else under_way.recorded
-            if recorded is not None and not self._record(optimizer, recorded, arguments, named):
+            under_way = self._prepare(optimizer, compiled, loss)
+            if under_way is not None and under_way.compiled is not None and not self._check(optimizer):
                 under_way = self._prepare(optimizer, None)
-        if self._way is Way.BY_OPERATION:
+        if self._compiled is None:
             self._begun_s = begun_s
         self._under_way = under_way
         return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
@@ -162,20 +145,22 @@ class FusedStep:
 
     # -- before
 
-    def _prepare(self, optimizer: torch.optim.Optimizer, recorded: RecordedPass | None) -> _UnderWay | None:
+    def _prepare(
+        self, optimizer: torch.optim.Optimizer, compiled: CompiledStep | None, loss: Any = None
+    ) -> _UnderWay | None:
         """None if there is nothing that blocks could be used for in this step."""
         layout = self._laid_out(optimizer)
-        if self._way is Way.BY_OPERATION:
-            recorded = None
         found = {block: self._gradients_of(optimizer, block) for block in layout.blocks}
         self._idles = bool(found) and set(found.values()) == {Gradients.NOT_WORTH_COPYING}
         if self._idles:
             self._leave(optimizer, layout)
         if Gradients.ALL not in found.values():
             return None
-        under_way = _UnderWay(StandIn(optimizer, **({} if recorded is None else ONE_BY_ONE)), recorded)
-        if recorded is not None:
-            recorded.begin()
+        if not all(block.has_stepped for block, its in found.items() if its is Gradients.ALL):
+            compiled = None  # a step that makes states happens once, and is not worth compiling
+        under_way = _UnderWay(StandIn(optimizer), compiled)
+        if compiled is not None:
+            compiled.begin(optimizer, loss)
         for number, items in enumerate(layout.groups):
             for item in items:
                 if not isinstance(item, Block):
@@ -185,8 +170,8 @@ class FusedStep:
                         self._add_loose(optimizer, under_way, number, member)
                 else:
                     under_way.stepped.append(item)
-                    if recorded is not None:
-                        recorded.expect(under_way.stand_in, number, item)
+                    if compiled is not None:
+                        compiled.expect(under_way.stand_in, number, item)
                         continue
                     for flat, state in zip(item.flats, item.states, strict=True):
                         under_way.stand_in.add(number, flat, state or None)
@@ -237,7 +222,6 @@ class FusedStep:
             self._is_left = False
             self._open.clear()
             self._fusable_groups = self._fusable(optimizer)  # parameters may be of another precision by now
-            self._way = self._way_for(optimizer)
             layout = self._layout = lay_out(
                 optimizer,
                 self._fusable_groups,
@@ -245,21 +229,12 @@ class FusedStep:
                 moves=self._moves,
                 cuts=self._choice.cuts_stateless,
                 cuts_states=self._choice.cuts_states,
-                way=self._way,
+                compiled=self._compiled is not None,
                 gradients_stay=self._choice.gradients_stay,
                 sizes=self._sizes,
             )
             self.laid_out += 1
         return layout
-
-    def _way_for(self, optimizer: torch.optim.Optimizer) -> Way:
-        recorded = self._recorded
-        groups = [
-            group["params"]
-            for group, may in zip(optimizer.param_groups, self._fusable_groups, strict=True)
-            if may
-        ]
-        return Way.BY_OPERATION if recorded is None or not recorded.pays(groups) else recorded.kind.way
 
     def _is_stale(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
         if self._open:
@@ -272,29 +247,21 @@ class FusedStep:
                 block.note_versions()
         return layout.why_stale(optimizer, self._looks_at_memory) is not None
 
-    def _record(
-        self,
-        optimizer: torch.optim.Optimizer,
-        recorded: RecordedPass,
-        arguments: Arguments,
-        named: dict[str, Any],
-    ) -> bool:
-        """Whether there is a program for this step."""
+    def _check(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the compiled step gives what the optimizer's own does. Warns if not, and compiles no further one."""
+        assert self._compiled is not None
         try:
-            return recorded.record(optimizer, arguments, named)
-        except NotRecordable as error:
-            name = type(optimizer).__name__
-            if recorded.kind.is_asked_for:
-                warnings.warn(
-                    f"compile=True: the step of {name} cannot be compiled ({error}); it works on "
-                    "blocks without being compiled",
-                    stacklevel=4,
-                )
-            else:
-                _log.debug("the step of %s takes several passes over its blocks: %s", name, error)
-            self._recorded = None
+            self._compiled.check(optimizer)
+        except NotCompilable as error:
+            warnings.warn(
+                f"compile=True: the step of {type(optimizer).__name__} cannot be compiled ({error}); it works on "
+                "blocks without being compiled",
+                stacklevel=4,
+            )
+            self._compiled = None
             self._layout = None
             return False
+        return True
 
     # -- after
 
@@ -307,8 +274,8 @@ class FusedStep:
         layout = self._layout
         assert layout is not None
         with torch.no_grad():
-            if under_way.recorded is not None:
-                under_way.recorded.run(under_way.stepped)
+            if under_way.compiled is not None:
+                under_way.compiled.run(under_way.stepped)
             try:
                 self._bring_home(optimizer, layout, under_way)
             except NotBlockwise as error:
@@ -328,7 +295,7 @@ class FusedStep:
         changed = under_way.stand_in.give_back_state(optimizer, early)
         for block in under_way.stepped:
             block.forget_gradients(scales)
-            made = under_way.recorded is None and block.take_states(own)
+            made = under_way.compiled is None and block.take_states(own)
             if block.bring_home() or made:
                 changed = True
                 entries.update(zip(block.members, block.homes, strict=True))
@@ -350,9 +317,7 @@ class FusedStep:
             self._switches.take(optimizer.param_groups)
         if changed:
             layout.note_states(optimizer)
-        if self._choice.learn(
-            under_way.stepped, self._way is Way.COMPILED and under_way.recorded is not None
-        ):
+        if self._choice.learn(under_way.stepped, under_way.compiled is not None):
             self._layout = None
 
     def _gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
@@ -360,7 +325,7 @@ class FusedStep:
         under_way = self._under_way
         if under_way is None:
             return
-        if under_way.recorded is not None:
+        if under_way.compiled is not None:
             raise FusedOptimizerError(
                 f"{type(optimizer).__name__} calls its closure more often than in a trial of the same step, "
                 "which cannot be fused; leave fuse_optimizer out"

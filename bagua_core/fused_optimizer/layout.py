@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bagua_core.fused_optimizer.block import Block, flatten
-from bagua_core.fused_optimizer.block_plan import Candidate, plan_blocks
-from bagua_core.fused_optimizer.block_sizes import BlockSizes, Way, sizes_for
+from bagua_core.fused_optimizer.block_plan import BlockSizes, Candidate, plan_blocks, sizes_for
 from bagua_core.fused_optimizer.flat_memory import lying_in_order, may_move, own_memory
 from bagua_core.fused_optimizer.state_layout import NotBlockwise, kind_of_state, why_not_in_a_block
 
@@ -100,16 +99,16 @@ def lay_out(
     moved: Moved,
     *,
     moves: bool,
-    way: Way,
+    compiled: bool = False,
     cuts: bool = True,
     cuts_states: bool = True,
     gradients_stay: bool = False,
     sizes: BlockSizes | None = None,
 ) -> Layout:
     """fusable: for each group, whether its parameters may share blocks. moves: whether parameters may be given other
-    memory. way: who steps on the blocks. cuts, cuts_states: whether large ones are cut, without states and with.
-    gradients_stay: whether the script keeps them from step to step. sizes: those of the device if None."""
-    usual = functools.partial(sizes_for, way=way, gradients_stay=gradients_stay)
+    memory. compiled: whether the step on the blocks is. cuts, cuts_states: whether large ones are cut, without states
+    and with. gradients_stay: whether the script keeps them from step to step. sizes: those of the device if None."""
+    usual = functools.partial(sizes_for, compiled=compiled, gradients_stay=gradients_stay)
     groups: list[list[Block | Tensor]] = []
     for group, may in zip(optimizer.param_groups, fusable, strict=True):
         parameters: list[Tensor] = group["params"]

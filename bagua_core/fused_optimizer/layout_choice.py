@@ -1,18 +1,67 @@
-"""How should blocks be laid out from now on? Learned from the steps so far: what they kept, copied, and took.
+"""Decides how blocks are laid out from now on, by what the steps so far kept, copied, and took.
 
-Owns what is asked of the next layout. Every answer is right for the result; only the time differs. Replicas learn
-nothing that each would find out at another step (see replicas.py).
+Every answer is right for the result; only the time differs. Whether it pays to cut large parameters depends on how
+often the optimizer passes over memory and on the machine's caches, so steps of both kinds are timed, in turns, and the
+quicker kind stays. Replicas learn nothing that each would find out at another step: layouts change no bits in fp32 and
+fp64, but by rounding in bf16, with torch's fused kernels, compiled, and where an optimizer sums over all parameters.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
+from bagua_contract.environment import variable
 from bagua_core.fused_optimizer.block import Block
-from bagua_core.fused_optimizer.cut_or_not import CutOrNot
-from bagua_core.fused_optimizer.replicas import is_alone
+
+# Of torch's launchers, and of a worker of a job: that may be alone now, and not from the next step on.
+_WORLD, _OF_A_JOB = "WORLD_SIZE", variable("worker_id")
+
+
+def is_alone() -> bool:
+    if _OF_A_JOB in os.environ or os.environ.get(_WORLD, "1") not in ("", "1"):
+        return False
+    distributed = torch.distributed
+    return not (
+        distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    )
+
+
+STEPS_OF_A_TURN = 3  # the first of which lays out, and is not counted
+TURNS = 4  # cut, whole, cut, whole
+STEPS_TO_SETTLE = TURNS * STEPS_OF_A_TURN
+_WORTH_IT = 0.98  # what cutting takes of the time of not cutting, at most
+
+
+class CutOrNot:
+    def __init__(self) -> None:
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._steps = 0
+        self.cuts = True
+
+    @property
+    def is_settled(self) -> bool:
+        return self._steps == STEPS_TO_SETTLE
+
+    def took(self, seconds: float) -> bool:
+        """A step as `cuts` says has taken so long. Returns whether `cuts` is another from now on."""
+        if self.is_settled:
+            return False
+        if self._steps % STEPS_OF_A_TURN:
+            self._seconds[self.cuts].append(seconds)
+        self._steps += 1
+        if self._steps % STEPS_OF_A_TURN:
+            return False
+        did = self.cuts
+        if self.is_settled:
+            cut_s, whole_s = (min(self._seconds[kind]) for kind in (True, False))
+            self.cuts = cut_s <= _WORTH_IT * whole_s
+        else:
+            self.cuts = not did
+        return self.cuts is not did
 
 
 class LayoutChoice:

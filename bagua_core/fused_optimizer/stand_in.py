@@ -6,6 +6,7 @@ parameters, groups, states and hooks throughout, whatever happens in the step.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -41,8 +42,7 @@ OF_THE_SCRIPT = frozenset(
 class StandIn:
     """optimizer: the stand-in. options: by group, as it was given them."""
 
-    def __init__(self, script: torch.optim.Optimizer, **overridden: Any) -> None:
-        """overridden: options that all groups have here, where they have them at all."""
+    def __init__(self, script: torch.optim.Optimizer) -> None:
         one: Any = object.__new__(type(script))
         given = {name: value for name, value in vars(script).items() if name not in OF_THE_SCRIPT}
         vars(one).update(given)
@@ -55,7 +55,6 @@ class StandIn:
         one.param_groups = []
         for group in script.param_groups:
             options = without_parameters(group)
-            options.update({name: value for name, value in overridden.items() if name in options})
             self.options.append(options)
             one.param_groups.append({**options, "params": []})
         self._given = given
@@ -100,7 +99,12 @@ class StandIn:
 
 
 def plain_step(kind: type) -> Callable[..., Any]:
-    """The class's step without what torch puts around it to call hooks."""
+    """The class's step without what torch's Optimizer puts around it to call hooks and to switch gradients off."""
     step: Any = kind.step  # type: ignore[attr-defined]
-    plain: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    of_torch = sys.modules[
+        torch.optim.Optimizer.__module__
+    ].__file__  # methods may be patched by torch.compile
+    while hasattr(step, "__wrapped__") and step.__code__.co_filename == of_torch:
+        step = step.__wrapped__
+    plain: Callable[..., Any] = step
     return plain

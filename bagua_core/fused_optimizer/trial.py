@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,52 +108,20 @@ def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
     """Whether foreach=True gives the same bits, for a group whose judge has found nothing against it."""
     given = optimizer.param_groups[group].get("foreach")
     return all(
-        _same(optimizer, group, (given, True), dtype, device, torch.equal)
+        _same_with_foreach(optimizer, group, given, dtype, device)
         for dtype, device in kinds_of(optimizer.param_groups[group]["params"])
     )
 
 
-def same_bits_one_by_one(optimizer: torch.optim.Optimizer, group: int) -> bool:
-    """Whether foreach=False, fused=False gives the same bits, for a group whose judge has found nothing against it."""
-    options = optimizer.param_groups[group]
-    if options.get("fused") or options.get("capturable"):
-        return False
-    if options.get("foreach", False) is False:
-        return True
-    return all(
-        _same(optimizer, group, (options["foreach"], False), dtype, device, torch.equal)
-        for dtype, device in kinds_of(options["params"])
-    )
-
-
-def same_one_by_one(optimizer: torch.optim.Optimizer, group: int) -> bool:
-    """Whether foreach=False gives the same but for rounding; some take other steps for lists than for single ones."""
-    options = optimizer.param_groups[group]
-    if options.get("foreach", False) is False:
-        return True
-    device = kinds_of(options["params"])[0][1]
-
-    def close(one: Tensor, other: Tensor) -> bool:
-        return torch.allclose(one, other, rtol=1e-6, atol=1e-9)
-
-    return _same(optimizer, group, (options["foreach"], False), torch.float64, device, close)
-
-
-def _same(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    foreach: tuple[bool | None, bool],
-    dtype: torch.dtype,
-    device: torch.device,
-    equal: Callable[[Tensor, Tensor], bool],
+def _same_with_foreach(
+    optimizer: torch.optim.Optimizer, group: int, given: bool | None, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether steps with either value of the option `foreach` come out as `equal` says."""
     try:
         attributes = attributes_of(optimizer)
         count = len(trial_tensors.SHAPES)
         parameters = [trial_tensors.parameters(dtype, device, count) for _ in range(2)]
         both = [like(optimizer, group, own, attributes, constructed=False) for own in parameters]
-        for one, value in zip(both, foreach, strict=True):
+        for one, value in zip(both, (given, True), strict=True):
             one.param_groups[0]["foreach"] = value
         drawn = trial_tensors.gradients(dtype, device, count)
         with torch.random.fork_rng(), warnings.catch_warnings():
@@ -164,7 +132,7 @@ def _same(
                     _step(one, own, gradients, closes=False)
     except Exception:  # noqa: BLE001 (an optimizer that knows no foreach, or can't be tried: it stays as it is)
         return False
-    return all(map(equal, *parameters))
+    return all(map(torch.equal, *parameters))
 
 
 def kinds_of(parameters: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.device]]:

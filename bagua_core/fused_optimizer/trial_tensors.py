@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bagua_core.fused_optimizer.block_sizes import BlockSizes
+from bagua_core.fused_optimizer.block_plan import BlockSizes
 
 SHAPES = ((7,), (1,), (3, 5), (4, 4), (2, 3, 2, 2), (5, 2, 3), (1, 9), (33,), (6, 1), (72, 72), (130, 129))
 SMALL = 9  # so many are, and come first

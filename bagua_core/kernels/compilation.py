@@ -14,10 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "cpu.c"
-READ_BY_IT = [
-    HERE / name
-    for name in ("arithmetic.h", "cpu_loops.h", "elementwise.h", "elementwise_loops.h", "threads.h")
-]
+READ_BY_IT = [HERE / name for name in ("arithmetic.h", "cpu_loops.h", "threads.h")]
 
 # No contraction: a * b + c is rounded twice everywhere, or CPU and GPU would differ. The other two let loops
 # vectorize and change no value. No -march: the library chooses among instruction sets when it runs.

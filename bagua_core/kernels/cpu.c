@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "arithmetic.h"
-#include "elementwise.h"
 #include "threads.h"
 
 #if defined(__x86_64__)
@@ -37,12 +36,10 @@ typedef struct {
   void (*adam_gradients)(void *, int, const void *, int64_t, int64_t, float);
   void (*adam_update)(void *, int, const void *, void *, const void *, int64_t, int64_t, float, float, float, float);
   void (*cast)(const void *, int, void *, int, int64_t);
-  void (*elementwise)(const elementwise_step *, int64_t, const float *, float *const *, int64_t, int64_t);
 } loops;
 
 #define LOOP(name) name##_baseline
 #define TARGET
-#include "elementwise_loops.h"
 #include "cpu_loops.h"
 #undef LOOP
 #undef TARGET
@@ -51,7 +48,6 @@ typedef struct {
 #define BAGUA_AVX2
 #define LOOP(name) name##_avx2
 #define TARGET __attribute__((target("avx2,f16c,fma")))
-#include "elementwise_loops.h"
 #include "cpu_loops.h"
 #undef LOOP
 #undef TARGET
@@ -299,81 +295,4 @@ EXPORT void bagua_copy_parts(int64_t parts, void *const *pointers, const int64_t
             .dtype = flat_dtype, .other_dtype = part_dtype, .parts = parts, .pointers = pointers, .starts = starts,
             .into_flat = into_flat};
   do_work(&w, threads);
-}
-
-/* ---- elementwise programs: many operations while a tile of elements is in the first cache ---- */
-
-typedef struct {
-  const loops *with;
-  const elementwise_step *steps;
-  int64_t count, memories, temporaries, parts;
-  const float *numbers;
-  float *const *pointers;
-  const int64_t *elements, *first_tiles;
-  fenv_t environment;
-} elementwise_work;
-
-static void do_tiles(void *argument, int64_t first, int64_t last) {
-  const elementwise_work *w = argument;
-  float space[BAGUA_MAX_TEMPORARIES][BAGUA_NEAR] __attribute__((aligned(64)));
-  float *registers[BAGUA_MAX_MEMORIES + BAGUA_MAX_TEMPORARIES];
-  for (int64_t i = 0; i < w->temporaries; i++) registers[w->memories + i] = space[i];
-  fenv_t own;
-  fegetenv(&own);
-  fesetenv(&w->environment); /* as torch computes in the calling thread */
-  int given_threads = bagua_given.use_threads ? bagua_given.use_threads(1) : 0;
-  int64_t part = 0, high = w->parts; /* the last one that begins at or before `first` */
-  while (high - part > 1) {
-    int64_t middle = part + (high - part) / 2;
-    if (w->first_tiles[middle] <= first) part = middle;
-    else high = middle;
-  }
-  for (int64_t tile = first; tile < last; tile++) {
-    while (tile >= w->first_tiles[part + 1]) part++;
-    int64_t at = (tile - w->first_tiles[part]) * BAGUA_NEAR;
-    int64_t left = w->elements[part] - at;
-    for (int64_t i = 0; i < w->memories; i++) registers[i] = w->pointers[part * w->memories + i] + at;
-    int more = left > BAGUA_NEAR && tile + 1 < last;
-    w->with->elementwise(w->steps, w->count, w->numbers, registers, left < BAGUA_NEAR ? left : BAGUA_NEAR, more ? w->memories : 0);
-  }
-  if (bagua_given.use_threads) bagua_given.use_threads(given_threads);
-  fesetenv(&own);
-}
-
-/* The number of an operation, or -1. */
-EXPORT int bagua_elementwise_operation(const char *name) {
-#define BAGUA_COMPARE(known, value) \
-  if (strcmp(name, #known) == 0) return ELEMENTWISE_##known;
-  BAGUA_ELEMENTWISE(BAGUA_COMPARE)
-#undef BAGUA_COMPARE
-  if (strcmp(name, "given_sqrt") == 0 && bagua_given.sqrt) return ELEMENTWISE_given_sqrt;
-  return -1;
-}
-
-/* Let the operation given_sqrt call `function` with `mode`, in one thread for each of ours: it would share the work of every
- * tile again. Before the first program that has the operation is made. */
-EXPORT void bagua_elementwise_sqrt(elementwise_sqrt function, int64_t mode, elementwise_threads use_threads) {
-  bagua_given.mode = mode;
-  bagua_given.use_threads = use_threads;
-  bagua_given.sqrt = function;
-}
-
-/* Which of a program's sizes is too large: 1 for memories, 2 for temporaries; 0 if it can run. */
-EXPORT int bagua_elementwise_limits(int64_t memories, int64_t temporaries) {
-  if (memories < 1 || memories > BAGUA_MAX_MEMORIES) return 1;
-  return temporaries < 0 || temporaries > BAGUA_MAX_TEMPORARIES ? 2 : 0;
-}
-
-EXPORT int64_t bagua_elementwise_tile(void) { return BAGUA_NEAR; }
-
-/* pointers: [parts][memories]. elements: of each part. first_tiles: [parts + 1], tiles before each part. */
-EXPORT void bagua_elementwise(const void *steps, int64_t count, const float *numbers, int64_t memories, int64_t temporaries,
-                              void *pointers, const int64_t *elements, const int64_t *first_tiles, int64_t parts,
-                              int threads) {
-  elementwise_work w = {.with = chosen(), .steps = steps, .count = count, .memories = memories, .temporaries = temporaries,
-                        .parts = parts, .numbers = numbers, .pointers = pointers, .elements = elements,
-                        .first_tiles = first_tiles};
-  if (parts <= 0 || first_tiles[parts] <= 0) return;
-  fegetenv(&w.environment);
-  bagua_share(do_tiles, &w, first_tiles[parts], GRAIN / BAGUA_NEAR, threads);
 }

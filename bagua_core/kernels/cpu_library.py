@@ -120,14 +120,6 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, types in arguments.items():
         function = getattr(library, f"bagua_{name}")
         function.argtypes, function.restype = types, None
-    elementwise = library.bagua_elementwise
-    elementwise.argtypes = [pointer, number, pointer, number, number, pointer, pointer, pointer, number, word]
-    elementwise.restype = None
-    library.bagua_elementwise_operation.argtypes = [ctypes.c_char_p]
-    library.bagua_elementwise_sqrt.argtypes = [pointer, number, pointer]
-    library.bagua_elementwise_sqrt.restype = None
-    library.bagua_elementwise_limits.argtypes = [number, number]
-    library.bagua_elementwise_tile.restype = number
     library.bagua_use_instruction_set.argtypes = [word]
     library.bagua_use_instruction_set.restype = word
     for name in ("minmax_bytes", "one_bit_bytes"):

@@ -356,5 +356,5 @@ TARGET static void LOOP(cast)(const void *from, int from_dtype, void *to, int to
 static const loops LOOP(table) = {
     LOOP(minmax_compress), LOOP(minmax_reduce),    LOOP(one_bit_compress), LOOP(decode_sum),
     LOOP(weighted_average), LOOP(add_difference), LOOP(adam_steps),        LOOP(adam_gradients),
-    LOOP(adam_update),      LOOP(cast),           LOOP(elementwise),
+    LOOP(adam_update),      LOOP(cast),
 };

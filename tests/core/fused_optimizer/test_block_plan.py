@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.fused_optimizer.block_plan import BlockPlan, Candidate, plan_blocks
-from bagua_core.fused_optimizer.block_sizes import COMPILED, IN_CACHE, ON_ACCELERATOR, BlockSizes
+from bagua_core.fused_optimizer.block_plan import (
+    COMPILED,
+    IN_CACHE,
+    ON_ACCELERATOR,
+    BlockPlan,
+    BlockSizes,
+    Candidate,
+    plan_blocks,
+)
 
 SIZES = BlockSizes(pack_below=10, pack_up_to=20, cut_above=100)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagua_core.fused_optimizer.cut_or_not import STEPS_OF_A_TURN, STEPS_TO_SETTLE, CutOrNot
-from bagua_core.fused_optimizer.replicas import is_alone
+from bagua_core.fused_optimizer.layout_choice import STEPS_OF_A_TURN, STEPS_TO_SETTLE, CutOrNot, is_alone
 from tests.core.fused_optimizer.twins import Twins, shapes_net
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bagua_core.fused_optimizer.gathered import Gathered
+from bagua_core.fused_optimizer.flat_memory import Gathered
 from bagua_core.kernels import targets
 
 SHAPES = ((3, 5), (7,), (0, 4), (), (2, 3, 4, 5), (1,))
