@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bagua_core.elastic import ledger
+from bagua_core.elastic.ledger import ledger
 from bagua_core.elastic.step.step_seed import step_seed
 from tests.differential.features import Features
 from tests.differential.models import HIDDEN, KEPT

@@ -1,7 +1,7 @@
 """The way to the first step (ARCHITECTURE.md, "Before the loop") as a transition system, explored completely.
 
 Owns workers on a few nodes, what their agents have seen, the record in the store, and the invariants B1 to B5. The
-decisions are the real ones: `formation.decide` writes every record, `must_start_again` says whom an agent ends. An
+decisions are the real ones: `decision.decide` writes every record, `must_start_again` says whom an agent ends. An
 agent sees records late and may miss some; its agent and the leader learn late what a worker does.
 
 Left out: suspicions (a communicator that breaks though all live), leaves, and scaling. Joins to a job that trains end
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-from bagua_agent.membership import formation
 from bagua_agent.membership.actions import WriteGeneration, WriteResult
+from bagua_agent.membership.formation import decision
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, MemberView, Waiting
 from bagua_agent.node.live_workers import must_start_again
@@ -154,9 +154,9 @@ class Model:
         )  # fmt: skip
         if key not in self._decisions:
             view = self.view(s)
-            made = formation.decide(view, Evidence("a"), NOW_S, POLICY)
+            made = decision.decide(view, Evidence("a"), NOW_S, POLICY)
             if made.waiting is Waiting.HOLDER:
-                made = formation.decide(view, LONG_AGO, NOW_S, POLICY)
+                made = decision.decide(view, LONG_AGO, NOW_S, POLICY)
             action = made.action
             assert action is None or isinstance(action, WriteGeneration | WriteResult), made
             if isinstance(action, WriteGeneration):

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from bagua_core.communication import nccl
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted
-from bagua_core.communication.nccl import nccl_library
+from bagua_core.communication.nccl import nccl, nccl_library
 from bagua_core.communication.nccl.nccl import NcclCommunicator, build_nccl
 from bagua_core.communication.nccl.nccl_end import Aborts
 from bagua_core.communication.nccl.nccl_library import Nccl
