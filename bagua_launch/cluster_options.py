@@ -1,4 +1,4 @@
-"""Which options have the commands that talk to a cluster? Rows for the same table as `run`'s (options.py)."""
+"""The options of the commands that talk to a cluster: rows for the same table as `run`'s (options.py)."""
 
 from __future__ import annotations
 

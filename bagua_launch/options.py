@@ -1,4 +1,4 @@
-"""Which options are there, how are they called, and what does --help say of them?
+"""The table of options: names, help texts and documented defaults.
 
 One table; the command line, the environment and the configuration file all read it. Says nothing of
 what values mean (job_request.py does), and takes the defaults that it shows from where they live.

@@ -1,4 +1,4 @@
-"""Who speaks when the command line, the environment and the configuration file disagree?
+"""Resolves an option's value from the command line, the environment and the configuration file.
 
 Flag over environment over file over default. Every value keeps the place it came from, so that a
 complaint names what the person wrote. Pure; does not know what values mean.

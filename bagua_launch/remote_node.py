@@ -1,4 +1,4 @@
-"""What runs on a host of `--hosts`: one node, as if a person had typed its line there.
+"""The program that `--hosts` runs on each host: one node, as if a person had typed its command there.
 
 Started over ssh. It reads what to do from its standard input: one line of JSON, then nothing while the job runs.
 "leave" asks it to go at a step boundary; the end of the input means that the terminal is gone, and the node ends at

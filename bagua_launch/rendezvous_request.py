@@ -1,4 +1,4 @@
-"""Where do the agents meet, and who starts etcd there?
+"""Decides where the agents meet, and which node starts etcd there.
 
 Pure. Turns torchrun's rendezvous options into endpoints of etcd; whatever is done differently comes
 back as a note. How endpoints and ids are written is the store's affair.

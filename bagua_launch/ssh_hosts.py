@@ -1,4 +1,4 @@
-"""Which hosts does `--hosts` name, and what does each of them run? Pure.
+"""Parses the hosts of `--hosts`, and builds the command that each of them runs. Pure.
 
 The line that a person would type on every host, but for the rendezvous, which the starting terminal hosts for them.
 """

@@ -1,4 +1,4 @@
-"""How does one terminal run a job on several hosts, without daemons? A process of ssh for each, and an etcd here.
+"""Runs a job on several hosts from one terminal, without daemons: one ssh process for each host, and an etcd here.
 
 The etcd takes only holders of certificates that are made for this job and sent through ssh: nothing has to be
 configured, and nobody on the network gets in. The terminal is the job's: when it ends, all nodes do.

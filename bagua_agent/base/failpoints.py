@@ -1,4 +1,4 @@
-"""Where may a test make this agent die, stop or wait? Named points around what a leader writes.
+"""Named points around a leader's writes at which a test can make this agent die, stop or wait.
 
 `BAGUA_AGENT_FAILPOINTS` (the agent's own environment): `name=action[:argument][@generation]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), raise, delay:SECONDS, and hold:DIRECTORY,

@@ -1,4 +1,4 @@
-"""May gRPC speak on our stderr? It tells of every connection and handshake that fails, many lines for one outage.
+"""Keeps gRPC's own log off standard error: it prints many lines for each failed connection and handshake.
 
 We say the same in one line, with the next move. Whoever wants gRPC's own words sets GRPC_VERBOSITY.
 """

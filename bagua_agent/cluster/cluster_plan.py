@@ -1,4 +1,4 @@
-"""What a scheduler decided: orders and outcomes to be written, and each job's state with its reason."""
+"""What a scheduler decided: orders and outcomes to write, and each job's state with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers that service mode decides with, and why each is what it is. The one home of these defaults."""
+"""The numbers that service mode decides with, each with its reason. The only place of these defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the cluster's records say, as decisions see them? Between bagua_contract's messages and cluster_view; pure.
+"""Decodes the cluster's records, from bagua_contract's messages to the values of cluster_view.py. Pure.
 
 Each kind of record has one decoder, which checks everything that decisions rely on: ids, ranges, counts. Texts for
 people are shortened. Reading is forgiving: a record that can't be read, or that no person could have asked for, is as

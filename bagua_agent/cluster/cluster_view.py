@@ -1,4 +1,4 @@
-"""What a scheduler knows: nodes with their units, submissions, orders, how far jobs are. One picture, no events.
+"""The scheduler's picture of the cluster: nodes with their units, submissions, orders and the progress of jobs.
 
 Knows nothing of the store. Times are by the clock of whoever looks, so machines' clocks need not agree.
 """

@@ -1,4 +1,4 @@
-"""Who gives a node back: above its most, because it should leave one, or because another job needs it?"""
+"""Chooses the nodes that a job gives back: above its maximum, from a node that it should leave, or for another job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which free nodes does a job get? Those on which the least is left over, so that large free nodes stay free."""
+"""Chooses free nodes for a job: those with the fewest slots left over, so that large free nodes stay free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a node lost, is it left out for a job, and when is a unit that failed there started again?"""
+"""Decides whether a node is lost or left out for a job, and when a unit that failed there starts again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which nodes once each job was considered in its turn? The phases of scheduling.py, once over.
+"""One pass over all jobs in their order, which gives nodes to each: the phases of scheduling.py.
 
 What it decides is in the ledger it leaves; what it found out on the way is kept for the sentences to people.
 """

@@ -1,4 +1,4 @@
-"""Where every job stands, in one sentence that a person can act on. Decides nothing."""
+"""Explains the state of each job in one sentence that a person can act on. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job runs on which nodes? Looks at the whole picture each time and remembers nothing.
+"""Decides which job runs on which nodes. Reads the whole picture each time and keeps no memory.
 
 The result says which orders change, and where every job stands, with a reason a person can act on.
 

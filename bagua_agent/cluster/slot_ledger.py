@@ -1,4 +1,4 @@
-"""While a plan is made: which slots are promised to whom, and which nodes a job can do without.
+"""Records, while a plan is made, which slots are promised to which job, and which nodes a job can spare.
 
 The one mutable thing among these decisions; it lives for one pass. A slot is promised by an order, whether or not
 somebody else's unit still has to leave it: the daemon starts a unit only when its slots are really free.

@@ -1,4 +1,4 @@
-"""What should a node's daemon do with its units? Looks at its orders, its units and people's wishes, each time anew.
+"""Decides what a node's daemon does with its units, from its orders, its units and people's requests.
 
 A unit is asked to leave only by a present order list that does not name it, or by a submission that says stop: what
 is absent ends nothing (invariant 4). One is started only in slots that no living unit has, whatever orders say

@@ -1,4 +1,4 @@
-"""What do people ask of a cluster? Writes desired state, and nothing else; daemons and the scheduler do the rest.
+"""Writes people's requests to a cluster as desired state; daemons and the scheduler do the rest.
 
 Every write compares what it read, so two people at once can't lose each other's word.
 """

@@ -1,4 +1,4 @@
-"""How are the cluster's jobs and nodes? Reads the store once, and asks the scheduler's own decision for reasons.
+"""Shows the cluster's jobs and nodes. Reads the store once and takes reasons from the scheduler's own decision.
 
 Nobody writes a job's state: it is read off here with the same pure function by which the scheduler decides, so what
 people are told can't disagree with what is done.

@@ -1,4 +1,4 @@
-"""How does a submitted job go, told as it happens, until it ends? For whoever stays: `submit --follow`, `events -f`."""
+"""Reports how a submitted job proceeds until it ends, for `submit --follow` and `events -f`."""
 
 from __future__ import annotations
 

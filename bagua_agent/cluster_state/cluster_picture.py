@@ -1,4 +1,4 @@
-"""What does the store say of the cluster? Changed keys in, the scheduler's picture out; asks nobody.
+"""Builds the scheduler's picture from changed keys of the store. Sends no requests.
 
 Keeps what keys alone don't tell: since when, by this process's clock, a node is missed or a job is over, and what a
 node that is missed said last.

@@ -1,4 +1,4 @@
-"""Passes over records that can't be read: one line names each, and the rest of the cluster goes on."""
+"""Skips records that can't be read: one line names each, and the rest of the cluster goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one agent is asked to run, and the only home of the defaults.
+"""The configuration of one agent's job, and the only place of its defaults.
 
 A checked value: whoever holds a JobConfig need not check it again. Knows nothing of flags, variables
 and files (bagua_launch reads those), and imports neither torch nor grpc, so that reading a command

@@ -1,4 +1,4 @@
-"""How do we ask etcd? One thread-safe client over all endpoints.
+"""A thread-safe client of etcd over all endpoints.
 
 Owns failing over and trying again: what is harmless to repeat is repeated until the request's time is up, a
 transaction is not (OutcomeUnknown: read, then decide). Knows nothing of jobs, watches or who holds a lease.

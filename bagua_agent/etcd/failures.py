@@ -1,4 +1,4 @@
-"""What does a failed call to etcd mean? Classifies gRPC's status codes and etcd's messages; pure.
+"""Classifies failed calls to etcd by gRPC's status codes and etcd's messages. Pure.
 
 The question that matters is whether the request may have been done: only what certainly was not may be sent
 again by someone who must not do it twice.

@@ -1,4 +1,4 @@
-"""Which keys of the store? A contiguous range of them, as etcd reads and watches it; pure."""
+"""A contiguous range of keys, as etcd reads and watches it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of one job in etcd, under /bagua/v1/jobs/<job>/ and beside it, as in docs/design/membership.md; pure.
+"""Keys of one job in etcd, under /bagua/v1/jobs/<job>/ and beside it, as in docs/design/membership.md. Pure.
 
 Ids become parts of keys, so they are checked here: no slash, no control character, never "." or "..".
 """

@@ -1,4 +1,4 @@
-"""Which keys should exist for as long as this process lives? One lease, its keep-alive, and the keys on it.
+"""Keeps keys in the store for as long as this process lives: one lease, its keep-alive, and the keys on it.
 
 `put` and `remove` state what should be; one thread makes it so and keeps it so: across outages, on a new
 lease if the old one was lost, again if the store lost its data. Invariants: a key that stands as it should is

@@ -1,4 +1,4 @@
-"""What does a part of the store hold right now? A local copy that keeps up to date and tells every change.
+"""A local copy of ranges of the store, which stays up to date and reports every change.
 
 Owns one thread and one stream of watches. Invariants: each change is told once, those of one range in the order of
 revisions and those that one transaction made in one range together; after a gap in the history of the store

@@ -1,4 +1,4 @@
-"""Is the watch still alive? One stream of changes of some ranges of keys from one endpoint.
+"""One stream of changes of some ranges of keys from one endpoint, with a check that the stream is alive.
 
 Asks for a sign of life when the stream is silent, and ends it when none comes: a frozen endpoint or a silent
 cut would otherwise look like a quiet store for ever. Knows nothing of state or of trying again.

@@ -1,4 +1,4 @@
-"""Which agent writes which event down? Each what happens to itself; the leader what happens to the job.
+"""Decides which agent writes which event: each agent its own events, the leader those of the job.
 
 While nobody leads, every agent remembers what it saw, and whoever is elected writes it. The leader also removes the
 oldest events. Called from the loop's thread; nothing but `flush` waits.

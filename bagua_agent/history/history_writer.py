@@ -1,4 +1,4 @@
-"""How do events for people reach the store? One thread, a short queue, and no promise: history never holds up a job.
+"""Writes events for people to the store: one thread, a short queue, no guarantee; it never delays a job.
 
 Tried again while the store is away; of what does not fit into the queue the oldest is dropped. Every request is
 bounded, and so is `stop`.

@@ -1,4 +1,4 @@
-"""What has happened in a job? Short events for people, under their keys, and the reader that puts them in order; pure.
+"""Short events of a job for people, under their keys, and the reader that orders them. Pure.
 
 A key is made from what happened, where that is possible, so that an event is there once even if two leaders write it.
 """

@@ -1,4 +1,4 @@
-"""Is there a job of this id already? Takes it as it is, writes a new one, or makes room where an old one has ended."""
+"""Joins the job of this id, creates it if it is absent, or replaces one that has ended."""
 
 from __future__ import annotations
 

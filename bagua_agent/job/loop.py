@@ -1,4 +1,4 @@
-"""The agent's loop: joins the job, takes what happened from the inbox, hands it to whom it concerns, and ends.
+"""The agent's loop: joins the job, takes messages from the inbox, passes each to the responsible part, and ends.
 
 Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
 others and comes back through the inbox. What the job's membership says is membership_driver.py and apply_changes.py;

@@ -1,4 +1,4 @@
-"""What does membership want done, and who does it? Gives events to the pure machine and performs its actions.
+"""Gives events to the pure membership machine and performs the actions that it returns.
 
 Owns this agent's part in leading: standing for election, and what the answers to a leader's acts mean. Decides nothing:
 membership/state_machine/machine.py forms generations. Knows nothing of workers and processes.

@@ -1,4 +1,4 @@
-"""Everything that can come to the agent's loop, from whatever thread learned of it first."""
+"""Every message that can come to the agent's loop, from any thread."""
 
 from __future__ import annotations
 

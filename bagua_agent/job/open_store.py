@@ -1,4 +1,4 @@
-"""Where is this job's store: given, hosted here for others, or private to this node?"""
+"""Opens this job's store: a given one, one hosted here for other nodes, or one private to this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the job must this agent see now, and may it lead yet?
+"""Decides how much of the job this agent must subscribe to now, and whether it may lead yet.
 
 Whoever is elected in a large job must first see all of it: the election is held back until all has been told. Called
 from the loop's thread only.

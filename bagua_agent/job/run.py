@@ -1,4 +1,4 @@
-"""What does a node do for one job? Starts its workers, joins the job, and follows it to its end.
+"""Runs one node's part of a job: starts its workers, joins the job, and follows it to its end.
 
 `run_job` prepares and starts the workers before it loads what is slow to load; the loop is loop.py.
 """

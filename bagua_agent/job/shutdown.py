@@ -1,4 +1,4 @@
-"""What does a node still owe the job when its part is over? Its last writes, and the etcd that others still need.
+"""Ends a node's part in a job: flushes its final writes, and keeps its etcd running while others need it.
 
 Bounded, whatever the store does. When the node's part is over is node_ending.py.
 """

@@ -1,4 +1,4 @@
-"""How much of the job's keys does this agent see? Follows them, and hands on what changed with whole records.
+"""Subscribes to the etcd keys that this agent needs, and passes on changes with whole records.
 
 The shell around large_jobs/: scope.py decides what to follow, whole_records.py completes what is read. Called from the
 loop's thread; what it learns comes back through the inbox.

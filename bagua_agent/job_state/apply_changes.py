@@ -1,4 +1,4 @@
-"""What do changes in the store mean for this node? Keeps JobSeen up to date and tells the node's parts what is new.
+"""Applies changes in the store to JobSeen, and informs the node's parts of what is new.
 
 Returns what the membership machine should hear. Writes nothing to the store. What a key's value means is
 decode.py.

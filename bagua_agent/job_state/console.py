@@ -1,4 +1,4 @@
-"""What does the terminal say about the job? One line per thing that happened; pure text in, pure text out.
+"""Formats what the terminal shows of a job: one line per event. Pure text in, pure text out.
 
 Lines read the same on a terminal and in a log file: a time, the node, what happened, why. `show` alone moves a cursor.
 """

@@ -1,4 +1,4 @@
-"""What do changed keys mean? Translates the store's changes into events of the membership machine.
+"""Translates changes of keys in the store into events of the membership machine.
 
 Pure but for the clock value it is given. A value that can't be read is reported and passed over: one corrupted key must
 not stop an agent.

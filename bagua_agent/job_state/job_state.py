@@ -1,4 +1,4 @@
-"""What has this node seen of the job so far? The newest records, and whether this node itself is leaving.
+"""This node's state of the job: the newest records, and whether this node itself is leaving.
 
 Changed in the loop's thread alone: by apply_changes.py for what the store says, by membership_driver.py for the
 picture, by loop.py for the rest. Everybody else reads. Decides nothing.

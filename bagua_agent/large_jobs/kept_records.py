@@ -1,4 +1,4 @@
-"""What does a keeper hand on? The packed parts of the newest large records, by digest; thread-safe."""
+"""The packed parts of the newest large records that a keeper serves, by digest. Thread-safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a record of thousands of workers stand in the store? In parts, and a head that points to them; pure.
+"""Splits a record of thousands of workers into parts and a head that points to them. Pure.
 
 The head is what everybody watches. It is as long for ten thousand workers as for two hundred, but for the addresses of
 its *keepers*: agents that read the parts and hand them on, so that the store is asked by one node in many. Parts are

@@ -1,4 +1,4 @@
-"""Which of the job's keys does this agent follow? All of them, or in a large job what concerns every agent and its own.
+"""Decides which of the job's keys this agent follows: all, or in a large job its own and those for every agent.
 
 Whoever leads needs all. If each of N agents followed the keys of all others, every join would be told N times and a
 start N squared times; so the others of a large job follow `control/`, where the leader's word stands, and refusals of

@@ -1,4 +1,4 @@
-"""What does a record say whose head was seen? Puts whole records in the place of heads, before anybody acts on them.
+"""Replaces heads of large records by whole records before any other part of the agent acts on them.
 
 Asks a keeper first and the store itself where that fails or where this agent is a keeper. Waits in the mirror's thread,
 so that what changed after a head is told after its record; nothing else waits for it. What comes from a

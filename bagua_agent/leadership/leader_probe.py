@@ -1,4 +1,4 @@
-"""Finds out whether the leader is what is missing: an agent whose worker can't go on asks it, and reports a dead one.
+"""Probes the leader for an agent whose worker can't go on, and reports a dead one.
 
 Without this, losing the leader would cost a lease; with it, it costs what losing any other node costs. What answers
 mean is membership/failures/detection.py, for the leader as for anybody. Does not remove keys: reports the death, once.

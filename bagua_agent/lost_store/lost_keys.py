@@ -1,4 +1,4 @@
-"""Has the store lost the job's keys, and are they there again? Watches for it and has them put again.
+"""Notices that the store lost the job's keys, and has them written again.
 
 What to put is decided in recreation.py. Until it has settled this agent should not stand for election.
 """

@@ -1,4 +1,4 @@
-"""What must be put again after the store lost its keys? Decided from what this agent remembers and what stands; pure.
+"""Decides what is written again after the store lost its keys, from this agent's memory and the store. Pure.
 
 The highest generation that anybody remembers wins, and a key is written only over what was read, so two agents that put
 it again at once cannot undo each other. Whoever then forms a new generation should have given the others a moment

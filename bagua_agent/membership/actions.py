@@ -1,4 +1,4 @@
-"""What the leader asks its shell to do. Imperative; whatever fails comes back as an event."""
+"""What the leader asks its shell to do. Imperative; each failure comes back as an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all members of a generation wait in the same operation? Names the difference where they certainly do not.
+"""Finds members of a generation that certainly wait in different operations, and names the difference.
 
 Pure. Members number the operations that all of them do alike (bagua_contract.collective_wait). The member that is least
 far is compared with each other one, at its own place: a member that passed the same operation is ahead, and the wait

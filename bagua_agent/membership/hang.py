@@ -1,4 +1,4 @@
-"""Does the job hang, on whom does it wait, and what is to be done about it? Pure: time comes in, nothing is kept.
+"""Decides whether the job hangs, for whom it waits, and what follows. Pure: times are arguments, nothing is kept.
 
 Looks at the members of one generation: the newest in which somebody waits. A member is *inside* while it waits in a
 collective, for a copy or for a communicator of that generation (its STALLED suspicion stands), else *outside*:

@@ -1,4 +1,4 @@
-"""Whom to do without when everybody lives and a generation still does not work, and for how long?
+"""Chooses whom the next generation leaves out, and for how long, when all live and a generation does not work.
 
 Workers say which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
 nobody. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a

@@ -1,4 +1,4 @@
-"""The numbers that membership is decided with, and why each is what it is.
+"""The numbers that membership is decided with, each with its reason.
 
 The one home of these defaults: command line, file and environment override fields of this class.
 """

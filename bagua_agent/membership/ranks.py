@@ -1,4 +1,4 @@
-"""Which worker has which rank? A function of revisions and generation numbers alone.
+"""Assigns ranks to workers. A function of revisions and generation numbers alone.
 
 Every leader gives the same workers the same ranks: nothing here depends on arrival or on a clock.
 Invariants: ranks are contiguous, those of a node too; rank 0 is a holder if there is any.

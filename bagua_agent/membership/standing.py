@@ -1,4 +1,4 @@
-"""What stands: which generations may be in force, who survives of them, who holds the state, who is lost.
+"""Derives which generations may be in force, their survivors and losses, and the holders of the state.
 
 Derived from the picture alone, so a leader elected a moment ago finds the same. Decides nothing.
 

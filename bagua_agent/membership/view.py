@@ -1,4 +1,4 @@
-"""The picture the leader decides on: what stands in the store, and what it learned by asking.
+"""The picture that the leader decides on: the store's content, and the answers to its probes.
 
 Owns the shape of that picture only. Knows no etcd, no clock and no rule. All times are of the one
 clock of the agent that holds the picture; order between agents comes from revisions alone.

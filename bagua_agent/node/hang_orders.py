@@ -1,4 +1,4 @@
-"""What does this node do when the leader says that somebody is late? It saves its workers' stacks, then perhaps kills.
+"""Carries out the leader's orders about workers that are late: saves their stacks, then may kill them.
 
 Acts on control/hang, which the leader alone writes; whether and whom to kill is membership/hang.py's. Where ranks
 disagree, its workers are told once their stacks, which show where they wait, are saved. Saving takes

@@ -1,4 +1,4 @@
-"""What passes between this node's workers and the job when workers stay while generations change?
+"""Connects this node's workers with the job in live mode, where workers stay while generations change.
 
 Turns what workers say over their sessions into their keys in the store, and what the job says into words to them.
 One way of running workers (worker_lifecycle.py). Decides nothing of membership; ends of workers are worker_exits.py.

@@ -1,4 +1,4 @@
-"""Is this node's part in the job over, and with which exit code? Pure."""
+"""Decides whether this node's part in the job is over, and with which exit code. Pure."""
 
 from __future__ import annotations
 

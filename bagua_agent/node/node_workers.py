@@ -1,4 +1,4 @@
-"""Which workers run on this node? Starts one for each slot, and its successor when it ends.
+"""Runs the workers of this node: starts one for each slot, and its successor when it ends.
 
 Owns worker ids, slots, their files and their environment. When to respawn is restart_policy.py, what an exit means
 exit_cause.py. Imports no gRPC, so that workers are started before the agent has loaded it.

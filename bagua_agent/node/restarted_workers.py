@@ -1,4 +1,4 @@
-"""What passes between this node's workers and the job when workers are started again for each generation?
+"""Connects this node's workers with the job in restart mode, where workers start again for each generation.
 
 One way of running workers (worker_lifecycle.py): unmodified scripts, which learn their ranks from the environment when
 they start. States, in this order for each generation that lists this node:

@@ -1,4 +1,4 @@
-"""Where does an agent keep what lives no longer than itself? One 0700 directory, and the names in it.
+"""The 0700 directory of files that live no longer than the agent, and the names in it.
 
 The agent removes it at its end; the guardian does if the agent could not. Nothing a user wants to keep lies here.
 """

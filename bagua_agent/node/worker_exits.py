@@ -1,4 +1,4 @@
-"""What does the end of a worker call for? A record of how it ended, the removal of its keys, a successor.
+"""Handles the end of a worker: records how it ended, removes its keys, starts a successor.
 
 `consequence` decides, purely; `WorkerExits` acts. What an exit means is exit_cause.py, whether another's end explains
 it casualty.py, whether failures end the job restart_policy.py. For workers that stay while generations change.

@@ -1,4 +1,4 @@
-"""How does this node run its workers for the job? The seam between what membership says and what happens to processes.
+"""The interface between a node's membership and the ways of running its workers.
 
 Above it stand the store, the leader and the records; below it a way of following them: live_workers.py keeps processes
 and tells them over their sessions, restarted_workers.py starts scripts again for each generation.

@@ -1,4 +1,4 @@
-"""Are you there, and what is the record? The service that other agents of the job ask, on TCP with mutual TLS."""
+"""The service that other agents of the job call, for probes and large records, on TCP with mutual TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is an agent of this job? Whoever holds the job's key pair: with it agents prove it to each other over TLS.
+"""Proves that an agent belongs to the job: agents hold the job's key pair and use it in mutual TLS.
 
 The first agent makes the pair and writes it with the job's spec in one transaction, under a prefix of etcd that
 viewers have no right to; everybody who joins reads it there. So it is as secret as etcd is: who may write to the job's

@@ -1,4 +1,4 @@
-"""Is that agent alive, certainly gone, or silent? One bounded question, directly or through another agent."""
+"""Probes whether an agent is alive, certainly gone, or silent: one bounded call, directly or through another agent."""
 
 from __future__ import annotations
 

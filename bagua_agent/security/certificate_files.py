@@ -1,4 +1,4 @@
-"""Where do certificates lie? A folder of the authority, one folder for each holder, and what is read from them again.
+"""The folders of certificates: one of the authority, and one for each holder.
 
     FOLDER/authority/   certificate.pem key.pem         of the authority; its key never leaves this host
     FOLDER/revoked.pem                                  what etcd and daemons do not accept any more; to be copied there

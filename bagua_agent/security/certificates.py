@@ -1,4 +1,4 @@
-"""Who is this, and in which role? A small certificate authority for etcd, daemons and people; no files, no clock.
+"""A small certificate authority for etcd, daemons and people. Reads no files and no clock.
 
 A certificate says two things: its common name is the holder's name, which is also etcd's user, and one URI among its
 subject alternative names, urn:bagua:role:<role>, is the role. Both stand in no other place.

@@ -1,4 +1,4 @@
-"""How do etcd's users become what they should be? Reads what etcd holds, and does what etcd_roles.py finds missing.
+"""Brings etcd's users to the desired state: reads what etcd holds, and adds what etcd_roles.py finds missing.
 
 Asks etcd's Auth service as the user root. A step that was done twice, or an end halfway, does no harm: do it again.
 """

@@ -1,4 +1,4 @@
-"""Who may do what in etcd? Its users, roles and permissions, so that no client can do more than its certificate says.
+"""Users, roles and permissions of etcd, so that no client can do more than its certificate says.
 
 etcd takes the common name of a client's certificate for its user. Pure: `plan` says what is missing of what should
 be; etcd_role_writer.py reads and writes it.

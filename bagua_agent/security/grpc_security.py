@@ -1,4 +1,4 @@
-"""Who may call which method of a daemon? Mutual TLS for both sides, and the caller's role against a table of methods.
+"""Authenticates callers of a daemon by mutual TLS, and checks their role against a table of methods.
 
 TLS looks at a certificate once, when a connection is made; the interceptor looks again at each call, so one that
 expires or is revoked meanwhile is of no use from the next call on. A method that the table does not name is refused to

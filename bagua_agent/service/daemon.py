@@ -1,4 +1,4 @@
-"""What does a node's daemon do? Says what the node has, follows its orders, starts and ends units; carries no job.
+"""A node's daemon: reports the node, follows its orders, starts and ends units. It runs no job itself.
 
 One loop with an inbox; whatever may block (systemd, accounts, etcd's transactions) happens in one other thread, in the
 order asked. Decides nothing by itself: cluster/unit_plan.py says what should happen to units; scheduler.py is another

@@ -1,4 +1,4 @@
-"""`bagua-agent`: the node's daemon, and what an operator does on a node."""
+"""`bagua-agent`: the node's daemon, and an operator's commands on a node."""
 
 from __future__ import annotations
 

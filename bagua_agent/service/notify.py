@@ -1,4 +1,4 @@
-"""How does a service tell systemd how it is? One datagram of lines; nothing without systemd."""
+"""Reports the service's state to systemd: one datagram of lines; nothing without systemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's process: from its configuration file to the loop, and to an orderly end that leaves units alone."""
+"""The daemon's process: from its configuration file to the loop, and to an orderly end that keeps units running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guardian: a small process that outlives the agent by an instant, to kill and remove what it left.
+"""The guardian: a small process that outlives the agent briefly, to kill and remove what it left.
 
 It reads group ids and directories from a pipe that only the agent holds. End-of-file means that the agent is gone, in
 whatever way: every group still registered is killed, then the agent's runtime directory is removed, and its log

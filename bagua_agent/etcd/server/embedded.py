@@ -1,4 +1,4 @@
-"""How do we run an etcd of our own? One private server, started in a fraction of a second.
+"""Runs a private etcd server, started in a fraction of a second.
 
 For one-node jobs on a Unix socket in a 0700 directory, and for small jobs whose first node hosts etcd on TCP.
 Its data is thrown away with it. The server dies with the thread that started it (parent-death signal), so

@@ -1,4 +1,4 @@
-"""Does the etcd that this node hosts still run? One thread waits for its end and starts it again, at the same place.
+"""Watches the etcd that this node hosts and starts it again at the same address after it ended. One thread.
 
 Owns the server. When it is started again, and on what, is decided in restart_plan.py. Its clients notice nothing but
 an outage; who must be told of the new process is the caller's to say. The thread lives as long as the server does,

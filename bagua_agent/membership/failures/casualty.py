@@ -1,4 +1,4 @@
-"""Is a worker's failure the casualty of somebody else's end? For workers that stay while generations change.
+"""Decides whether a worker's failure is the casualty of another worker's end, in live mode.
 
 A worker that dies, or is gone with its host, takes along whatever others had built with it: a group of the script's own
 ends theirs though they did nothing wrong. Which ending explains which is root_cause.py's; here stands between whom that

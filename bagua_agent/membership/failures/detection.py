@@ -1,4 +1,4 @@
-"""Who must be asked whether it lives, and what the answers mean.
+"""Decides which agents are probed, and what the answers mean.
 
 A suspicion is only a reason to ask. A refused connection is a death at once; silence is one if neither the
 leader nor another agent gets an answer within the probe window: a cut between two agents is no death.

@@ -1,4 +1,4 @@
-"""What does the picture say about a hang? Reads from it what hang.py decides on, and says what should follow when.
+"""Reads from the picture what hang.py decides on, and says what follows and when.
 
 Pure. The newest generation in which somebody waits is looked at; one in which a collective broke is formation.py's.
 """

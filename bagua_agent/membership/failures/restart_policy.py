@@ -1,4 +1,4 @@
-"""When does a worker's failure end the job, and when is its successor started?
+"""Decides when a worker's failure ends the job, and when its successor starts.
 
 Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and what they
 take along (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a

@@ -1,4 +1,4 @@
-"""Which of several failures is the cause, and which are its casualties? Pure; one table of rules.
+"""Finds which of several failures is the cause, and which are its casualties. Pure; one table of rules.
 
 A worker that dies takes its peers' collectives with it, and what they report often arrives first. So failures are
 ordered by how far they explain themselves, and only then by arrival (the revision of their key). Reads the texts

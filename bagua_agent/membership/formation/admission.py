@@ -1,4 +1,4 @@
-"""Whose fingerprint fits the job's?
+"""Decides which workers' fingerprints fit the job's.
 
 The job's fingerprint is that of its newest generation; before the first one, that of the worker that was
 ready first. Revisions decide who that was, so all leaders refuse the same workers. A worker has a fingerprint from its

@@ -1,4 +1,4 @@
-"""Which nodes could come in, and since when: complete nodes in join order.
+"""Lists the nodes that could join, and since when: complete nodes in join order.
 
 A node is complete when all its slots are ready, or when its own short window has passed since the first of
 the workers that wait. Knows nothing of generations: whoever asks says which workers are in already.

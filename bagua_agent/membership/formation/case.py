@@ -1,4 +1,4 @@
-"""All that a decision about the next generation looks at, and the forms that its answers share. Pure."""
+"""The input of a decision about the next generation, and the forms that its answers share. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generation should be written now, if any? Rules 1 to 8 of docs/design/membership.md.
+"""Decides which generation is written now, if any: rules 1 to 8 of docs/design/membership.md.
 
 Looks at the whole picture each time (level-triggered) and remembers nothing, so it never matters how the
 picture came about. The result is an action or a wait, always with a reason a person can act on.

@@ -1,4 +1,4 @@
-"""Is the job over, and how did it end?
+"""Decides whether the job is over, and with which result.
 
 Decides the result from what has happened; forms no generation. Rules 6 and 8 of docs/design/membership.md.
 """

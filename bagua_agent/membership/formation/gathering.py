@@ -1,4 +1,4 @@
-"""What should happen before the job's first step, where scripts ask for ranks before they have a model? Pure.
+"""Decides what happens before the first step of a job whose scripts need ranks before they have a model. Pure.
 
 The job's first workers, the *cohort*, meet in init_process_group(): a GATHERING record gives them ranks and a
 communicator, and no state. Once all of them stand at their first step boundary the first generation follows, with the

@@ -1,4 +1,4 @@
-"""Which workers should the next generation hold, and what does its record say?
+"""Chooses the workers of the next generation, and builds its record.
 
 Chooses among survivors and offers; decision.py decides whether the choice may be written. Nodes that are in
 stay before others come in; above the most the youngest go first. A node that only stays until somebody else

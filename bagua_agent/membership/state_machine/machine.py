@@ -1,4 +1,4 @@
-"""The leader as a state machine: what follows an event, and what is to be done about it.
+"""The leader as a state machine: the consequences of each event.
 
 Every agent keeps the state warm, so that whoever is elected knows the picture; only the leader acts. Owns
 what is remembered between decisions: the picture, evidence, and what was asked of the shell and not yet

@@ -1,4 +1,4 @@
-"""How an event changes the picture. Knows no rule: what a change calls for is decided elsewhere.
+"""Applies events to the picture. Contains no rule: the consequences of a change are decided elsewhere.
 
 Stale and repeated events are ordinary and ignored with a reason; what cannot be raises IllegalEvent.
 """

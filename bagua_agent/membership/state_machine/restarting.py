@@ -1,4 +1,4 @@
-"""Which generation should there be of workers that are started again for each? Restart mode's rules.
+"""Decides the next generation in restart mode, where workers start again for each generation.
 
 A job whose workers open no session follows its membership by nodes: every change ends all workers and starts
 those of the next generation. Looks at the whole picture each time, as decision.py does for live jobs.

@@ -1,4 +1,4 @@
-"""How will a script's workers follow a new generation: in process, or by being started again?
+"""Guesses whether a script's workers follow a new generation in process or by a new start.
 
 Looks at the program's text without running it: whoever calls `init_process_group` of `bagua_core` follows in process,
 anything else knows nothing of this runtime and is restarted. A guess only: a worker that opens a session all the

@@ -1,4 +1,4 @@
-"""How is a node's daemon configured? Its TOML file, checked as a whole: whoever holds an AgentConfig can use it.
+"""Reads the TOML file of a node's daemon and checks it as a whole: an AgentConfig is valid.
 
 `check` is pure; `read_agent_config` reads the file and looks at the files that it names. Each complaint is one line
 with the key, the value and what to do. Single values and the defaults: agent_config_keys.py.

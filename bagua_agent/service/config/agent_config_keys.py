@@ -1,4 +1,4 @@
-"""Which keys has the daemon's configuration file, what is written there, and what if nothing is?
+"""The keys of the daemon's configuration file, with their values and defaults.
 
 One table; reading, checking and the example all use it. Knows what a single value may be, not how values
 go together (agent_config.py).

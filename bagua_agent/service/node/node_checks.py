@@ -1,4 +1,4 @@
-"""What is wrong with this node? Looks at what jobs need here; each finding says what it means and the next move.
+"""Checks that the node has what jobs need; each finding says what it means and what to do.
 
 A trouble keeps jobs away (the daemon tells the scheduler, which replaces the node first); a note does not. Judging is
 pure, looking is beside it. A look is bounded: a driver that hangs is itself a trouble.

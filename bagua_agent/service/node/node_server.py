@@ -1,4 +1,4 @@
-"""What does a daemon tell people's commands? The service they call, over mutual TLS where there are certificates."""
+"""The service of a daemon that people's commands call, over mutual TLS where there are certificates."""
 
 from __future__ import annotations
 

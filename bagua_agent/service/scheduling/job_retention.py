@@ -1,4 +1,4 @@
-"""What the scheduler tidies beside its orders: removes jobs beyond retention, old removals, and etcd's old history.
+"""Removes jobs beyond retention, old removals and etcd's old history, for the scheduler.
 
 Which ones is decided in cluster/retention.py. Every write compares the scheduler's key, and the submission as it was
 read. Done a part at a time, so that orders never wait long.

@@ -1,4 +1,4 @@
-"""How do the scheduler's decisions reach the store? Every daemon stands; the one that holds the key decides and writes.
+"""Runs the scheduler: every daemon stands for election, and the winner decides and writes.
 
 One thread: it waits for the key to be free, and once it is ours mirrors the cluster, plans after every change
 (cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as

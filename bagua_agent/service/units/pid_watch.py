@@ -1,4 +1,4 @@
-"""Which of these processes has ended? They need not be our children; told once each, from a thread of its own."""
+"""Reports the end of processes that need not be our children; once each, from a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a unit: the job agent that a person's `bagua-launch` would be, as a daemon asked for it."""
+"""The program of a unit: the job agent that a person's `bagua-launch` would be, started by a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records which process is a unit's, where there is no systemd to say so, and whether it lives.
+"""Records which process belongs to a unit, where there is no systemd to record it, and whether it lives.
 
 The process records itself. The lock is taken before the process exists and passed to it, so there is no moment at
 which a unit runs and nothing says so, whenever its daemon is killed. It ends with the process, whatever ends that.

@@ -1,4 +1,4 @@
-"""What is a unit, and what can a daemon do with one? A job agent that runs beside the daemon and outlives it.
+"""The interface to units. A unit is a job agent that runs beside the daemon and outlives it.
 
 The seam between deciding (cluster/unit_plan.py) and systemd or plain processes. A unit is known by its job, so a daemon
 that starts again finds those of the one before. Everything a unit needs lies in a folder of its own, root's alone: what

@@ -1,4 +1,4 @@
-"""Why did a worker end? Pure: from return code, error file and the tail of stderr.
+"""Finds why a worker ended, from its return code, error file and the tail of stderr. Pure.
 
 Owns the rule which endings are the script's fault and draw on the budget of restarts.
 """

@@ -1,4 +1,4 @@
-"""Whose child becomes a process whose parent ends: the agent's, while a worker is handed over to it.
+"""Adopts the child processes of an ended parent while a worker is handed over to the agent.
 
 The agent is a subreaper only for those moments, so that whatever a script leaves behind goes where it always
 went. What comes along by chance, or because the agent is process 1 of a container, is reaped here.

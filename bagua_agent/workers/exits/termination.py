@@ -1,4 +1,4 @@
-"""How workers are ended: SIGTERM to the whole group, a grace period, SIGKILL; always bounded.
+"""Ends workers: SIGTERM to the whole group, a grace period, SIGKILL. Always bounded.
 
 Returns when the groups are gone, so that ports, GPUs and files they held are free. A process that the
 kernel does not let go (state D) is reported, not waited for.

@@ -1,4 +1,4 @@
-"""One place where several streams write: whole lines, a bounded backlog, never a blocking write.
+"""One output that several streams write to: whole lines, a bounded backlog, never a blocking write.
 
 Owns who has an unfinished line there. Knows no worker; an owner is any hashable name. A caller that
 sees `is_full` reads no more from what feeds it, so the backlog stays bounded.

@@ -1,4 +1,4 @@
-"""What does the kernel say about a process? Reads /proc; a process that ends meanwhile is ordinary.
+"""Reads a process's status from /proc; a process that ends meanwhile is ordinary.
 
 Owns the parsing of /proc/<pid>. Judges nothing. What may not be read (kernel stacks, without privileges) is
 empty.

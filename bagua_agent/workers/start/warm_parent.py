@@ -1,4 +1,4 @@
-"""The process that workers are forked from, as the agent holds it: started, asked, watched, replaced.
+"""The agent's handle of the warm parent, from which workers are forked: starts, asks, watches and replaces it.
 
 `fork` never fails because of it: without a usable warm parent it says None, and the worker is spawned. Its
 death harms no worker. The other side is bagua_core/worker/warm_parent.py; what may be forked is warm_fit.py.
