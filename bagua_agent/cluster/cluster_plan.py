@@ -10,7 +10,7 @@ from bagua_agent.cluster.cluster_view import OrderView, OutcomeView
 
 
 class JobState(Enum):
-    """A job's life. Nobody writes it: it is read off submission, orders, generation and outcome."""
+    """A job's life. It is not stored: it follows from submission, orders, generation and outcome."""
 
     QUEUED = "queued"
     STARTING = "starting"

@@ -20,11 +20,11 @@ class ClusterPolicy:
     unit_longest_delay_s: float = 60.0
     # With the delays above the node had fifteen seconds to mend; a missing account or a broken GPU does not.
     failures_before_left_out: int = 5
-    # Whoever mends a node rarely tells the scheduler, so a left out node gets another chance by itself.
+    # The person who repairs a node rarely tells the scheduler, so an excluded node gets another chance by itself.
     left_out_s: float = 600.0
     # A unit that ran so long works; when it ends after that, counting begins anew.
     unit_steady_s: float = 60.0
-    # Beyond the job's own shutdown timeout: its agent ends workers within that, and has last words to write.
+    # Beyond the job's own shutdown timeout: its agent ends workers within that, and then flushes its final writes.
     kill_grace_s: float = 30.0
     # Killed processes are gone within a second, unless the kernel holds them: then their slots stay
     # taken and people are told.

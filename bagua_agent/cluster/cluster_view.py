@@ -1,6 +1,6 @@
 """The scheduler's picture of the cluster: nodes with their units, submissions, orders and the progress of jobs.
 
-Knows nothing of the store. Times are by the clock of whoever looks, so machines' clocks need not agree.
+Does not know the store. Times are those of the reader's own clock, so machines' clocks need not agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides what a node's daemon does with its units, from its orders, its units and people's requests.
 
-A unit is asked to leave only by a present order list that does not name it, or by a submission that says stop: what
-is absent ends nothing (invariant 4). One is started only in slots that no living unit has, whatever orders say
+A unit is asked to leave only by an existing order list that does not name it, or by a submission that says stop: an
+absent key ends nothing (invariant 4). A unit starts only in slots that no living unit has, whatever orders say
 (invariant 1).
 """
 
@@ -82,7 +82,7 @@ class KillUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
-    """forgets: units that ended and say nothing any more. report: what the scheduler is told. troubles: of the node.
+    """forgets: units that ended and need no record any more. report: for the scheduler. troubles: of the node.
     again_at_s: when to decide again without news."""
 
     starts: tuple[StartUnit, ...] = ()

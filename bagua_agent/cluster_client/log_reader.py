@@ -1,7 +1,7 @@
 """Reads what a job's workers print, wherever they run: asks the daemons of its nodes, and merges lines by rank.
 
-Which worker has which rank is in the job's newest generation; workers that came before it are "earlier". Waits are
-bounded by silence, never by how much there is to read.
+The job's newest generation tells which worker has which rank; workers of before are "earlier". Waits are bounded by
+silence, never by the amount to read.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bagua_agent.cluster.cluster_records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 1000  # whoever writes odd records writes many; what was told is remembered
+MOST_TOLD = 1000  # a program that writes odd records writes many; reported ones are remembered
 
 
 class OddRecords:

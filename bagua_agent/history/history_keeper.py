@@ -1,7 +1,7 @@
 """Decides which agent writes which event: each agent its own events, the leader those of the job.
 
-While nobody leads, every agent remembers what it saw, and whoever is elected writes it. The leader also removes the
-oldest events. Called from the loop's thread; nothing but `flush` waits.
+While there is no leader, every agent remembers what it saw, and the next leader writes it. The leader also removes the
+oldest events. Called from the loop's thread; only `flush` waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes events for people to the store: one thread, a short queue, no guarantee; it never delays a job.
 
-Tried again while the store is away; of what does not fit into the queue the oldest is dropped. Every request is
-bounded, and so is `stop`.
+Writes are retried while the store is unavailable; when the queue is full, the oldest events are dropped. Every request
+is bounded, and so is `stop`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class StoreChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScopeFollowed:
-    """All that stands in `scope` was told."""
+    """The whole content of `scope` was reported."""
 
     scope: Scope
 

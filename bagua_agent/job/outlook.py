@@ -1,6 +1,6 @@
 """Decides how much of the job this agent must subscribe to now, and whether it may lead yet.
 
-Whoever is elected in a large job must first see all of it: the election is held back until all has been told. Called
+The leader of a large job must first see all of it: the election is held back until the whole state was read. Called
 from the loop's thread only.
 """
 

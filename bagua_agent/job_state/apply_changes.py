@@ -1,7 +1,6 @@
 """Applies changes in the store to JobSeen, and informs the node's parts of what is new.
 
-Returns what the membership machine should hear. Writes nothing to the store. What a key's value means is
-decode.py.
+Returns the events for the membership machine. Writes nothing to the store. decode.py reads the values of keys.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class StoreNews:
     def _generation_seen(self, generation: Generation) -> None:
         before = self._seen.generation
         if before is not None and generation.number <= before.number:
-            return  # put again by somebody, after the store had lost it
+            return  # put again by another agent, after the store had lost it
         self._seen.generation = generation
         if not self._seen.whole and not self._followers.ready_workers <= {
             m.worker_id for m in generation.members

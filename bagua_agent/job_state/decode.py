@@ -1,7 +1,7 @@
 """Translates changes of keys in the store into events of the membership machine.
 
-Pure but for the clock value it is given. A value that can't be read is reported and passed over: one corrupted key must
-not stop an agent.
+Pure; the time is an argument. A value that can't be read is reported and skipped: one corrupted key must not stop an
+agent.
 """
 
 from __future__ import annotations

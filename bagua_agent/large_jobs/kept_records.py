@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 
-MOST_KEPT = 2  # the newest, and the one before for whoever is late
+MOST_KEPT = 2  # the newest, and the one before for late readers
 
 
 class KeptRecords:

@@ -1,8 +1,8 @@
 """Replaces heads of large records by whole records before any other part of the agent acts on them.
 
-Asks a keeper first and the store itself where that fails or where this agent is a keeper. Waits in the mirror's thread,
-so that what changed after a head is told after its record; nothing else waits for it. What comes from a
-keeper is believed only if it has the digest that the head tells.
+Asks a keeper first, and the store itself if that fails or if this agent is a keeper. Waits in the mirror's thread, so
+that changes after a head are reported after its record; nothing else waits for it. A keeper's answer is accepted only
+if it has the digest that the head names.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WholeRecords:
 
     def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue] | None:
         """`state` with the whole record, or without it if its parts are gone. None while it is still being read: a
-        head must not be taken for something that nobody can read, nor the record for lost, and be written over."""
+        head must not be mistaken for an unreadable value, nor the record for lost, and be overwritten."""
         known = dict(state)
         stands = known.get(self._keys.generation)
         if stands is not None and record_parts.head_of(stands.value) is not None:

@@ -1,7 +1,7 @@
 """Probes the leader for an agent whose worker can't go on, and reports a dead one.
 
-Without this, losing the leader would cost a lease; with it, it costs what losing any other node costs. What answers
-mean is membership/failures/detection.py, for the leader as for anybody. Does not remove keys: reports the death, once.
+Without this, the loss of the leader would cost a lease; with it, it costs the same as the loss of any other node.
+membership/failures/detection.py interprets the answers, as for any agent. Does not remove keys: reports the death once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Notices that the store lost the job's keys, and has them written again.
 
-What to put is decided in recreation.py. Until it has settled this agent should not stand for election.
+recreation.py decides what is written. Until it has settled, this agent should not stand for election.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LostKeys:
                         job.store.put(part.key, part.value)
                     job.store.transact([*compares, *kept], puts)
 
-                # Refused if somebody else was first; then their write is news, and this is looked at again.
+                # Refused if another agent was first; then its write is a change, and this is decided again.
                 job.writes.until_done("lost keys", put_again)
                 job.timers.set("lost keys", now_s + LOOK_AGAIN_S, self._mend)
             case _:

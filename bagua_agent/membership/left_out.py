@@ -1,8 +1,8 @@
 """Chooses whom the next generation leaves out, and for how long, when all live and a generation does not work.
 
-Workers say which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
-nobody. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
-holder. Whoever is left out may come back after a quarantine that grows each time.
+Workers report which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
+no peer. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
+holder. A node that is left out may come back after a quarantine that grows each time.
 """
 
 from __future__ import annotations

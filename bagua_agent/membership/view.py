@@ -1,7 +1,7 @@
 """The picture that the leader decides on: the store's content, and the answers to its probes.
 
-Owns the shape of that picture only. Knows no etcd, no clock and no rule. All times are of the one
-clock of the agent that holds the picture; order between agents comes from revisions alone.
+Owns only the shape of that picture. Contains no etcd, no clock and no rule. All times are of the clock of the agent
+that holds the picture; order between agents comes from revisions alone.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class SuspicionView:
 class FailureView:
     """failures/<worker>. order: create revision of the key; the least is the first of the job.
 
-    was_member: it was in a generation, or nobody can say that it was not. generation: the one it was started for in
-    restart mode, else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
+    was_member: it was in a generation, or this is unknown. generation: the one it was started for in restart mode,
+    else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
     kills_in_a_row: workers of its slot that a signal ended without progress, this one included; 0: no signal did.
     """
 
@@ -150,8 +150,8 @@ class DepartureView:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """count: generations in a row that replaced one that did not work though everybody lived, and in which nobody is
-    known to have committed. newest_since_s: when this agent first saw the newest record."""
+    """count: generations in a row that replaced one that did not work though all lived, and in which no worker is known
+    to have committed. newest_since_s: when this agent first saw the newest record."""
 
     count: int = 0
     newest_since_s: float = float("-inf")
@@ -183,11 +183,11 @@ class JobView:
     departures: workers that ended because their nodes left. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (decision.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
-    hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
-    wait in this generation was told of and ended, with the time. replacements: workers that were to be replaced since
-    the last generation that worked.
+    hang_order: the leader's current order about a hang, since hang_order_since_s. went_on: workers whose last wait in
+    this generation was reported and ended, with the time. replacements: workers that were to be replaced since the last
+    generation that worked.
     gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
-    has_checkpoints: if nobody holds the state any more, the job can begin again from its newest checkpoint.
+    has_checkpoints: if no worker holds the state any more, the job can begin again from its newest checkpoint.
     """
 
     nonce: str = ""
@@ -250,7 +250,7 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question under way. relay_agent_id: whoever asks on the leader's behalf; empty for nobody."""
+    """A probe under way. relay_agent_id: the agent that probes on the leader's behalf; empty for none."""
 
     agent_id: str
     join_revision: int

@@ -1,6 +1,6 @@
 """Reads from the picture what hang.py decides on, and says what follows and when.
 
-Pure. The newest generation in which somebody waits is looked at; one in which a collective broke is formation.py's.
+Pure. Considers the newest generation in which a worker waits; formation/ handles one in which a collective broke.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _is_gone(view: JobView, placement: Placement) -> bool:
 
 
 def standing_order(view: JobView) -> HangOrder | None:
-    """The order that stands, if it may still be true though nobody looked: of the generation in force or newer."""
+    """The current order, if it may still be true though it was not checked: of the generation in force or newer."""
     order = view.hang_order
     return None if order is None or order.generation < in_force(view, view.generation) else order
 
@@ -125,7 +125,7 @@ def _situation(
     for placement in record.members:
         member = standing.present.get(placement.worker_id)
         if member is None:
-            continue  # it has ended, and nobody waits for it as far as it is known
+            continue  # it has ended, and no worker waits for it as far as is known
         stall = stalls.get(placement.worker_id)
         # Who waits in the generation before waits for the same worker as the newcomers of this one do.
         if stall is not None and stall.generation not in (record.number, record.base):

@@ -1,11 +1,11 @@
 """Finds which of several failures is the cause, and which are its casualties. Pure; one table of rules.
 
-A worker that dies takes its peers' collectives with it, and what they report often arrives first. So failures are
-ordered by how far they explain themselves, and only then by arrival (the revision of their key). Reads the texts
-that exit_cause.py writes. Invariant: alone, any failure is the cause, for then nothing explains it better.
+A worker that dies breaks its peers' collectives, and their reports often arrive first. So failures are ordered by how
+far they explain themselves, and only then by arrival (the revision of their key). Reads the texts that exit_cause.py
+writes. Invariant: a single failure is always the cause, since nothing explains it better.
 
-The one home of that order: restart mode charges the first cause of a generation (restarting.py), a job that follows in
-process everything but casualties of fellow workers (casualty.py), and the report sorts by it.
+The only place of that order: restart mode charges the first cause of a generation (restarting.py), live mode charges
+everything but casualties of fellow workers (casualty.py), and the report sorts by it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _rule(pattern: str, kind: Kind, why: str) -> Rule:
 
 # The first that matches decides, so the particular stands before the general.
 RULES: tuple[Rule, ...] = (
-    # NCCL refuses what the script asked for, or its GPU failed: nobody else's doing
+    # NCCL refuses the script's request, or its GPU failed: no other worker caused it
     _rule(r"NCCL.*(invalid (usage|argument)|unhandled cuda error)", Kind.EXPLAINED, "NCCL was misused"),
     _rule(r"EADDRINUSE|[Aa]ddress already in use", Kind.EXPLAINED, "a port was taken"),
     _rule(r"^hung\b", Kind.EXPLAINED, "it hung"),
