@@ -51,8 +51,8 @@ def _listen(source: TextIO) -> None:
     while line := source.readline():
         if line.strip() == LEAVE:
             os.kill(os.getpid(), signal.SIGINT)
-    # The terminal is gone, and with it the job's etcd: nobody can write a generation for us to leave by. Two signals
-    # of different numbers, for two alike may come as one.
+    # The terminal is gone, and with it the job's etcd: no agent can write a generation for us to leave by. Two signals
+    # of different numbers, since two of one number may be merged.
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,7 +1,7 @@
 """A small certificate authority for etcd, daemons and people. Reads no files and no clock.
 
-A certificate says two things: its common name is the holder's name, which is also etcd's user, and one URI among its
-subject alternative names, urn:bagua:role:<role>, is the role. Both stand in no other place.
+A certificate contains two facts: its common name is the holder's name, which is also etcd's user, and one URI among its
+subject alternative names, urn:bagua:role:<role>, is the role. They are stored in no other place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bagua_agent.base.errors import UserError
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
 LONGEST_NAME = 64  # of a common name (RFC 5280)
-ROOT_NAME = "root"  # etcd's own name for whoever may change its users
+ROOT_NAME = "root"  # etcd's own name for the user that may change its users
 ETCD_MEMBER_NAME = "bagua-etcd"  # common name of all members; no etcd user is ever called so
 
 _ROLE_URI = "urn:bagua:role:"

@@ -69,7 +69,7 @@ def uninstall(config: str, force: bool, as_json: bool) -> int:
 
 
 def _sayer(as_json: bool) -> Callable[[str], None]:
-    """For what is told while it is done; programs are told it at the end."""
+    """Prints progress as it happens; with --json the result is printed at the end."""
     return (lambda line: None) if as_json else click.echo
 
 

@@ -21,7 +21,7 @@ class Notifier:
         self._address = environ.get("NOTIFY_SOCKET", "")
         watchdog = environ.get("WATCHDOG_USEC", "")
         self.feed_every_s = int(watchdog) / 1e6 / FEEDS_IN_A_WINDOW if watchdog.isdecimal() else None
-        """None: nobody watches."""
+        """None: there is no watchdog."""
         self._status = ""
         self._fed_s = float("-inf")
 

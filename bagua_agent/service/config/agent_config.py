@@ -1,7 +1,7 @@
 """Reads the TOML file of a node's daemon and checks it as a whole: an AgentConfig is valid.
 
-`check` is pure; `read_agent_config` reads the file and looks at the files that it names. Each complaint is one line
-with the key, the value and what to do. Single values and the defaults: agent_config_keys.py.
+`check` is pure; `read_agent_config` reads the file and checks the files that it names. Each error is one line with the
+key, the value and what to do. Single values and the defaults: agent_config_keys.py.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def check_named_files(config: AgentConfig, where: str, now: datetime) -> None:
 
 
 def _flattened(content: Mapping[str, object], where: str) -> dict[str, object]:
-    """Values by path. Raises UserError for keys that nobody knows."""
+    """Values by path. Raises UserError for unknown keys."""
     sections = {key.section for key in KEYS if key.section}
     said: dict[str, object] = {}
     for name, value in content.items():

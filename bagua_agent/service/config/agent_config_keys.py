@@ -1,7 +1,7 @@
 """The keys of the daemon's configuration file, with their values and defaults.
 
-One table; reading, checking and the example all use it. Knows what a single value may be, not how values
-go together (agent_config.py).
+One table; reading, checking and the example all use it. Defines the range of single values, not how values go together
+(agent_config.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are told
 STOP_GRACE_S = 1.0
 LARGEST_OFFSET = 1 << 62
 
-# What workers print may hold anything, so whoever may look may look at it: viewers, not strangers.
+# Workers' output may contain anything, so reading it needs the role of a viewer.
 LEAST_ROLES = {
     "/bagua.v1.NodeService/ListLogs": Role.VIEWER,
     "/bagua.v1.NodeService/ReadLog": Role.VIEWER,

@@ -1,7 +1,7 @@
 """Removes jobs beyond retention, old removals and etcd's old history, for the scheduler.
 
-Which ones is decided in cluster/retention.py. Every write compares the scheduler's key, and the submission as it was
-read. Done a part at a time, so that orders never wait long.
+cluster/retention.py decides which ones. Every write compares the scheduler's key, and the submission as it was read.
+Works in small parts, so that orders never wait long.
 """
 
 from __future__ import annotations

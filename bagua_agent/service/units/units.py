@@ -1,8 +1,8 @@
 """The interface to units. A unit is a job agent that runs beside the daemon and outlives it.
 
-The seam between deciding (cluster/unit_plan.py) and systemd or plain processes. A unit is known by its job, so a daemon
-that starts again finds those of the one before. Everything a unit needs lies in a folder of its own, root's alone: what
-is secret in it is in no command line and in no property that others can read.
+Separates the decisions (cluster/unit_plan.py) from systemd and plain processes. A unit is identified by its job, so a
+daemon that starts again finds the units of the one before. A unit's files are in a folder of its own that only root can
+read: no secret is in a command line or in a property that others can read.
 """
 
 from __future__ import annotations

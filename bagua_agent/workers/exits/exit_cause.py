@@ -81,7 +81,7 @@ def signal_name(returncode: int) -> str | None:
 
 
 def _recorded(text: str | None) -> tuple[str, str]:
-    """Message and traceback of an error file; empty for what it lacks, whoever wrote it."""
+    """Message and traceback of an error file; empty for missing parts. The file is untrusted."""
     if not text:
         return "", ""
     try:

@@ -1,7 +1,7 @@
 """One output that several streams write to: whole lines, a bounded backlog, never a blocking write.
 
-Owns who has an unfinished line there. Knows no worker; an owner is any hashable name. A caller that
-sees `is_full` reads no more from what feeds it, so the backlog stays bounded.
+Owns the record of which stream has an unfinished line. Does not know workers; an owner is any hashable name. A caller
+that sees `is_full` reads no more from its source, so the backlog stays bounded.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Terminal:
         except BlockingIOError:
             return  # someone else made it non-blocking
         except OSError:
-            # The reader is gone (a closed terminal, `| head`): nobody to tell, and training goes on.
+            # The reader is gone (a closed terminal, `| head`): there is no output, and training goes on.
             self._broken = True
             self._backlog.clear()
             return

@@ -42,7 +42,7 @@ class WorkerProcess:
         self.slot = slot
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
-        self.stdout_fd = stdout_fd  # read ends, non-blocking; whoever reads them closes them
+        self.stdout_fd = stdout_fd  # read ends, non-blocking; their reader closes them
         self.stderr_fd = stderr_fd
         self.stack_channel = stack_channel  # None: an executable, which knows nothing of it
         self._popen = popen
