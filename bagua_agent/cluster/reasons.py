@@ -61,7 +61,7 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
     for job_id, names in ledger.nodes_of.items():
         if names and job_id not in plans:
             reason = (
-                "runs, but nobody knows its submission, so nothing is changed; submit it again to manage it"
+                "runs, but its submission is unknown, so nothing is changed; submit it again to manage it"
             )
             plans[job_id] = JobPlan(JobState.RUNNING, reason, tuple(sorted(names)))
     return plans

@@ -361,7 +361,7 @@ class LogReader:
             record = Generation.decode(value)
         except (DecodeError, ValueError) as error:
             raise UserError(
-                f"{keys.generation} can't be read ({error}), so nobody knows whose output is whose"
+                f"{keys.generation} can't be read ({error}), so the ranks of the workers are unknown"
             ) from error
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank

@@ -347,7 +347,7 @@ class JobLoop:
                     f"{message.what} failed: {message.reason}; this node can't go on with the job, start it again"
                 )
             case _:
-                raise AssertionError(f"nobody sends {message!r}")
+                raise AssertionError(f"unexpected message {message!r}")
         for due in self._timers.take_due(now_s):
             due(now_s)
 

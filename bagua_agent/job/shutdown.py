@@ -24,7 +24,7 @@ def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
     """Returns when the store has this node's writes, or did not accept them in time, which is reported."""
     deadline_s = time.monotonic() + timeout_s
     if not job.writes.flush(timeout_s) or not job.leased.flush(max(0.0, deadline_s - time.monotonic())):
-        job.narrator.tell("etcd did not take this node's last words in time")
+        job.narrator.tell("timed out writing this node's final state to etcd")
         return
     job.history.flush(max(0.0, deadline_s - time.monotonic()))
 

@@ -120,7 +120,7 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
             return
     if exposed or hosts_for_others:
         yield (
-            "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
+            "note: etcd is reached without TLS; any client that reaches it can run code in this job, "
             "so keep it on a private network"
         )
 

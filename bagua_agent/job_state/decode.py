@@ -222,7 +222,7 @@ _HANG_OUTCOMES = {
 def _hang_order(order: pb.HangOrder) -> HangOrder:
     outcome = _HANG_OUTCOMES.get(order.outcome)
     if outcome is None:
-        raise ValueError(f"it orders {order.outcome}, which nobody knows")
+        raise ValueError(f"it orders {order.outcome}, which is unknown")
     return HangOrder(order.generation, outcome, tuple(order.workers), order.reason)
 
 

@@ -36,9 +36,9 @@ class ScopeSituation:
 def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
     """What to follow from now on, and why."""
     if now.leads:
-        return Scope.WHOLE, "whoever leads decides on the whole picture"
+        return Scope.WHOLE, "the leader decides on the whole picture"
     if now.hosts_store:
-        return Scope.WHOLE, "whoever hosts etcd goes last"
+        return Scope.WHOLE, "the host of etcd leaves last"
     if now.strange_spec:
         return Scope.WHOLE, "whether to give way depends on what the other job's workers did"
     if now.nodes > limits.whole_picture_nodes:

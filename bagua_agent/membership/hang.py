@@ -149,7 +149,7 @@ def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> H
     """What the picture calls for now."""
     waits = [m.waiting_since_s for m in situation.members if m.waiting_since_s is not None]
     if not waits:
-        return HangDecision(HangOutcome.NOTHING, "nobody waits")
+        return HangDecision(HangOutcome.NOTHING, "no worker waits")
     silent = [m for m in situation.members if not m.answers]
     if silent:
         return HangDecision(HangOutcome.NOTHING, f"asking whether {silent[0].node_name} lives")
@@ -200,7 +200,7 @@ def _some_outside(
     hung = [m for m in named if late_s[m.worker_id] >= timeout_s]
     if not any(m.holder for m in situation.members if m not in hung):
         return HangDecision(
-            HangOutcome.NAME, f"{reason}; not replaced, since nobody else has the job's state", ids
+            HangOutcome.NAME, f"{reason}; not replaced, since no other worker has the job's state", ids
         )
     if situation.replacements >= limits.most_replacements:
         tried = f"{situation.replacements} replaced since the last commit"

@@ -79,7 +79,7 @@ def ways_out(
 
 def _complaint(node: NodeInTrouble, nodes: Sequence[NodeInTrouble], named_by: Collection[str]) -> str:
     if not named_by:
-        return "nobody says who can't be reached"
+        return "no worker reports which host can't be reached"
     names = [n.node_name for n in nodes if n.agent_id in named_by]
     return f"{node.node_name} can't be reached by {', '.join(names[:8])}"
 

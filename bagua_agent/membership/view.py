@@ -284,7 +284,7 @@ class Waiting(Enum):
     """Waits that may end the job when they last too long."""
 
     MINIMUM = "too few nodes"
-    HOLDER = "nobody holds the state"
+    HOLDER = "no worker holds the state"
     ENDING = "a worker has yet to end"
 
 

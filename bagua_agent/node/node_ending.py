@@ -50,7 +50,7 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
         return Ending(exit_code, "", grace_s)
     if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:
         return Ending(
-            s.own_exit_code, "all workers here are done; etcd is away, so nobody says how the job ended"
+            s.own_exit_code, "all workers here are done; etcd is unavailable, so the job's result is unknown"
         )
     return None
 

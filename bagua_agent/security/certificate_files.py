@@ -94,7 +94,7 @@ def create_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS)
     home = folder / AUTHORITY
     if home.exists():
         raise UserError(
-            f"{str(home)!r}: there is an authority, and whoever trusts it would be cut off; use another folder"
+            f"{str(home)!r}: there is an authority, and hosts that trust it would be cut off; use another folder"
         )
     _private_folder(folder)
     _appear(home, {KEY_FILE: authority.key_pem, CERTIFICATE_FILE: authority.cert_pem})

@@ -123,7 +123,7 @@ def issue(
         )
     if hosts and not role.serves:
         raise UserError(
-            f"certificate {name!r}: role {role} serves nobody, so it has no hosts; leave out {hosts[0]!r}"
+            f"certificate {name!r}: role {role} runs no server, so it has no hosts; leave out {hosts[0]!r}"
         )
     end = now + timedelta(days=days)
     authority_end = authority.certificate.not_valid_after_utc

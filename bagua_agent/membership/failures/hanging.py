@@ -44,7 +44,7 @@ class Hang:
         return self.due and self.decision.outcome is HangOutcome.GIVE_UP
 
 
-_NONE = Hang(HangDecision(HangOutcome.NOTHING, "nobody waits"), None, False, None)
+_NONE = Hang(HangDecision(HangOutcome.NOTHING, "no worker waits"), None, False, None)
 
 
 def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:

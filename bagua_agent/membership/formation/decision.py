@@ -121,7 +121,7 @@ def _who_is_there(case: Case) -> Decision | None:
         return asking(case, inquiry)
     if inquiry.broken:
         broken = some([s.worker_id for s in standing.suspicions if s.broken])
-        return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
+        return _made_again(case, f"the communicator of {broken} is broken and all members live")
     return None
 
 
@@ -142,12 +142,12 @@ def _who_should_be_there(case: Case) -> Decision:
     if view.committed_generation < record.number and not standing.newcomers_gone:
         # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
         wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet", wake_s)
+        return Decision(None, f"waiting: no worker has committed in generation {record.number} yet", wake_s)
     if standing.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if a worker misses them, a suspicion reports it.
         wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: {some(standing.missing)} gone and nobody suspects them", wake_s)
+        return Decision(None, f"waiting: {some(standing.missing)} gone and no worker suspects them", wake_s)
     return _planned(case, record)
 
 
@@ -360,7 +360,7 @@ def _no_holder(case: Case, why: str) -> Decision:
         since_s += limit_s
         why = f"no worker that holds the state came back within {limit_s:g} s ({why})"
     else:
-        reason = f"waiting: nobody that holds the state is there ({why})"
+        reason = f"waiting: no worker that holds the state is present ({why})"
         return Decision(None, reason, since_s + limit_s, Waiting.HOLDER)
     return _begin_again(case, why, since_s) if view.has_checkpoints else fail(why)
 

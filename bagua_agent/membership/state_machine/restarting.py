@@ -190,7 +190,7 @@ def _change(
     if before == after or len(target) < desired.min_nodes:
         return Decision(None, stands)
     if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
-        return Decision(None, f"{stands}; workers have begun to end, so nobody is let in")
+        return Decision(None, f"{stands}; workers have begun to end, so no node joins any more")
     newcomers = [a for a in target if a.agent_id not in before]
     if newcomers:
         until_s = max(a.ready_since_s for a in newcomers) + policy.last_call_s

@@ -219,8 +219,8 @@ KEYS: tuple[Key, ...] = (
         "insecure",
         switch,
         False,
-        "true lets etcd and this daemon be used beyond this host without TLS and authentication. Whoever reaches "
-        "either can then run programs on the nodes.",
+        "true lets etcd and this daemon be used beyond this host without TLS and authentication. A client that "
+        "reaches either can then run programs on the nodes.",
     ),
     Key(
         "etcd.endpoints",

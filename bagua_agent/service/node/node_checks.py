@@ -190,7 +190,9 @@ def _etcd(config: AgentConfig) -> Finding:
 def _clock() -> Finding:
     said = _output(["timedatectl", "show", "--property=NTPSynchronized", "--value"])
     if said is None or said.strip() not in ("yes", "no"):
-        return Finding("clock", Weight.NOTE, "nobody says whether it is synchronized; only certificates mind")
+        return Finding(
+            "clock", Weight.NOTE, "it is unknown whether it is synchronized; only certificates mind"
+        )
     if said.strip() == "no":
         return Finding(
             "clock",

@@ -98,7 +98,7 @@ def test_scaling_down_drops_the_youngest_and_up_takes_it_back() -> None:
 def test_nothing_is_planned_before_a_commit_is_known() -> None:
     view = running("a0", "b0")
     view = replace(view, generation=record(3, "a0", kind=FAILOVER))
-    assert decided(view).reason == "waiting: nobody has committed in generation 3 yet"
+    assert decided(view).reason == "waiting: no worker has committed in generation 3 yet"
 
 
 def test_a_pending_one_is_superseded_only_when_its_newcomer_died() -> None:
