@@ -303,7 +303,7 @@ def undrain(**typed: Any) -> int:
 
 
 JSON = click.Option(
-    ["--json"], is_flag=True, help="As JSON, for programs; a line for each thing that is told."
+    ["--json"], is_flag=True, help="Print JSON for programs: one value, or one line for each event."
 )
 _SPERSED = {**CONTEXT, "allow_interspersed_args": True}
 

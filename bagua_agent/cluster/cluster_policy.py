@@ -27,7 +27,7 @@ class ClusterPolicy:
     # Beyond the job's own shutdown timeout: its agent ends workers within that, and then flushes its final writes.
     kill_grace_s: float = 30.0
     # Killed processes are gone within a second, unless the kernel holds them: then their slots stay
-    # taken and people are told.
+    # taken and people are informed.
     stuck_after_kill_s: float = 60.0
     # From a job's result until its units are asked to leave: they end by themselves, as soon as logs are written.
     wind_down_s: float = 30.0

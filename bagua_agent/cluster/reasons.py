@@ -68,7 +68,7 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
 
 
 class _Sentences:
-    """Of jobs that are to run. going: jobs on their way off a node, by node. absent: nodes not heard of."""
+    """Of jobs that are to run. going: jobs on their way off a node, by node. absent: nodes without a report."""
 
     def __init__(self, found: Considered) -> None:
         self.found, self.ledger = found, found.ledger

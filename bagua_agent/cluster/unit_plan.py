@@ -95,7 +95,7 @@ class UnitPlan:
 
 
 def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
-    """What the daemon should do now. Pure. Units that are asked to leave or killed are told so once."""
+    """What the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once."""
     known = _Known(situation, now_s, policy)
     forgets = [u.job_id for u in situation.units if known.is_forgotten(u)]
     units = {u.job_id: u for u in situation.units if u.job_id not in forgets}

@@ -226,7 +226,7 @@ class LogReader:
         complain: Callable[[str], object],
     ) -> None:
         """Lines of all wanted workers as they come, of those too that come later or are replaced; until the job has
-        ended and everything is told. A stream that breaks is opened again where it broke.
+        ended and every line is read. A stream that breaks is opened again where it broke.
 
         wanted: asked until it says yes; from then on the worker is followed to its end. complain: told of what does not
         work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the beginning.

@@ -33,7 +33,7 @@ class OddRecords:
                 log.exception("bug: reading %s raised", shortened(key))
 
     def tell(self, key: str, why: str) -> bool:
-        """False if it was told before, or if too much was told already."""
+        """False if it was reported before, or if too many were reported already."""
         told = (shortened(key), why)
         if told in self._told or len(self._told) > MOST_TOLD:
             return False

@@ -23,7 +23,7 @@ from bagua_contract.records import Generation, GenerationKind
 
 
 class Followers(Protocol):
-    """The part of worker_way.WorkerWay that hears of records."""
+    """The part of worker_lifecycle.WorkerWay that receives records."""
 
     def follow(self, generation: Generation) -> None: ...
 
@@ -39,7 +39,7 @@ class Followers(Protocol):
 
 class StoreNews:
     """on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
-    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's word on a hang is new;
+    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's order about a hang is new;
     None: it is over."""
 
     def __init__(

@@ -29,7 +29,7 @@ LONGEST_DURATION_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LeaderKey:
-    """control/leader as it stands."""
+    """The content of control/leader."""
 
     agent_id: str
     control_address: str
@@ -37,7 +37,7 @@ class LeaderKey:
 
 
 class StoreEvents:
-    """on_unreadable(key, why) hears of values that no agent of this protocol writes."""
+    """on_unreadable(key, why) is called for values that no agent of this protocol writes."""
 
     def __init__(self, keys: JobKeys, on_unreadable: Callable[[str, str], None]) -> None:
         self._keys = keys

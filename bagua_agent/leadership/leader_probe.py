@@ -20,7 +20,7 @@ _RELAY = "a third agent"
 
 @dataclass(frozen=True, slots=True)
 class DeadLeader:
-    """A leader whose death was confirmed, by its keys as they stood when it was asked.
+    """A leader whose death was confirmed, by its keys at the time of the probe.
 
     create_revision: of control/leader. agent_revision: of its agent key; 0 if this agent does not see that key. how: it
     is known.
@@ -33,7 +33,7 @@ class DeadLeader:
 
 
 class LeaderWatch:
-    """on_death(leader) hears of each confirmed death."""
+    """on_death(leader) is called for each confirmed death."""
 
     def __init__(
         self, leadership: Leadership, probe_window_s: float, on_death: Callable[[DeadLeader], None]

@@ -77,7 +77,7 @@ class GenerationRefused:
 
 
 class Act(Enum):
-    """What a write of the leader, or of an agent that wants to lead, is about."""
+    """The purpose of a write of the leader, or of a candidate."""
 
     ELECTION = "election"
     LEADER_REMOVAL = "leader-removal"

@@ -75,7 +75,7 @@ class RemoveDeadAgent:
 
 @dataclass(frozen=True, slots=True)
 class WriteHangOrder:
-    """What all agents shall do about a hang; None: nothing any more."""
+    """The order about a hang for all agents; None removes it."""
 
     order: HangOrder | None
 

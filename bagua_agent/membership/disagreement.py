@@ -24,7 +24,7 @@ MOST_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member reported. waits_in: None where it told of no operation that can be compared."""
+    """What a member reported. waits_in: None if it reported no operation that can be compared."""
 
     global_rank: int
     waits_in: CollectiveWait | None

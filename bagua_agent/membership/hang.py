@@ -76,7 +76,7 @@ class MemberState:
     """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
     reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
     newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in:
-    the operation that it waits in; None where it told of none that can be compared."""
+    the operation that it waits in; None if it reported none that can be compared."""
 
     worker_id: str
     global_rank: int
@@ -112,8 +112,8 @@ class HangOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HangDecision:
-    """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before. cut: the
-    reason is a cut between hosts, of which no stack tells anything."""
+    """workers: those concerned, the slowest first. wake_at_s: decide again then if nothing happens before. cut: the
+    reason is a cut between hosts, which no stack shows."""
 
     outcome: HangOutcome
     reason: str

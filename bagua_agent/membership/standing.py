@@ -34,7 +34,7 @@ from bagua_contract.records import Generation, GenerationKind, Placement, Suspic
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A worker that carries on from what is in force. holder: known to have the job's state."""
+    """A worker that carries on from the generation in force. holder: known to have the job's state."""
 
     worker_id: str
     agent_id: str

@@ -68,7 +68,7 @@ class SuspicionView:
     """suspicions/<worker>.
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
-    broken there, however often that is said again. waited_s: what the worker told. waiting_since_s: of a stall, since
+    broken there, however often that is reported. waited_s: as reported. waiting_since_s: of a stall, since
     when the worker waits, by this agent's clock. usual_step_s: 0 is unknown. waits_in: what it waits in; None
     where that can't be compared with others.
     """
@@ -132,8 +132,8 @@ class DepartureView:
     """departed/<worker>: its agent saw it end after its node was asked to leave.
 
     generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
-    stepped aside; none if it told nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem: why
-    its part is not written. holds_nothing: it told that it had no state of the job.
+    stepped aside; none if it reported nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem:
+    why its part is not written. holds_nothing: it reported that it had no state of the job.
     """
 
     worker_id: str
@@ -171,7 +171,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as its keys tell it.
+    """One job as its keys describe it.
 
     nonce: the job's, from its spec. earlier: records older than `generation` that this agent saw and that may
     still be in force, or that list the holders which an empty record no longer lists; empty at an agent that
@@ -241,7 +241,7 @@ class JobView:
 
 
 class ProbeVerdict(Enum):
-    """What an agent answered to "are you there?"."""
+    """What an agent answered to a probe."""
 
     ALIVE = "alive"
     REFUSED = "refused"
@@ -273,7 +273,7 @@ class DeadAgent:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A node that the job does without for a while. times: how often in a row it was left out."""
+    """A node that the job excludes for a while. times: how often in a row it was left out."""
 
     until_s: float
     times: int
@@ -290,10 +290,10 @@ class Waiting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What this leader knows beside the store; the next leader starts without it.
+    """What this leader knows in addition to the store; the next leader starts without it.
 
     alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
-    lives and said that they do not, while it could not say so in the store. quarantines: nodes that this leader
+    lives and reported their end, while it could not write it to the store. quarantines: nodes that this leader
     left out, by agent.
     """
 

@@ -14,7 +14,7 @@ RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that fa
 class EndingSituation:
     """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
     once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
-    job ended. prospect: what becomes of the job without this node. trained: a worker here confirmed the last commit."""
+    job ended. prospect: the future of the job without this node. trained: a worker here confirmed the last commit."""
 
     workers_running: int
     result: tuple[int, int] | None

@@ -68,7 +68,7 @@ NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 @dataclass(frozen=True, slots=True)
 class StartedFor:
-    """A worker of a RESTART generation: its id there, and the place that torchrun's variables tell."""
+    """A worker of a RESTART generation: its id there, and the place for torchrun's variables."""
 
     worker_id: str
     place: TorchrunPlace

@@ -53,7 +53,7 @@ class RestartedWorkers:
         self._on_suspicion = on_suspicion
         self._shutdown_timeout_s = shutdown_timeout_s
         self._wanted: Generation | None = None
-        self._meeting: tuple[int, str] = (0, "")  # generation and address of the newest that was told
+        self._meeting: tuple[int, str] = (0, "")  # generation and address of the newest that was announced
         self._running = 0  # the generation whose workers were started; 0: none
         self._ended_well: set[str] = set()
         self._failed = False

@@ -30,9 +30,9 @@ LOOK_AGAIN_S = 0.1  # for what explains a failure; records are looked at as they
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key stands.
+    """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key exists.
     trained: it confirmed the last commit. company: its fellows in generations. listed: the newest generation that
-    listed it, and its world size. last_checkpoint: what it said of that when it left."""
+    listed it, and its world size. last_checkpoint: its report when it left."""
 
     was_member: bool
     trained: bool

@@ -29,7 +29,7 @@ def cli() -> None:
 @_config
 @click.option("--plain-units", is_flag=True, help="Run jobs as plain processes also where there is systemd.")
 def serve(config: str, plain_units: bool) -> int:
-    """Run the daemon until it is told to stop; jobs go on."""
+    """Run the daemon until it is stopped; jobs continue."""
     from bagua_agent.service.serve import serve as run
 
     return run(config, plain_units=plain_units)

@@ -27,8 +27,8 @@ from bagua_contract.records import Generation, Placement, SuspicionKind
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """order: what agents should have been told. due: RENEW, REPLACE and GIVE_UP may be acted on now, for stacks had
-    their time. wake_at_s: look again then."""
+    """order: what the store should contain. due: RENEW, REPLACE and GIVE_UP may be acted on now, since stacks had
+    their time. wake_at_s: decide again then."""
 
     decision: HangDecision
     order: HangOrder | None

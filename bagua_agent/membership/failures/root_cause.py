@@ -30,7 +30,7 @@ class Kind(IntEnum):
     KILLED = 1  # from outside without being asked: the kernel short of memory, a person
     SILENT = 2  # an exit code and no word
     NETWORK = 3  # a connection was lost: to a peer, or to something the script uses
-    ASKED = 4  # told to end
+    ASKED = 4  # asked to end
     CASUALTY = 5  # a collective, store or session failed because a peer or an agent was gone
 
 
@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(r"(Connection|connection) (reset|closed|aborted) by ", Kind.NETWORK, "a connection was lost"),
     _rule(r"[Bb]roken pipe", Kind.NETWORK, "a connection was lost"),
-    _rule(r"^killed by SIG(TERM|INT|HUP|QUIT)\b", Kind.ASKED, "it was told to end"),
+    _rule(r"^killed by SIG(TERM|INT|HUP|QUIT)\b", Kind.ASKED, "it was asked to end"),
     _rule(r"^killed by SIG(SEGV|ABRT|BUS|FPE|ILL|SYS|TRAP)\b", Kind.EXPLAINED, "a fault"),
     _rule(r"^killed by ", Kind.KILLED, "killed from outside"),
     _rule(r"^exit code \d+$", Kind.SILENT, "no word"),

@@ -299,7 +299,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         held, spare = some(target.held_back), some(o.agent.node_name for o in ready)
         return Decision(
             None,
-            f"generation {record.number} stands with {counted(record.world_size, 'worker')}"
+            f"generation {record.number} has {counted(record.world_size, 'worker')}"
             + f" on {counted(record.node_count)}"
             + (f"; {held} leaves once another node has the state" if held else "")
             + (f"; spare: {spare}" if spare else "")

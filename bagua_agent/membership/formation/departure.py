@@ -105,7 +105,7 @@ def _saved(view: JobView) -> Parting:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What becomes of the job without this node, as far as it is known here.
+    """The future of the job without this node, as far as it is known here.
 
     goes_on: other nodes stay. awaits_result: the leader is about to say how the job ended. text: for people, once this
     node waits no longer.

@@ -34,7 +34,7 @@ _RECORDS_KEPT = 64
 
 
 class IllegalEvent(ValueError):
-    """Contradicts what is known in a way that neither delay nor loss explains."""
+    """Contradicts the picture in a way that neither delay nor loss explains."""
 
 
 def absorb(

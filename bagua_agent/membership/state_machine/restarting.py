@@ -186,7 +186,7 @@ def _change(
 ) -> Decision:
     target = _candidates(view, there)[: desired.max_nodes]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
-    stands = f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
+    stands = f"generation {record.number} has {_count(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
         return Decision(None, stands)
     if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):

@@ -155,7 +155,7 @@ def node_name(value: object) -> str:
 
 
 def address(value: object) -> str:
-    """A particular host: others are told to call there."""
+    """A particular host: the address that others use."""
     host = text(value)
     try:
         if not host or not ipaddress.ip_address(host).is_unspecified:

@@ -16,7 +16,7 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.caller_limits import MOST_READERS, CallerLimits, TooManyReaders, caller_name
 from bagua_contract import node_pb2, node_pb2_grpc
 
-MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are told, while all readers read
+MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are answered, while all readers read
 STOP_GRACE_S = 1.0
 LARGEST_OFFSET = 1 << 62
 

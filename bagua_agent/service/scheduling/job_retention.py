@@ -29,7 +29,7 @@ PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
 
 
 class JobRetention:
-    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, as `picture` was told."""
+    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, the source of `picture`."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
         self._won: int | None = None  # as we last won it
-        self._bug = ""  # that was told last
+        self._bug = ""  # the last one that was reported
         self._outage = ""
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
