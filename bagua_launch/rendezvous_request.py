@@ -21,7 +21,7 @@ from bagua_launch.precedence import Said, Values
 
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 
-# torchrun's own keys, and the field each stands for; None: taken, without effect
+# torchrun's own keys, and the field of each; None: accepted for compatibility, ignored
 _CONF_KEYS: dict[str, str | None] = {
     "join_timeout": "join_timeout_s",
     "timeout": "join_timeout_s",

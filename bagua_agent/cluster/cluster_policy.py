@@ -34,7 +34,7 @@ class ClusterPolicy:
     # A job that ended is removed once it is older than this, or once as many have ended since.
     ended_kept_s: float = 30 * DAY_S
     ended_kept_jobs: int = 200
-    # A removal stands for longer than anybody who was out of touch puts back what was removed meanwhile.
+    # A removal is kept for longer than any daemon that was out of touch puts removed keys back.
     removal_kept_s: float = 3 * DAY_S
     put_back_within_s: float = 2 * DAY_S
     # How often ended jobs are looked at: nothing waits for it.

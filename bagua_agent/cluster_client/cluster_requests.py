@@ -141,7 +141,7 @@ def _change_submission(
 
 
 def submission_nonce(store: Store, job_id: str) -> str:
-    """Names the submission that stands. Raises UserError if there is none."""
+    """The nonce of the current submission. Raises UserError if there is none."""
     found = store.get(cluster_keys.submission(job_id))
     if found is None:
         raise unknown_job(store, job_id)

@@ -148,7 +148,7 @@ class LeasedKeys:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether everything stands as put and removed so far; waits at most timeout_s for it."""
+        """Whether the store contains everything put and removed so far; waits at most timeout_s for it."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._closing or self._all_done(), timeout_s)

@@ -52,7 +52,7 @@ class HistoryKeeper:
             self._owed.append(self._encoded(event))
 
     def leader_is(self, agent_id: str | None, leading: bool) -> None:
-        """agent_id: whose key stands. leading: this agent was elected and knows it."""
+        """agent_id: of the leader's key. leading: this agent was elected and knows it."""
         self._leader, self._leading = agent_id, leading
         if leading:
             for key, value in self._owed:

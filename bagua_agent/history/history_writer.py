@@ -48,7 +48,7 @@ class HistoryWriter:
         self._thread.start()
 
     def write(self, key: str, value: bytes) -> None:
-        """Once: an event that stands is not written over."""
+        """Once: an existing event is not overwritten."""
         self._enqueue(_Write(key, value))
 
     def remove(self, keys: Sequence[str]) -> None:

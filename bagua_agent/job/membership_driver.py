@@ -264,7 +264,7 @@ class JobMembership:
             self.advance(ev.ResultWriteRefused(now_s=now_s, why=why))
 
     def answers(self, reports: Iterable[ProbeResult], now_s: float) -> list[ev.Event]:
-        """What the machine should hear of them."""
+        """The events for the machine."""
         return [
             ev.ProbeAnswered(
                 now_s=now_s,

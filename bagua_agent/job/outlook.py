@@ -27,7 +27,7 @@ class JobOutlook:
         job.seen.whole = sight.whole
 
     def too_little_to_judge(self) -> bool:
-        """Another job's spec stands, and what its workers did is yet to be seen."""
+        """There is another job's spec, and the state of its workers is not read yet."""
         return not self._sight.whole and self._strange_spec()
 
     def look_around(self) -> None:

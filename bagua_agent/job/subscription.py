@@ -18,7 +18,7 @@ from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.scope import Scope, ScopeSituation, ranges_of, scope_of
 from bagua_agent.large_jobs.whole_records import WholeRecords
 
-START_S = 10.0  # to read a large record that stands when this agent joins
+START_S = 10.0  # to read a large record that exists when this agent joins
 
 
 class JobSight:

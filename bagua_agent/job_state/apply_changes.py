@@ -69,11 +69,11 @@ class StoreNews:
         self._events = StoreEvents(keys, self._unreadable)
 
     def follow_with(self, followers: Followers) -> None:
-        """From now on these hear of records."""
+        """From now on these receive records."""
         self._followers = followers
 
     def take(self, changes: tuple[Change, ...], now_s: float) -> list[ev.Event]:
-        """What the machine should hear, in order."""
+        """The events for the machine, in order."""
         happened = []
         for change in changes:
             event = self._events.event_of(change, now_s)
@@ -99,7 +99,7 @@ class StoreNews:
             if change.value is not None and event is None:
                 seen.unreadable[change.key] = change.mod_revision
         if change.key == keys.generation and event is None:
-            # Also of what can't be read: the next write compares the revision of whatever stands there.
+            # Also of a value that can't be read: the next write compares its revision.
             seen.generation_revision = change.mod_revision if change.value is not None else 0
         elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
             seen.generation_revision = change.mod_revision

@@ -44,7 +44,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """What to write: `parts` first, then `value` where the newest record stands. packed: the parts' bytes, empty
+    """What to write: `parts` first, then `value` under the newest record's key. packed: the parts' bytes, empty
     if there are none."""
 
     value: bytes

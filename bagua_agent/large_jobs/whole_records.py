@@ -32,7 +32,7 @@ from bagua_contract.records import Generation
 log = logging.getLogger(__name__)
 
 STORE_S = 1.0  # an attempt at the store, and so the longest that the end of this agent waits for one
-KEEPER_S = 1.0  # the keeper hears of a record when we do, and needs a moment to read it
+KEEPER_S = 1.0  # the keeper sees a record when we do, and needs a moment to read it
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 

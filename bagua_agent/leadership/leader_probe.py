@@ -76,7 +76,7 @@ class LeaderWatch:
         return "" if self._leader is None else self._leader.agent_id
 
     def took(self, result: ProbeResult, now_s: float) -> bool:
-        """Whether `result` answers a question of ours. Silence that is heard later than twice the window proves
+        """Whether `result` answers a probe of ours. Silence that is reported later than twice the window proves
         nothing: this agent itself may have been frozen while the answers came."""
         if result.sequence >= 0:
             return False

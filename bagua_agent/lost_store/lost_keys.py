@@ -69,7 +69,7 @@ class LostKeys:
             self._job.narrator.tell_once("keys", "etcd has lost keys of the job; putting them again")
 
     def look(self, now_s: float) -> None:
-        """All that stands can be seen now. Raises JobReplaced."""
+        """The whole content of the store is read now. Raises JobReplaced."""
         verdict = self._verdict()
         if isinstance(verdict, GiveWay):
             raise JobReplaced(verdict.reason)

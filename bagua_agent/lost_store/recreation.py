@@ -66,7 +66,7 @@ RecreationVerdict = PutAgain | GiveWay | NothingLost
 def after_a_loss(
     keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits = USUAL_LIMITS
 ) -> RecreationVerdict:
-    """found: all that stands under the job's prefix, with whole records."""
+    """found: all keys under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
     over: dict[str, int] = {}
     if spec is not None and (nonce := nonce_of(spec.value)) != memory.nonce:
@@ -133,7 +133,7 @@ def _missing(
 
 
 def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
-    """That no result stands which anybody can read."""
+    """That there is no readable result."""
     standing = found.get(keys.result)
     if standing is None or _is_result(standing.value):
         return absent(keys.result)
@@ -159,7 +159,7 @@ class _Work:
 
 
 def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> bool:
-    """Whether the job that stands there has committed a step, our own workers aside."""
+    """Whether the job in the store has committed a step, our own workers aside."""
     record = _generation(found.get(keys.generation))
     if record is None or record.nonce == memory.nonce:
         return False

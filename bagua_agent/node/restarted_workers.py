@@ -166,7 +166,7 @@ class RestartedWorkers:
         )
 
     def _meet(self) -> None:
-        """No worker runs here: open the place to meet if that is this node's part, else wait to hear of it."""
+        """No worker runs here: open the meeting store if that is this node's part, else wait for its address."""
         wanted = self._wanted
         if wanted is None or self._job.seen.stopping or not self._placements(wanted):
             return

@@ -196,7 +196,7 @@ class WorkerExits:
         return casualty_of(own, company, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
-        """A newer record stands: look for explanations once the picture has it."""
+        """There is a newer record: look for explanations once the picture has it."""
         if self._unexplained:
             self._look_again_at(float("-inf"))
 

@@ -213,7 +213,7 @@ def revocation_list(authority: Credential, serials: Iterable[int], now: datetime
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
         .last_update(now)
-        .next_update(authority.certificate.not_valid_after_utc)  # it stands until a longer one comes
+        .next_update(authority.certificate.not_valid_after_utc)  # it is valid until a longer one replaces it
     )
     for serial in sorted(set(serials)):
         revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()

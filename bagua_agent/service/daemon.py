@@ -120,7 +120,7 @@ class StandsAgain:
 
 @dataclass(frozen=True, slots=True)
 class StoreInTouch:
-    """Whether the store tells us of changes now."""
+    """Whether the store's watch is connected."""
 
     up: bool
 
@@ -142,7 +142,7 @@ class FailureTold:
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """What runs the units, or etcd, did not do as asked: look again, and try again what is still due."""
+    """The unit runner, or etcd, did not carry out a request: read the state again, and retry what is still due."""
 
     reason: str
 

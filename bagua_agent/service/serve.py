@@ -42,7 +42,7 @@ _SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class _Stop:
-    """What a signal asks for. to: who else is to be told, and ends what takes long."""
+    """What a signal asks for. to: called with it too, to end what takes long."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

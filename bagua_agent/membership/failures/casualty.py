@@ -56,7 +56,7 @@ NO_COMPANY = Company()
 
 
 def company_after(known: Company, worker_id: str, record: Generation) -> Company:
-    """The worker's company once `record` stands. Former fellows beyond the newest few are forgotten."""
+    """The worker's company once `record` is written. Former fellows beyond the newest few are forgotten."""
     if record.placement_of(worker_id) is None:
         return known
     listed = {m.worker_id for m in record.members}

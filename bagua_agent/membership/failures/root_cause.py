@@ -45,7 +45,7 @@ def _rule(pattern: str, kind: Kind, why: str) -> Rule:
     return Rule(re.compile(pattern), kind, why)
 
 
-# The first that matches decides, so the particular stands before the general.
+# The first that matches decides, so particular rules come before general ones.
 RULES: tuple[Rule, ...] = (
     # NCCL refuses the script's request, or its GPU failed: no other worker caused it
     _rule(r"NCCL.*(invalid (usage|argument)|unhandled cuda error)", Kind.EXPLAINED, "NCCL was misused"),

@@ -54,7 +54,7 @@ class JobRetention:
 
     @property
     def due_s(self) -> float:
-        """When `tidy` should be called again, if nothing is heard until then."""
+        """When `tidy` should be called again, if nothing changes until then."""
         return min(self._pass_due_s, self._compact_due_s)
 
     def tidy(self, now_s: float) -> None:

@@ -28,7 +28,7 @@ REASON = "reason"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of agents and workers
 REASON_CHARACTERS = 1000  # it travels in the node's record
 NOT_KNOWN = 128 + 9
-"""Exit code of one that ended without a word: killed."""
+"""Exit code of one that ended without a report: killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Terminal:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.is_tty = os.isatty(fd)
-        self.is_shared = False  # workers write to it themselves, so where its cursor stands is not known
+        self.is_shared = False  # workers write to it themselves, so its cursor's position is unknown
         # A pipe or terminal that polls writable takes this many bytes without blocking.
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         self._write_bytes = FILE_WRITE_BYTES if self._is_file else select.PIPE_BUF

@@ -16,7 +16,7 @@ from bagua_agent.workers.process.stack_channel import StackChannel
 
 
 class AdoptedProcess:
-    """A child that a helper started for us; stands where a Popen does."""
+    """A child that a helper started for us; used like a Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
