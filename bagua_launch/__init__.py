@@ -1,1 +1,1 @@
-"""What a person types: the command line that prepares a job and hands it to the agent."""
+"""The command line that prepares a job and passes it to the agent."""

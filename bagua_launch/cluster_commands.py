@@ -149,7 +149,7 @@ def status(**typed: Any) -> int:
     click.echo(table(("JOB", "STATE", "ASKED", "NODES", "PRIORITY", "WHY"), rows, "no job was submitted"))
     for job in jobs if job_id is not None else ():
         click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}")
-        click.echo(plain_line(f"submitted by {job.submitter or 'somebody'}"))
+        click.echo(plain_line(f"submitted by {job.submitter or 'an unknown user'}"))
     return 0
 
 
@@ -174,7 +174,7 @@ def nodes(**typed: Any) -> int:
     ]
     click.echo(table(("NODE", "STATE", "SLOTS", "JOBS", "WHY"), rows, "no daemon runs anywhere"))
     if not found.scheduler:
-        click.echo("nobody schedules at the moment", err=True)
+        click.echo("no daemon schedules at the moment", err=True)
     return 0
 
 
@@ -303,7 +303,7 @@ def undrain(**typed: Any) -> int:
 
 
 JSON = click.Option(
-    ["--json"], is_flag=True, help="As JSON, for programs; a line for each thing that is told."
+    ["--json"], is_flag=True, help="Print JSON for programs: one value, or one line for each event."
 )
 _SPERSED = {**CONTEXT, "allow_interspersed_args": True}
 

@@ -1,4 +1,4 @@
-"""Which options have the commands that talk to a cluster? Rows for the same table as `run`'s (options.py)."""
+"""The options of the commands that talk to a cluster: rows for the same table as `run`'s (options.py)."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ SUBMIT_OPTIONS = (
     *CLUSTER_OPTIONS,
 )  # fmt: skip
 
-# What may stand in launch.toml: whoever asks takes what is its own, so one file serves all commands.
+# The keys of launch.toml: each command reads its own, so one file serves all commands.
 FILE_OPTIONS = (*RUN_OPTIONS, *SUBMIT_OPTIONS)

@@ -1,4 +1,4 @@
-"""What does a person ask of a cluster, and can it be? Pure: values said in, a submission out, or one RequestError."""
+"""Checks what a person asks of a cluster. Pure: values in, a submission out, or one RequestError."""
 
 from __future__ import annotations
 

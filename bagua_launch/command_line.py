@@ -1,7 +1,7 @@
-"""How does `bagua-launch` read its command line and report a mistake in it?
+"""Reads the command line of `bagua-launch` and reports mistakes in it.
 
 Owns the click classes: `run` is the default command, dashes and underscores are alike, options are
-grouped in --help, and every mistake is one line on stderr and exit code 2. Knows no option by name.
+grouped in --help, and every mistake is one line on stderr and exit code 2. Does not know options by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does the configuration file say?
+"""Reads the configuration file.
 
 TOML whose keys are option names, at $BAGUA_CONFIG or else ~/.config/bagua/launch.toml (where only the
 first must exist if named). Does not know what values mean.

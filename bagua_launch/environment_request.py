@@ -1,4 +1,4 @@
-"""Which variables does `--env` send along: NAME takes this terminal's value, NAME=VALUE its own? Pure."""
+"""Resolves the variables of `--env`: NAME takes this terminal's value, NAME=VALUE the given one. Pure."""
 
 from __future__ import annotations
 

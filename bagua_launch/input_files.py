@@ -1,6 +1,6 @@
-"""Are the files that a request names there?
+"""Checks that the files which a request names exist.
 
-Looks at the file system of this node, so that a typing error is one line now and not a traceback
+Reads the file system of this node, so that a typing error is one line now and not a traceback
 from every worker later.
 """
 

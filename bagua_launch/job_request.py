@@ -1,8 +1,8 @@
-"""What did the person ask for, and can it be?
+"""Turns a person's request into a checked JobConfig.
 
-Pure: `parse_request` turns the values said into a JobConfig with notes, or raises one RequestError.
-Values nobody spoke of keep JobConfig's defaults; there are none here. What the node has is asked of
-`NodeFacts`.
+Pure: `parse_request` turns the given values into a JobConfig with notes, or raises one RequestError.
+Values that are not given keep JobConfig's defaults; there are none here. `NodeFacts` provides the
+facts of the node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`bagua-launch`: read what is asked, hand it to the agent, exit with its code.
+"""`bagua-launch`: reads the request, passes it to the agent, exits with its code.
 
-Imports nothing heavy (no torch, gRPC, etcd) before it is known that the request can be: mistakes and
---help answer at once, and the agent starts sooner.
+Imports nothing heavy (no torch, gRPC, etcd) before the request is checked: mistakes and --help are
+answered at once, and the agent starts sooner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What has this node: how many GPUs and processors, and which addresses?
+"""Reads the facts of this node: the number of GPUs and processors, and addresses.
 
 Asks the system without torch or CUDA, and only when a request needs to know.
 """

@@ -1,7 +1,7 @@
-"""Which options are there, how are they called, and what does --help say of them?
+"""The table of options: names, help texts and documented defaults.
 
-One table; the command line, the environment and the configuration file all read it. Says nothing of
-what values mean (job_request.py does), and takes the defaults that it shows from where they live.
+The command line, the environment and the configuration file all read it. Does not define what values
+mean (job_request.py does), and takes the defaults that it shows from their definitions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _KILLS = Policy().most_kills_in_a_row + 1
 
 
 def _default(name: str) -> str:
-    """As "Default 30.": what --help says of a JobConfig field that nobody sets."""
+    """As "Default 30.": the text of --help for the default of a JobConfig field."""
     value = _DEFAULTS[name]
     if isinstance(value, tuple):
         value = ",".join(value)

@@ -1,4 +1,4 @@
-"""The original Bagua's launchers: `baguarun`, and what `python -m bagua_core.distributed.launch` and `.run` become.
+"""The commands of the original Bagua: `baguarun`, `python -m bagua_core.distributed.launch` and `.run`.
 
 Each prints what it hands to bagua-launch, so that the line can be kept instead.
 """

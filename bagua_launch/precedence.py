@@ -1,7 +1,7 @@
-"""Who speaks when the command line, the environment and the configuration file disagree?
+"""Resolves an option's value from the command line, the environment and the configuration file.
 
-Flag over environment over file over default. Every value keeps the place it came from, so that a
-complaint names what the person wrote. Pure; does not know what values mean.
+Flag over environment over file over default. Every value keeps the place it came from, so that an
+error names what the person wrote. Pure; does not know what values mean.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def merge(
     environ: Mapping[str, str],
     file_values: Values,
 ) -> dict[str, Said]:
-    """What was said for each option's key; keys nobody spoke of are absent.
+    """The value given for each option's key; keys without a value are absent.
 
     command_line: by key; None or False where the flag was not given. An empty variable says nothing,
     as job scripts often export one.

@@ -1,4 +1,4 @@
-"""What runs on a host of `--hosts`: one node, as if a person had typed its line there.
+"""The program that `--hosts` runs on each host: one node, as if a person had typed its command there.
 
 Started over ssh. It reads what to do from its standard input: one line of JSON, then nothing while the job runs.
 "leave" asks it to go at a step boundary; the end of the input means that the terminal is gone, and the node ends at
@@ -51,8 +51,8 @@ def _listen(source: TextIO) -> None:
     while line := source.readline():
         if line.strip() == LEAVE:
             os.kill(os.getpid(), signal.SIGINT)
-    # The terminal is gone, and with it the job's etcd: nobody can write a generation for us to leave by. Two signals
-    # of different numbers, for two alike may come as one.
+    # The terminal is gone, and with it the job's etcd: no agent can write a generation for us to leave by. Two signals
+    # of different numbers, since two of one number may be merged.
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,7 +1,7 @@
-"""Where do the agents meet, and who starts etcd there?
+"""Decides where the agents meet, and which node starts etcd there.
 
-Pure. Turns torchrun's rendezvous options into endpoints of etcd; whatever is done differently comes
-back as a note. How endpoints and ids are written is the store's affair.
+Pure. Turns torchrun's rendezvous options into endpoints of etcd; each difference from torchrun comes
+back as a note. The store defines how endpoints and ids are written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bagua_launch.precedence import Said, Values
 
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 
-# torchrun's own keys, and the field each stands for; None: taken, without effect
+# torchrun's own keys, and the field of each; None: accepted for compatibility, ignored
 _CONF_KEYS: dict[str, str | None] = {
     "join_timeout": "join_timeout_s",
     "timeout": "join_timeout_s",
@@ -61,7 +61,7 @@ class Rendezvous:
 
 
 def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
-    """Raises RequestError. job_id None: any id will do, as nobody else has to name it."""
+    """Raises RequestError. job_id None: any id will do, since no other node has to name it."""
     if "standalone" in values and scalar_values.switch(values["standalone"]):
         if max_nodes > 1:
             raise refuse(values["nnodes"], "--standalone is for one node", "--nnodes 1, or no --standalone")

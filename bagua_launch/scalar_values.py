@@ -1,4 +1,4 @@
-"""Is this one value well formed? Parsers of single values; each raises RequestError, none knows the job."""
+"""Parsers of single values. Each raises RequestError; none knows the job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which hosts does `--hosts` name, and what does each of them run? Pure.
+"""Parses the hosts of `--hosts`, and builds the command that each of them runs. Pure.
 
-The line that a person would type on every host, but for the rendezvous, which the starting terminal hosts for them.
+The command that a person would type on every host, except the rendezvous, which the starting terminal hosts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How does one terminal run a job on several hosts, without daemons? A process of ssh for each, and an etcd here.
+"""Runs a job on several hosts from one terminal, without daemons: one ssh process for each host, and an etcd here.
 
-The etcd takes only holders of certificates that are made for this job and sent through ssh: nothing has to be
-configured, and nobody on the network gets in. The terminal is the job's: when it ends, all nodes do.
+The etcd accepts only clients with certificates that are made for this job and sent through ssh: no configuration is
+needed, and no other host on the network has access. The job lives as long as the terminal: when it ends, all nodes end.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SshJob:
         }
         command = f"exec {shlex.quote(self._python)} -m bagua_launch.remote_node"
         paths = self._environment.get("PYTHONPATH")
-        if paths:  # needed before it can read what it is told
+        if paths:  # needed before it can read its input
             command = f"PYTHONPATH={shlex.quote(paths)} {command}"
         node = subprocess.Popen(
             [*self._ssh, host.target, command],

@@ -1,4 +1,4 @@
-"""How are rows shown? In columns as wide as they need to be; the last one takes what is left. Plain text."""
+"""Prints rows in columns as wide as needed; the last one takes the rest of the width. Plain text."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ OperationEnd = Succeeded[T] | Failed
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether nobody foresaw `error`: it is none of the errors by which our own code reports trouble."""
+    """Whether `error` is unexpected: not one of the errors with which our own code reports trouble."""
     return isinstance(error, InternalError) or not isinstance(error, BaguaError)
 
 

@@ -1,4 +1,4 @@
-"""How long before something that failed is tried again? At once or almost, then doubling up to a bound."""
+"""Computes the wait before something that failed is tried again: almost none at first, then doubled up to a bound."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can go wrong, by whose move it needs: one tree of errors for launcher and agent.
+"""One tree of errors for launcher and agent, divided by who must act.
 
-A message names the value and the next move. UserError is the user's to mend, PeerViolation means another
-process breaks the protocol, InfrastructureLost may come back by itself, InternalError is our bug.
+A message names the value and what to do next. UserError is a mistake of the user, PeerViolation means that another
+process breaks the protocol, InfrastructureLost may recover by itself, InternalError is our bug.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Says whether Linux can pass arguments and variables to a program, and if not, why. Pure.
 
-Asked where a person gives them, and again where a node starts a job: what the kernel refuses there is refused at every
-try.
+Checked where a person gives them, and again where a node starts a job: a command that the kernel refuses once is
+refused at every attempt.
 """
 
 from __future__ import annotations

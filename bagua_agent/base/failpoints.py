@@ -1,13 +1,13 @@
-"""Where may a test make this agent die, stop or wait? Named points around what a leader writes.
+"""Named points around a leader's writes at which a test can make this agent die, stop or wait.
 
 `BAGUA_AGENT_FAILPOINTS` (the agent's own environment): `name=action[:argument][@generation]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), raise, delay:SECONDS, and hold:DIRECTORY,
-which lets a test do anything at all to the agent while it stands there. Each firing is said on stderr, so a fault
-test can assert that its fault happened. Without the variable a point costs one dictionary look-up.
+which lets a test do anything to the agent while it waits there. Each firing is printed on stderr, so a fault test can
+assert that its fault happened. Without the variable a point costs one dictionary look-up.
 
-Each fires once but `hold`, which fires whenever somebody asks for it: DIRECTORY/NAME is renamed to
-DIRECTORY/NAME.PID, which says who stands there, and the thread stays until that file is gone. If it says `raise`,
-the point raises instead. The agent's other threads go on meanwhile.
+Each fires once, except `hold`, which fires whenever a test creates DIRECTORY/NAME: the file is renamed to
+DIRECTORY/NAME.PID, which names the process that waits, and the thread waits until that file is gone. If the file
+contains `raise`, the point raises instead. The agent's other threads continue meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from bagua_agent.base.errors import OutcomeUnknown, UserError
 
 VARIABLE = "BAGUA_AGENT_FAILPOINTS"
-# A test that died holds nobody for longer.
+# The longest time for which a test that died holds an agent.
 HOLD_LIMIT_S = 60.0
 _HOLD_LOOK_S = 0.002
 POINTS = frozenset(
@@ -124,7 +124,7 @@ def _say(point: Failpoint, generation: int, more: str = "") -> None:
 
 
 def _is_held(point: Failpoint, generation: int) -> bool:
-    """Whether somebody asked for it; returns when they let go. Raises FailpointRaised if that is what they want."""
+    """Whether a test asked for a hold; returns when the test ends it. Raises FailpointRaised if it asks for that."""
     asked = Path(point.directory, point.name)
     standing = asked.with_name(f"{point.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Which ids of jobs, nodes, agents and workers are valid: each becomes one part of a key and of a path. Pure."""
+"""Checks ids of jobs, nodes, agents and workers: each becomes one part of a key and of a path. Pure."""
 
 from __future__ import annotations
 

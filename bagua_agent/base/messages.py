@@ -1,4 +1,4 @@
-"""What processes and signals bring to the agent's loop. Apart from job/messages.py, which needs gRPC."""
+"""Messages that processes and signals send to the agent's loop. Separate from job/messages.py, which needs gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes this process' log to standard error as plain text: others' words may stand in its lines."""
+"""Writes this process's log to standard error as plain text: its lines may contain text of other processes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def plain_lines(text: str) -> str:
 
 def plain_bytes(data: bytes) -> bytes:
     """What a worker wrote, with its line ends and carriage returns; what is no UTF-8 is shown as `\\xff`. Colours last
-    until whoever shows it ends them."""
+    until the program that shows it ends them."""
     parts = _LINE_ENDS.split(data)
     parts[::2] = [_escaped(part.decode("utf-8", "backslashreplace")).encode() for part in parts[::2]]
     return b"".join(parts)

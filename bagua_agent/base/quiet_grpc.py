@@ -1,6 +1,6 @@
-"""May gRPC speak on our stderr? It tells of every connection and handshake that fails, many lines for one outage.
+"""Keeps gRPC's own log off standard error: it prints many lines for each failed connection and handshake.
 
-We say the same in one line, with the next move. Whoever wants gRPC's own words sets GRPC_VERBOSITY.
+The agent reports the same in one line, with what to do next. To see gRPC's own log, set GRPC_VERBOSITY.
 """
 
 from __future__ import annotations

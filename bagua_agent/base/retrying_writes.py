@@ -1,8 +1,8 @@
 """Makes writes that must reach the store, in a thread of their own, again and again until the store takes them.
 
-Each is desired state: done twice it does no harm. Knows nothing of what the writes mean. The agent's loop waits for
-none but the last ones. Each attempt ends in exactly one event (background.py): a failed one, whatever it raised, sets
-the timer of the next attempt.
+Each write is desired state, so it is idempotent. Does not know what the writes mean. The agent's loop waits only for
+the final ones. Each attempt ends in exactly one event (background.py): a failed one, whatever it raised, sets the timer
+of the next attempt.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class DesiredWrites:
             if not isinstance(end, Failed):
                 return
             again_s = retry_after_s(end.error, failed + 1)
-            if not isinstance(
-                end.error, InfrastructureLost
-            ):  # an outage is told by whoever watches the store
+            if not isinstance(end.error, InfrastructureLost):  # an outage is reported by the store's watcher
                 log.warning("writing %s failed: %s; trying again in %g s", what, end.reason, again_s)
             self._timers.set_from_thread(
                 f"write {what}",

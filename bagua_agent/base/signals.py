@@ -1,9 +1,9 @@
 """Turns signals into messages, and puts the old handlers back afterwards.
 
-A handler in Python runs in the main thread, between two of its instructions. A signal that comes while that thread is
-on its way into a wait, after its last look for signals, is not heard before the wait is over; where other threads keep
-it busy, that way is long enough to be met. So no handler does anything here: the interpreter writes each signal's
-number into a pipe as soon as the signal is there, and a thread of ours reads it.
+A handler in Python runs in the main thread, between two of its instructions. A signal that arrives while that thread
+enters a wait, after its last check for signals, is not handled before the wait is over; this happens in practice when
+other threads keep the interpreter busy. So no handler does anything here: the interpreter writes each signal's number
+into a pipe as soon as the signal arrives, and a thread of ours reads it.
 """
 
 from __future__ import annotations

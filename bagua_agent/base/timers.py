@@ -1,4 +1,4 @@
-"""What is due when? Named timers of one loop; setting one again replaces it."""
+"""Named timers of one loop; setting one again replaces it."""
 
 from __future__ import annotations
 

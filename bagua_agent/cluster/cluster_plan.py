@@ -1,4 +1,4 @@
-"""What a scheduler decided: orders and outcomes to be written, and each job's state with its reason."""
+"""What a scheduler decided: orders and outcomes to write, and each job's state with its reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagua_agent.cluster.cluster_view import OrderView, OutcomeView
 
 
 class JobState(Enum):
-    """A job's life. Nobody writes it: it is read off submission, orders, generation and outcome."""
+    """A job's life. It is not stored: it follows from submission, orders, generation and outcome."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -21,7 +21,7 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Where a job stands once the plan is carried out. reason: a sentence for people."""
+    """The state of a job once the plan is carried out. reason: a sentence for people."""
 
     state: JobState
     reason: str
@@ -31,7 +31,7 @@ class JobPlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """orders: of those nodes alone whose orders change, whole. outcomes: those not in the store yet.
-    again_at_s: when to decide again if nothing is heard until then; None: only news changes anything."""
+    again_at_s: when to decide again if nothing changes until then; None: only a change requires it."""
 
     orders: Mapping[str, tuple[OrderView, ...]] = field(default_factory=dict)
     outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The numbers that service mode decides with, and why each is what it is. The one home of these defaults."""
+"""The numbers that service mode decides with, each with its reason. The only place of these defaults."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class ClusterPolicy:
     unit_longest_delay_s: float = 60.0
     # With the delays above the node had fifteen seconds to mend; a missing account or a broken GPU does not.
     failures_before_left_out: int = 5
-    # Whoever mends a node rarely tells the scheduler, so a left out node gets another chance by itself.
+    # The person who repairs a node rarely tells the scheduler, so an excluded node gets another chance by itself.
     left_out_s: float = 600.0
     # A unit that ran so long works; when it ends after that, counting begins anew.
     unit_steady_s: float = 60.0
-    # Beyond the job's own shutdown timeout: its agent ends workers within that, and has last words to write.
+    # Beyond the job's own shutdown timeout: its agent ends workers within that, and then flushes its final writes.
     kill_grace_s: float = 30.0
     # Killed processes are gone within a second, unless the kernel holds them: then their slots stay
-    # taken and people are told.
+    # taken and people are informed.
     stuck_after_kill_s: float = 60.0
     # From a job's result until its units are asked to leave: they end by themselves, as soon as logs are written.
     wind_down_s: float = 30.0
     # A job that ended is removed once it is older than this, or once as many have ended since.
     ended_kept_s: float = 30 * DAY_S
     ended_kept_jobs: int = 200
-    # A removal stands for longer than anybody who was out of touch puts back what was removed meanwhile.
+    # A removal is kept for longer than any daemon that was out of touch puts removed keys back.
     removal_kept_s: float = 3 * DAY_S
     put_back_within_s: float = 2 * DAY_S
     # How often ended jobs are looked at: nothing waits for it.

@@ -1,8 +1,8 @@
-"""What do the cluster's records say, as decisions see them? Between bagua_contract's messages and cluster_view; pure.
+"""Decodes the cluster's records, from bagua_contract's messages to the values of cluster_view.py. Pure.
 
 Each kind of record has one decoder, which checks everything that decisions rely on: ids, ranges, counts. Texts for
-people are shortened. Reading is forgiving: a record that can't be read, or that no person could have asked for, is as
-if it were not there, and its reason is returned to be told once. A newer version's record must not end what runs.
+people are shortened. A record that can't be read, or that no person could have requested, is treated as absent, and the
+reason is returned so that it is logged once. A newer version's record must not end running jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bagua_contract import membership_pb2
 from bagua_contract.records import LARGEST_NUMBER
 
 PROTOCOL = 1
-MOST_ORDERS = 1000  # of one node: each is told of in the node's own record, which etcd has to take
+MOST_ORDERS = 1000  # of one node: each is listed in the node's own record, whose size etcd limits
 MOST_TROUBLES = 20
 
 
@@ -168,7 +168,7 @@ def write_orders(orders: Iterable[OrderView]) -> bytes:
 
 
 def read_drain(value: bytes) -> DrainView:
-    """An unreadable one is a drain all the same: somebody meant the node to be left."""
+    """An unreadable one is a drain all the same: a person wanted jobs to leave the node."""
     try:
         record = pb.Drain.FromString(value)
     except DecodeError:

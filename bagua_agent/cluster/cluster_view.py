@@ -1,6 +1,6 @@
-"""What a scheduler knows: nodes with their units, submissions, orders, how far jobs are. One picture, no events.
+"""The scheduler's picture of the cluster: nodes with their units, submissions, orders and the progress of jobs.
 
-Knows nothing of the store. Times are by the clock of whoever looks, so machines' clocks need not agree.
+Does not know the store. Times are those of the reader's own clock, so machines' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DrainView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """present: its daemon's key stands; if not, the rest is what was known last, and absent_since_s is when this
+    """present: its daemon's key exists; if not, the rest is the last known state, and absent_since_s is when this
     scheduler first missed it."""
 
     node_name: str
@@ -125,7 +125,7 @@ class RemovalView:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """What a job's own keys tell. begun: it has had a generation. result: it says of itself that it is over.
+    """What a job's own keys contain. begun: it has had a generation. result: the job's own record that it is over.
 
     arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one.
     """
@@ -137,7 +137,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """One cluster as its keys tell it.
+    """One cluster as its keys describe it.
 
     submissions: in the order of submission. orders: by node; one that is missing has no key, which says nothing.
     progress: by job; none for jobs without keys. outcomes: those in the store. since_s: when the picture began, by the

@@ -1,4 +1,4 @@
-"""Can this job be given so many nodes, from free ones and from those that others can spare? All of them or none."""
+"""Finds nodes for a whole job, from free nodes and from those that other jobs can spare: all of them or none."""
 
 from __future__ import annotations
 

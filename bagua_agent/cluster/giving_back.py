@@ -1,4 +1,4 @@
-"""Who gives a node back: above its most, because it should leave one, or because another job needs it?"""
+"""Chooses the nodes that a job gives back: above its maximum, from a node that it should leave, or for another job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[st
         if not victims:
             continue
         if victims[-1] > cost:
-            # whoever gave elsewhere meanwhile has less to spare now
+            # a job that gave another node meanwhile has less to spare now
             heappush(heap, (victims[-1], node_name))
             continue
         found.append(Gift(node_name, tuple(ledger.take(cost[-1], node_name) for cost in victims)))

@@ -1,4 +1,4 @@
-"""Who gets the nodes that nobody waits for? The running job that has the least part of its most, one node at a time."""
+"""Gives unclaimed nodes to the running job with the smallest part of its maximum, one node at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a job over, and which of its orders still stand while its units end?"""
+"""Decides whether a job is over, and which of its orders remain while its units end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a node lost, is it left out for a job, and when is a unit that failed there started again?"""
+"""Decides whether a node is lost or left out for a job, and when a unit that failed there starts again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def why_left_out(unit: UnitView | None, policy: ClusterPolicy) -> str:
 
 
 def failures_after(failures: int, ran_s: float, asked: bool, policy: ClusterPolicy) -> int:
-    """Failures in a row once a unit has ended. asked: somebody asked it to, so its end is no failure."""
+    """Failures in a row once a unit has ended. asked: it was asked to end, so its end is no failure."""
     if asked:
         return failures
     return 1 if ran_s >= policy.unit_steady_s else failures + 1

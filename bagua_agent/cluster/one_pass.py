@@ -1,6 +1,6 @@
-"""Who has which nodes once each job was considered in its turn? The phases of scheduling.py, once over.
+"""One pass over all jobs in their order, which gives nodes to each: the phases of scheduling.py.
 
-What it decides is in the ledger it leaves; what it found out on the way is kept for the sentences to people.
+Its decisions are in the ledger that it returns; its findings are kept for the explanations to people (reasons.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bagua_agent.cluster.standing_orders import why_leave, why_over
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """A job that could not be given its minimum. found: nodes there would have been. fitting: nodes it could use if
-    nobody else were there. behind: jobs that wait before it for nodes that it could use."""
+    no other job were there. behind: jobs that wait before it for nodes that it could use."""
 
     found: int
     fitting: int
@@ -153,6 +153,6 @@ def _wait(found: Considered, holding: Holding, count: int) -> None:
     behind = {claimer for n in fitting if (claimer := ledger.claimed.get(n)) is not None}
     found.shortages[holding.job.job_id] = Shortage(count, len(fitting), tuple(sorted(behind)))
     if len(fitting) < holding.job.min_nodes:
-        return  # even with nobody else here: those behind need not wait for that
+        return  # it does not fit even an empty cluster: those behind need not wait for it
     for node_name in fitting:
         ledger.claimed.setdefault(node_name, holding.job.job_id)

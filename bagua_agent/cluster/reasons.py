@@ -1,4 +1,4 @@
-"""Where every job stands, in one sentence that a person can act on. Decides nothing."""
+"""Explains the state of each job in one sentence that a person can act on. Decides nothing."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
     for job_id, names in ledger.nodes_of.items():
         if names and job_id not in plans:
             reason = (
-                "runs, but nobody knows its submission, so nothing is changed; submit it again to manage it"
+                "runs, but its submission is unknown, so nothing is changed; submit it again to manage it"
             )
             plans[job_id] = JobPlan(JobState.RUNNING, reason, tuple(sorted(names)))
     return plans
 
 
 class _Sentences:
-    """Of jobs that are to run. going: jobs on their way off a node, by node. absent: nodes not heard of."""
+    """Of jobs that are to run. going: jobs on their way off a node, by node. absent: nodes without a report."""
 
     def __init__(self, found: Considered) -> None:
         self.found, self.ledger = found, found.ledger

@@ -1,7 +1,7 @@
 """Decides which ended jobs are removed, which removals have stood long enough, and how far etcd is compacted. Pure.
 
-Times of jobs and removals are by clocks of machines, for they outlive every daemon: a clock that is wrong by days lets
-jobs go that much too early or late.
+Times of jobs and removals are from the machines' wall clocks, since they outlive every daemon: a clock that is wrong by
+days removes jobs too early or too late by as much.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""Which job runs on which nodes? Looks at the whole picture each time and remembers nothing.
+"""Decides which job runs on which nodes. Reads the whole picture each time and keeps no memory.
 
-The result says which orders change, and where every job stands, with a reason a person can act on.
+The result contains the orders that change, and the state of every job, with a reason that a person can act on.
 
 Jobs that run come before jobs that wait; among each, higher priority first, then the earlier submitted:
 
-1. A job that is over, or asked to stop, keeps its orders only where a unit of it still ends.
-2. A job keeps its nodes while they are well. Above its most it gives back. A node that is drained or in trouble is left
-   once the others, where they are known to work, are the minimum: until then it is replaced first.
-3. Who has begun and lacks nodes is filled up, by free nodes, and by nodes that others can spare if that completes it.
-   Who has not begun is completed, or gives everything back and waits in its old place: it has no state to lose.
-4. Who waits is given the whole minimum, or nothing. If it could be had once others end, its nodes are claimed: nobody
-   behind it takes one, so nobody overtakes for ever. A job that does not fit into the cluster claims nothing.
-5. Nodes that nobody claims go to running jobs below their most.
+1. A job that is over, or asked to stop, keeps its orders only where one of its units is still ending.
+2. A job keeps its nodes while they are healthy. Above its maximum it gives nodes back. It leaves a node that is drained
+   or in trouble once its other nodes, counting those known to work, reach the minimum; until then the node is replaced
+   first.
+3. A job that has begun and lacks nodes gets free nodes, and nodes that other jobs can spare if these complete it.
+   A job that has not begun is completed, or gives all nodes back and keeps its place in the queue: it has no state yet.
+4. A waiting job gets its whole minimum, or nothing. If the minimum becomes free once other jobs end, its nodes are
+   claimed: no job behind it takes one, so a job is not overtaken for ever. A job that does not fit into the cluster
+   claims nothing.
+5. Unclaimed nodes go to running jobs below their maximum.
 
-An order promises slots, and the daemon starts the unit once they are free: so the promise needs no other memory.
+An order promises slots, and the daemon starts the unit once they are free, so the promise needs no other record.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from bagua_agent.cluster.one_pass import Considered, consider
 from bagua_agent.cluster.standing_orders import in_force
 from bagua_contract.records import LARGEST_NUMBER
 
-# A node that a job was given as growth may let it spare another that somebody waits for: few rounds follow.
+# A node that a job was given as growth may let it spare another that a job waits for: few rounds follow.
 MOST_PASSES = 8
 
 
@@ -70,7 +72,7 @@ def _passed(
 def _changes(view: ClusterView, node_name: str, orders: tuple[OrderView, ...]) -> bool:
     if node_name in view.orders:
         return _sorted(view.orders[node_name]) != orders
-    # without a key nothing is ended, so that nobody should be there has to be said
+    # an absent key ends nothing, so a node that no job should use gets an explicit empty list
     return bool(orders) or bool(in_force(view, node_name))
 
 

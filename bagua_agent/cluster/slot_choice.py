@@ -1,4 +1,4 @@
-"""Which slots of a node does a unit get? Neighbours where possible, for they share links and memory."""
+"""Chooses the slots of a node for a unit: neighbours where possible, since they share links and memory."""
 
 from __future__ import annotations
 

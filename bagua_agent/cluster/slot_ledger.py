@@ -1,7 +1,7 @@
-"""While a plan is made: which slots are promised to whom, and which nodes a job can do without.
+"""Records, while a plan is made, which slots are promised to which job, and which nodes a job can spare.
 
-The one mutable thing among these decisions; it lives for one pass. A slot is promised by an order, whether or not
-somebody else's unit still has to leave it: the daemon starts a unit only when its slots are really free.
+The only mutable object of these decisions; it lives for one pass. A slot is promised by an order, whether or not
+another job's unit still has to leave it: the daemon starts a unit only when its slots are really free.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Holding:
         return not self.works_on(node_name) or others >= self.job.min_nodes
 
     def may_give(self, node_name: str) -> bool:
-        """Whether somebody else may have it."""
+        """Whether another job may have it."""
         return node_name in self.kept and self.surplus > 0 and self.may_lose(node_name)
 
 
@@ -139,7 +139,7 @@ class Ledger:
 
     # -- who could be where
     def fitting(self, job: SubmissionView) -> list[str]:
-        """Nodes that this job could use if nobody else were there."""
+        """Nodes that this job could use if no other job were there."""
         out = self.left_out.get(job.job_id, {})
         return [n for n, why in self.why_unfit(job).items() if not why and n not in out]
 

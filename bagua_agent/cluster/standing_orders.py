@@ -1,4 +1,4 @@
-"""Which orders are in force on a node, and may a job stay where it is ordered?"""
+"""Finds the orders in force on a node, and explains why an order ends or a job should leave the node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What should a node's daemon do with its units? Looks at its orders, its units and people's wishes, each time anew.
+"""Decides what a node's daemon does with its units, from its orders, its units and people's requests.
 
-A unit is asked to leave only by a present order list that does not name it, or by a submission that says stop: what
-is absent ends nothing (invariant 4). One is started only in slots that no living unit has, whatever orders say
+A unit is asked to leave only by an existing order list that does not name it, or by a submission that says stop: an
+absent key ends nothing (invariant 4). A unit starts only in slots that no living unit has, whatever orders say
 (invariant 1).
 """
 
@@ -82,7 +82,7 @@ class KillUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
-    """forgets: units that ended and say nothing any more. report: what the scheduler is told. troubles: of the node.
+    """forgets: units that ended and need no record any more. report: for the scheduler. troubles: of the node.
     again_at_s: when to decide again without news."""
 
     starts: tuple[StartUnit, ...] = ()
@@ -95,7 +95,7 @@ class UnitPlan:
 
 
 def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
-    """What the daemon should do now. Pure. Units that are asked to leave or killed are told so once."""
+    """What the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once."""
     known = _Known(situation, now_s, policy)
     forgets = [u.job_id for u in situation.units if known.is_forgotten(u)]
     units = {u.job_id: u for u in situation.units if u.job_id not in forgets}

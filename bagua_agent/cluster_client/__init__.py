@@ -1,1 +1,1 @@
-"""What people's commands do to a cluster and learn of it: desired state in etcd, and what daemons show."""
+"""What people's commands do in a cluster: they write desired state into etcd and read what daemons report."""

@@ -1,7 +1,7 @@
 """A bounded queue between the threads that read streams from daemons and the one that shows them.
 
-A thread that has read more than there is room for waits, so nothing more is taken from its call, and the flow control
-of gRPC holds the daemon back. Memory therefore does not grow with the speed of the nodes, only with their number.
+A thread that finds the queue full waits, so it reads no more from its call, and the flow control of gRPC slows the
+daemon down. Memory therefore grows with the number of the nodes, not with their speed.
 """
 
 from __future__ import annotations

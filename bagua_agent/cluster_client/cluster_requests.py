@@ -1,6 +1,6 @@
-"""What do people ask of a cluster? Writes desired state, and nothing else; daemons and the scheduler do the rest.
+"""Writes people's requests to a cluster as desired state; daemons and the scheduler do the rest.
 
-Every write compares what it read, so two people at once can't lose each other's word.
+Every write compares what it read, so concurrent requests of two people can't overwrite each other.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def submit(store: Store, submission: pb.Submission) -> None:
 
 
 def stop(store: Store, job_id: str) -> str:
-    """A line for whoever asked. Raises UserError."""
+    """A line for the person who asked. Raises UserError."""
 
     def change(submission: pb.Submission) -> bool:
         was, submission.wanted = submission.wanted, pb.Submission.STOP
@@ -141,7 +141,7 @@ def _change_submission(
 
 
 def submission_nonce(store: Store, job_id: str) -> str:
-    """Names the submission that stands. Raises UserError if there is none."""
+    """The nonce of the current submission. Raises UserError if there is none."""
     found = store.get(cluster_keys.submission(job_id))
     if found is None:
         raise unknown_job(store, job_id)
@@ -167,7 +167,7 @@ def unknown_job(store: Store, job_id: str) -> UserError:
 
 
 def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
-    """A line for whoever asked. Raises UserError if there is no such node."""
+    """A line for the person who asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
     record = pb.Drain(force=force, reason=reason).SerializeToString()
     key = cluster_keys.drain(node_name)
@@ -202,7 +202,7 @@ def undrain(store: Store, node_name: str) -> str:
 def _is_done(
     store: Store, conditions: list[Compare], writes: list[Put] | None = None, deletes: list[str] | None = None
 ) -> bool:
-    """False where it certainly was not, or nobody knows: the next look tells."""
+    """False where it certainly was not, or the outcome is unknown: the next read shows it."""
     try:
         return store.transact(conditions, writes or [], deletes or []).succeeded
     except OutcomeUnknown:

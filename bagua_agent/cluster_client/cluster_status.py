@@ -1,7 +1,7 @@
-"""How are the cluster's jobs and nodes? Reads the store once, and asks the scheduler's own decision for reasons.
+"""Shows the cluster's jobs and nodes. Reads the store once and takes reasons from the scheduler's own decision.
 
-Nobody writes a job's state: it is read off here with the same pure function by which the scheduler decides, so what
-people are told can't disagree with what is done.
+A job's state is not stored: it is computed here by the same pure function with which the scheduler decides, so the
+status can't disagree with the decisions.
 """
 
 from __future__ import annotations

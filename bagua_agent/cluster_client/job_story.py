@@ -1,4 +1,4 @@
-"""How does a submitted job go, told as it happens, until it ends? For whoever stays: `submit --follow`, `events -f`."""
+"""Reports how a submitted job proceeds until it ends, for `submit --follow` and `events -f`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.history.job_history import JobEvent, events_of
 
 LAST_NEWS_S = 1.0  # the outcome of a job that was removed comes by a watch of its own, perhaps a moment later
-QUEUE_LOOK_S = 2.0  # while a job waits its reason changes with everybody else's affairs
+QUEUE_LOOK_S = 2.0  # while a job waits, its reason changes with every other job
 
 
 def follow(

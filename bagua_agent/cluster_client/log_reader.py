@@ -1,7 +1,7 @@
 """Reads what a job's workers print, wherever they run: asks the daemons of its nodes, and merges lines by rank.
 
-Which worker has which rank is in the job's newest generation; workers that came before it are "earlier". Waits are
-bounded by silence, never by how much there is to read.
+The job's newest generation tells which worker has which rank; workers of before are "earlier". Waits are bounded by
+silence, never by the amount to read.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class LogReader:
         complain: Callable[[str], object],
     ) -> None:
         """Lines of all wanted workers as they come, of those too that come later or are replaced; until the job has
-        ended and everything is told. A stream that breaks is opened again where it broke.
+        ended and every line is read. A stream that breaks is opened again where it broke.
 
         wanted: asked until it says yes; from then on the worker is followed to its end. complain: told of what does not
         work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the beginning.
@@ -361,7 +361,7 @@ class LogReader:
             record = Generation.decode(value)
         except (DecodeError, ValueError) as error:
             raise UserError(
-                f"{keys.generation} can't be read ({error}), so nobody knows whose output is whose"
+                f"{keys.generation} can't be read ({error}), so the ranks of the workers are unknown"
             ) from error
         return {
             f"slot{placement.slot}-{path_component(placement.worker_id)}": placement.global_rank

@@ -1,7 +1,7 @@
-"""How many nodes may a running job have? Writes the answer of `bagua-launch scale` into etcd.
+"""Writes the desired number of nodes of a running job into etcd, for `bagua-launch scale`.
 
-Only desired state is written; the job's leader follows it at the next step boundary. Never creates a job, nor
-writes to one that has ended.
+Writes only desired state; the job's leader follows it at the next step boundary. Never creates a job, and never writes
+to one that has ended.
 """
 
 from __future__ import annotations

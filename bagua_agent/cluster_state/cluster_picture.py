@@ -1,7 +1,7 @@
-"""What does the store say of the cluster? Changed keys in, the scheduler's picture out; asks nobody.
+"""Builds the scheduler's picture from changed keys of the store. Sends no requests.
 
-Keeps what keys alone don't tell: since when, by this process's clock, a node is missed or a job is over, and what a
-node that is missed said last.
+Also keeps what keys alone do not contain: since when, by this process's clock, a node is missing or a job is over, and
+the last report of a missing node.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class ClusterPicture:
 
 
 def _odd_key(change: Change) -> bool:
-    """A key under a name that no job or node can have: nobody of this protocol wrote it."""
+    """A key under a name that no job or node can have: no part of this protocol wrote it."""
     if change.value is not None:
         raise UnreadableRecord("no job or node can have this name")
     return False

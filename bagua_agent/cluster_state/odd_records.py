@@ -1,4 +1,4 @@
-"""Passes over records that can't be read: one line names each, and the rest of the cluster goes on."""
+"""Skips records that can't be read: one line names each, and the rest of the cluster goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagua_agent.cluster.cluster_records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 1000  # whoever writes odd records writes many; what was told is remembered
+MOST_TOLD = 1000  # a program that writes odd records writes many; reported ones are remembered
 
 
 class OddRecords:
@@ -33,7 +33,7 @@ class OddRecords:
                 log.exception("bug: reading %s raised", shortened(key))
 
     def tell(self, key: str, why: str) -> bool:
-        """False if it was told before, or if too much was told already."""
+        """False if it was reported before, or if too many were reported already."""
         told = (shortened(key), why)
         if told in self._told or len(self._told) > MOST_TOLD:
             return False

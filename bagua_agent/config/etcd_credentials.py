@@ -1,6 +1,6 @@
-"""How does a job reach its etcd? Turns what was asked into the store's configuration.
+"""Turns a job's etcd options into the configuration of the store's client.
 
-The one place where the password file is read; the password goes nowhere else.
+The only place where the password file is read; the password goes nowhere else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What one agent is asked to run, and the only home of the defaults.
+"""The configuration of one agent's job, and the only place of its defaults.
 
-A checked value: whoever holds a JobConfig need not check it again. Knows nothing of flags, variables
-and files (bagua_launch reads those), and imports neither torch nor grpc, so that reading a command
-line stays fast.
+A JobConfig is checked when it is made, so its users need not check it again. Does not know flags, variables and files
+(bagua_launch reads those), and imports neither torch nor grpc, so that reading a command line stays fast.
 """
 
 from __future__ import annotations

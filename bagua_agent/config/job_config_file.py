@@ -1,7 +1,7 @@
-"""How is a job's request written down and read back? JSON, for a submission in etcd and for a unit's file.
+"""Writes a job's request as JSON and reads it back, for a submission in etcd and for a unit's file.
 
-A file holds everything that an agent needs to run its part. A submission holds only what whoever submits may say: which
-node, log directory, store and account it is belongs to the node that runs it.
+A file holds everything that an agent needs to run its part. A submission holds only what its submitter may choose: the
+node that runs it determines node name, log directory, store and account.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How do we ask etcd? One thread-safe client over all endpoints.
+"""A thread-safe client of etcd over all endpoints.
 
-Owns failing over and trying again: what is harmless to repeat is repeated until the request's time is up, a
-transaction is not (OutcomeUnknown: read, then decide). Knows nothing of jobs, watches or who holds a lease.
+Owns failover between endpoints and retries: idempotent requests are repeated until their time is up, a transaction is
+not (OutcomeUnknown: read, then decide). Does not know jobs, watches or the owners of leases.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class Store:
         return self._repeat("status", attempt, timeout_s)
 
     def compact(self, revision: int, timeout_s: float | None = None) -> None:
-        """Let etcd forget what keys held before `revision`. Done already, by whomever, it does no harm."""
+        """Let etcd forget what keys held before `revision`. Harmless if any client has done it already."""
         request = etcd3.etcdrpc.CompactionRequest(revision=revision)
         try:
             self._repeat(

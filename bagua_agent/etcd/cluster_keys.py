@@ -1,4 +1,4 @@
-"""Keys of service mode in etcd, under /bagua/v1/cluster/, as in docs/design/service-mode.md; pure."""
+"""Keys of service mode in etcd, under /bagua/v1/cluster/, as in docs/design/service-mode.md. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One endpoint of etcd: its channel, its token, and etcd3's client over them.
 
-Owns channel options, TLS and log-in. Knows nothing of other endpoints or of trying again: an attempt either
-succeeds or raises CallFailed, which says whether it may have been done.
+Owns channel options, TLS and log-in. Does not know other endpoints or retries: an attempt either succeeds or raises
+CallFailed, which says whether the request may have been done.
 """
 
 from __future__ import annotations

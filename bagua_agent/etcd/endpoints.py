@@ -1,4 +1,4 @@
-"""Where is etcd? Reads the list of endpoints that a user writes; pure.
+"""Parses the list of etcd endpoints that a user writes. Pure.
 
 An entry is `host`, `host:port`, `[v6]:port`, any of these behind http:// or https://, or `unix:/path`. A
 plain entry uses TLS if certificates are configured. Errors name the entry.

@@ -1,7 +1,7 @@
-"""What does a failed call to etcd mean? Classifies gRPC's status codes and etcd's messages; pure.
+"""Classifies failed calls to etcd by gRPC's status codes and etcd's messages. Pure.
 
-The question that matters is whether the request may have been done: only what certainly was not may be sent
-again by someone who must not do it twice.
+The distinction that matters is whether the request may have been done: a request that must not be done twice may be
+sent again only if it certainly was not done.
 """
 
 from __future__ import annotations

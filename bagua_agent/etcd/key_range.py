@@ -1,4 +1,4 @@
-"""Which keys of the store? A contiguous range of them, as etcd reads and watches it; pure."""
+"""A contiguous range of keys, as etcd reads and watches it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def encode_key(key: str) -> bytes:
 
 
 def decode_key(key: bytes) -> str:
-    """Also for keys that are not UTF-8: whoever reads a prefix must not fall over a stranger's key."""
+    """Also for keys that are not UTF-8: a reader of a prefix must not fail on a stranger's key."""
     return key.decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""Keys of one job in etcd, under /bagua/v1/jobs/<job>/ and beside it, as in docs/design/membership.md; pure.
+"""Keys of one job in etcd, under /bagua/v1/jobs/<job>/ and beside it, as in docs/design/membership.md. Pure.
 
 Ids become parts of keys, so they are checked here: no slash, no control character, never "." or "..".
 """
@@ -9,7 +9,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.base.ids import LONGEST_ID, is_id
 
 JOBS_PREFIX = "/bagua/v1/jobs/"
-# Beside the jobs: nobody follows these, they are read when a head points to them.
+# Beside the jobs: no agent watches these, they are read when a head points to them.
 RECORDS_PREFIX = "/bagua/v1/records/"
 # What agents of a job may know and viewers may not.
 SECRETS_PREFIX = "/bagua/secrets/v1/jobs/"

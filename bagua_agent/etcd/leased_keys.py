@@ -1,9 +1,9 @@
-"""Which keys should exist for as long as this process lives? One lease, its keep-alive, and the keys on it.
+"""Keeps keys in the store for as long as this process lives: one lease, its keep-alive, and the keys on it.
 
-`put` and `remove` state what should be; one thread makes it so and keeps it so: across outages, on a new
-lease if the old one was lost, again if the store lost its data. Invariants: a key that stands as it should is
-not written again (its create revision is the join order); a write that arrives late cannot undo a newer one
-(every write compares the revision it knows). Knows nothing of what the keys mean.
+`put` and `remove` state the desired keys; one thread writes them and keeps them: across outages, on a new lease if the
+old one was lost, again if the store lost its data. Invariants: a key that has the desired value is not written again
+(its create revision is the join order); a write that arrives late cannot undo a newer one (every write compares the
+revision it knows). Does not know what the keys mean.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class LeasedKeys:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether everything stands as put and removed so far; waits at most timeout_s for it."""
+        """Whether the store contains everything put and removed so far; waits at most timeout_s for it."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._closing or self._all_done(), timeout_s)
@@ -199,7 +199,7 @@ class LeasedKeys:
                     # ours by an attempt that got no answer, or since before
                     return kv.create_revision if kv.lease_id == lease_id else None
             except OutcomeUnknown:
-                continue  # the key is absent or somebody's: the same question gives the answer
+                continue  # the key is absent or another owner's: the same read gives the answer
             except LeaseLost:
                 with self._changed:  # the thread finds out, says so, and takes a new lease
                     self._renewal_due = 0.0
@@ -355,7 +355,7 @@ class LeasedKeys:
         with self._changed:
             keys = sorted(self._removals)
         for key in keys:
-            # only what hangs on our lease: by now the key may be somebody else's
+            # only keys on our lease: by now the key may be another owner's
             self._store.transact([lease_is(key, lease_id)], deletes=[key], timeout_s=self._request_s)
             with self._changed:
                 self._removals.discard(key)

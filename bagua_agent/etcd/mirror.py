@@ -1,9 +1,9 @@
-"""What does a part of the store hold right now? A local copy that keeps up to date and tells every change.
+"""A local copy of ranges of the store, which stays up to date and reports every change.
 
-Owns one thread and one stream of watches. Invariants: each change is told once, those of one range in the order of
+Owns one thread and one stream of watches. Invariants: each change is reported once, those of one range in the order of
 revisions and those that one transaction made in one range together; after a gap in the history of the store
-(compaction, a store that lost its data) the difference is told instead, as of one revision. Knows nothing of what
-the keys mean.
+(compaction, a store that lost its data) the difference is reported instead, as of one revision. Does not know what the
+keys mean.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Mirror:
         self._thread.start()
 
     def follow(self, ranges: Sequence[KeyRange], on_followed: Callable[[], None] | None = None) -> None:
-        """From now on the state is of these ranges. Returns at once; the difference is told as one batch when the store
+        """From now on the state is of these ranges. Returns at once; the difference comes as one batch when the store
         has answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
         with self._lock:
             self._wanted = (tuple(ranges), on_followed)

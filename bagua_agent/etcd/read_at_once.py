@@ -1,7 +1,7 @@
 """Reads several ranges of keys as they were at one revision.
 
-In one transaction, so in one request. An etcd whose database is full refuses every transaction (seen with 3.5.1), one
-that only reads too; there the ranges are read one by one, all at the revision of the first.
+It uses one transaction, so one request. An etcd whose database is full refuses every transaction (seen with 3.5.1),
+even one that only reads; then the ranges are read one by one, all at the revision of the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where does etcd3 get its messages and stubs? From here, so that it runs under protobuf 5, 6 and 7.
+"""Provides etcd3 with messages and stubs that run under protobuf 5, 6 and 7.
 
 etcd3 0.12.0 ships generated code that a current protobuf refuses to load. This module puts a module made of
-our own generated messages in the place of `etcd3.etcdrpc` before etcd3 is imported. Everything else imports
+our own generated messages in the place of `etcd3.etcdrpc` before etcd3 is imported. All other code imports
 etcd3 only as `from bagua_agent.etcd.stubs import etcd3`. A process that has imported etcd3 before us
 keeps what it has: the two speak the same wire format.
 """

@@ -1,7 +1,7 @@
-"""Is the watch still alive? One stream of changes of some ranges of keys from one endpoint.
+"""One stream of changes of some ranges of keys from one endpoint, with a check that the stream is alive.
 
-Asks for a sign of life when the stream is silent, and ends it when none comes: a frozen endpoint or a silent
-cut would otherwise look like a quiet store for ever. Knows nothing of state or of trying again.
+Requests a progress notification when the stream is silent, and ends the stream when none comes: a frozen endpoint or a
+silent cut would otherwise look like a quiet store for ever. Does not know state or retries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bagua_contract import etcd_pb2 as pb
 class WatchStream:
     """Iterate over it for responses; `close` ends the iteration from any thread.
 
-    ranges: with the revision that each is told from; each is confirmed by a response of its own (`created`).
+    ranges: with the first revision to watch; each is confirmed by a response of its own (`created`).
     silence_s: after this long without a message a sign of life is asked for; after as long again the stream
     ends with CallFailed. Time that the reader takes over a message does not count.
     """

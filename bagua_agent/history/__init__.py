@@ -1,1 +1,1 @@
-"""What has happened to a job, for people: records, who writes them, and how."""
+"""A job's events for people: their records, and how agents write them."""

@@ -1,7 +1,7 @@
-"""Which agent writes which event down? Each what happens to itself; the leader what happens to the job.
+"""Decides which agent writes which event: each agent its own events, the leader those of the job.
 
-While nobody leads, every agent remembers what it saw, and whoever is elected writes it. The leader also removes the
-oldest events. Called from the loop's thread; nothing but `flush` waits.
+While there is no leader, every agent remembers what it saw, and the next leader writes it. The leader also removes the
+oldest events. Called from the loop's thread; only `flush` waits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HistoryKeeper:
             self._owed.append(self._encoded(event))
 
     def leader_is(self, agent_id: str | None, leading: bool) -> None:
-        """agent_id: whose key stands. leading: this agent was elected and knows it."""
+        """agent_id: of the leader's key. leading: this agent was elected and knows it."""
         self._leader, self._leading = agent_id, leading
         if leading:
             for key, value in self._owed:

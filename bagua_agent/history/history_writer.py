@@ -1,7 +1,7 @@
-"""How do events for people reach the store? One thread, a short queue, and no promise: history never holds up a job.
+"""Writes events for people to the store: one thread, a short queue, no guarantee; it never delays a job.
 
-Tried again while the store is away; of what does not fit into the queue the oldest is dropped. Every request is
-bounded, and so is `stop`.
+Writes are retried while the store is unavailable; when the queue is full, the oldest events are dropped. Every request
+is bounded, and so is `stop`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HistoryWriter:
         self._thread.start()
 
     def write(self, key: str, value: bytes) -> None:
-        """Once: an event that stands is not written over."""
+        """Once: an existing event is not overwritten."""
         self._enqueue(_Write(key, value))
 
     def remove(self, keys: Sequence[str]) -> None:

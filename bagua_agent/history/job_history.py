@@ -1,6 +1,6 @@
-"""What has happened in a job? Short events for people, under their keys, and the reader that puts them in order; pure.
+"""Short events of a job for people, under their keys, and the reader that orders them. Pure.
 
-A key is made from what happened, where that is possible, so that an event is there once even if two leaders write it.
+Where possible, a key is derived from the event, so that an event exists once even if two leaders write it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _read(name: str, value: bytes) -> JobEvent | None:
         kind = EventKind(event.kind)
         about = pb.Generation.Kind.Name(event.generation_kind) if event.generation_kind else ""
     except (DecodeError, ValueError):
-        return None  # another version's, or somebody's by hand
+        return None  # another version's, or written by hand
     return JobEvent(
         name,
         kind,

@@ -1,1 +1,1 @@
-"""One node's part in one job: assembling it, its loop, its end."""
+"""One node's part in one job: its assembly, its loop, its end."""

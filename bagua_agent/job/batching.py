@@ -1,7 +1,7 @@
-"""Which message is next, and what is decided on together with it?
+"""Chooses the next message for the agent's loop, and the messages that are decided on together with it.
 
-All of one kind that has come by now is one message: thousands join or are asked at the same time. In a large job the
-next decision is left longer to gather, as long as large_jobs/limits.py says.
+All messages of one kind that have arrived are one batch: thousands of agents join or are probed at the same time. In a
+large job the next decision waits longer for further messages, as large_jobs/limits.py defines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is there a job of this id already? Takes it as it is, writes a new one, or makes room where an old one has ended."""
+"""Joins the job of this id, creates it if it is absent, or replaces one that has ended."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class JobFound:
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
 ) -> JobFound:
-    """The job, written by whoever comes first. One of this id that has ended makes room.
+    """The job; the first agent writes it. A job of this id that has ended is replaced.
 
-    mode: what a job that is written here begins as.
+    mode: the initial mode of a job that is written here.
 
     Raises UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
     InfrastructureLost, StoreFull if etcd can't take the job now.
@@ -47,7 +47,7 @@ def ensure_job(
     made: JobIdentity | None = None
     before: pb.Result | None = None
     removal = [cluster_keys.removal(config.submission)] if config.submission else []
-    for _ in range(20):  # each round either succeeds or somebody else got further
+    for _ in range(20):  # each round either succeeds or another agent made progress
         found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity, *removal], keys.agents)
         if any(key in found for key in removal):
             raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
@@ -61,8 +61,8 @@ def ensure_job(
             return JobFound(spec, _identity(keys, found[keys.identity].value), nodes, before)
         made = made or make_identity(keys.job_id)
         if stands is not None:
-            # Somebody removed it. The agents that are there have the old one, so until they are gone the newcomers
-            # can't be asked whether they live, nor ask: their leases tell.
+            # The key pair was removed. The present agents have the old one, so until they are gone the joiners
+            # can't be probed, nor probe: their leases show whether they live.
             still = mod_revision_is(keys.spec, stands.mod_revision)
             try:
                 store.transact([still, absent(keys.identity)], [Put(keys.identity, made.encode())])
@@ -98,7 +98,7 @@ def ensure_job(
 
 
 def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:
-    """Remove the job's key pair unless an agent is there that uses it; whoever comes later makes another.
+    """Remove the job's key pair unless a present agent uses it; a later agent makes another.
 
     The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
     """
@@ -167,15 +167,15 @@ def _unreadable(keys: JobKeys, key: str, error: Exception) -> UserError:
 def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
     """A worker has opened a session, so the job's workers follow in process. Done twice it does no harm.
 
-    Raises InfrastructureLost, also when the spec is gone or changes meanwhile: whoever puts it again may not know of
-    the session, so it is to be done again.
+    Raises InfrastructureLost, also when the spec is gone or changes meanwhile: an agent that puts it again may not know
+    of the session, so the caller retries.
     """
     found = store.get(keys.spec)
     if found is None:
         raise InfrastructureLost(f"{keys.spec} is gone, so job {keys.job_id!r} can't be made live")
     try:
         spec = pb.JobSpec.FromString(found.value)
-    except DecodeError as error:  # somebody wrote over it; agents put it again
+    except DecodeError as error:  # it was overwritten; agents put it again
         raise InfrastructureLost(
             f"{keys.spec} can't be read ({error}), so job {keys.job_id!r} can't be made live"
         ) from error

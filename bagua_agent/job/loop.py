@@ -1,8 +1,8 @@
-"""The agent's loop: joins the job, takes what happened from the inbox, hands it to whom it concerns, and ends.
+"""The agent's loop: joins the job, takes messages from the inbox, passes each to the responsible part, and ends.
 
-Everything that changes the agent's mind runs in this one thread; whatever waits (store, probes, exits) runs in
-others and comes back through the inbox. What the job's membership says is membership_driver.py and apply_changes.py;
-what this node does with its workers lies behind worker_lifecycle.py; node_ending.py says when this node is done.
+All changes of the agent's state happen in this one thread; operations that wait (store, probes, exits) run in other
+threads and report through the inbox. membership_driver.py and apply_changes.py handle the job's membership,
+worker_lifecycle.py is the interface to this node's workers, and node_ending.py decides when this node is done.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class JobLoop:
         )
 
     def _become_live(self) -> None:
-        """A worker somewhere has opened a session: from now on nobody is started again for a new generation."""
+        """A worker somewhere has opened a session: from now on no worker starts again for a new generation."""
         self._narrator.tell("the script follows membership in its process: workers stay from now on")
         self._way = self._live_workers()
         self._news.follow_with(self._way)
@@ -347,7 +347,7 @@ class JobLoop:
                     f"{message.what} failed: {message.reason}; this node can't go on with the job, start it again"
                 )
             case _:
-                raise AssertionError(f"nobody sends {message!r}")
+                raise AssertionError(f"unexpected message {message!r}")
         for due in self._timers.take_due(now_s):
             due(now_s)
 
@@ -477,7 +477,7 @@ class JobLoop:
         if self._connected:
             say_last_words(self._job)
             if self._seen.result is None:
-                # whoever stays by now may leave in the same moment: the last one finds no other's key
+                # another agent may leave in the same moment: the last one finds no other's key
                 self._own_key.remove()
                 remove_key_pair(self._job)
             if self._hosts_for_others:

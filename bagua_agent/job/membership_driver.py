@@ -1,7 +1,7 @@
-"""What does membership want done, and who does it? Gives events to the pure machine and performs its actions.
+"""Gives events to the pure membership machine and performs the actions that it returns.
 
-Owns this agent's part in leading: standing for election, and what the answers to a leader's acts mean. Decides nothing:
-membership/state_machine/machine.py forms generations. Knows nothing of workers and processes.
+Owns this agent's part in leading: candidacy, and the meaning of the answers to a leader's acts. Decides nothing:
+membership/state_machine/machine.py forms generations. Does not know workers and processes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ WAIT_WORTH_TELLING_S = 2.0
 
 
 class JobMembership:
-    """stored(key): the value that stands in the store, as far as this agent has seen. stands_after_s(now_s): how long
-    to wait before standing for election."""
+    """stored(key): the value in the store, as far as this agent has read it. stands_after_s(now_s): how long to wait
+    before standing for election."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class JobMembership:
         try:
             return None if stored is None else pb.Failure.FromString(stored)
         except DecodeError:
-            return None  # somebody wrote over it; the result can do without
+            return None  # it was overwritten; the result does not need it
 
     def _casualties(self, failure: FailureView | None) -> str:
         """One line about the failures that the shown one explains, as far as they are known by now."""
@@ -191,8 +191,8 @@ class JobMembership:
             self.advance(ev.LeadershipLost(now_s=now_s))
 
     def suspect_leader(self, now_s: float) -> None:
-        """A worker can't go on. Should the leader itself be what is missing, somebody else has to find out; not all of
-        a large job at once."""
+        """A worker can't go on. If the leader itself is lost, another agent has to notice; in a large job not all
+        agents at once."""
         since_s, last_s = self._in_trouble_s
         if now_s - last_s > 2 * self._limits.next_asking_after_s:
             since_s = now_s
@@ -204,7 +204,7 @@ class JobMembership:
         self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
 
     def _leader_is_dead(self, leader: DeadLeader) -> None:
-        """Whoever is elected next finds it gone and need not ask again: that would cost another probe window."""
+        """The next leader finds its keys gone and need not probe it again, which would cost another probe window."""
         agent = self._state.view.agents.get(leader.agent_id)
         name = leader.agent_id if agent is None else agent.node_name
         self._job.narrator.tell_once(
@@ -264,7 +264,7 @@ class JobMembership:
             self.advance(ev.ResultWriteRefused(now_s=now_s, why=why))
 
     def answers(self, reports: Iterable[ProbeResult], now_s: float) -> list[ev.Event]:
-        """What the machine should hear of them."""
+        """The events for the machine."""
         return [
             ev.ProbeAnswered(
                 now_s=now_s,

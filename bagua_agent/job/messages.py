@@ -1,4 +1,4 @@
-"""Everything that can come to the agent's loop, from whatever thread learned of it first."""
+"""Every message that can come to the agent's loop, from any thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoreChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScopeFollowed:
-    """All that stands in `scope` was told."""
+    """The whole content of `scope` was reported."""
 
     scope: Scope
 
@@ -41,7 +41,7 @@ class LeaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class KeyPairReplaced:
-    """Agents that came later made another key pair for this job: they and this agent don't believe each other."""
+    """Agents that came later made another key pair for this job: they and this agent don't trust each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class LeadershipReported:
 
 @dataclass(slots=True)
 class Gathered:
-    """Messages that came one after the other and are decided on together. Between what the store tells and what
-    probes tell there is no order anyway: they come from different threads."""
+    """Messages that came one after the other and are decided on together. Changes of the
+    store and answers to probes have no order anyway: they come from different threads."""
 
     changes: list[Change] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)

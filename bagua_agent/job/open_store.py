@@ -1,4 +1,4 @@
-"""Where is this job's store: given, hosted here for others, or private to this node?"""
+"""Opens this job's store: a given one, one hosted here for other nodes, or one private to this node."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | N
 
 
 def _free_port(address: str) -> int:
-    """etcd's own port if nobody has it, else any that is free now."""
+    """etcd's own port if it is free, else any other free port."""
     for port in (DEFAULT_PORT, 0):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:

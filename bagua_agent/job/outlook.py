@@ -1,6 +1,6 @@
-"""How much of the job must this agent see now, and may it lead yet?
+"""Decides how much of the job this agent must subscribe to now, and whether it may lead yet.
 
-Whoever is elected in a large job must first see all of it: the election is held back until all has been told. Called
+The leader of a large job must first see all of it: the election is held back until the whole state was read. Called
 from the loop's thread only.
 """
 
@@ -27,7 +27,7 @@ class JobOutlook:
         job.seen.whole = sight.whole
 
     def too_little_to_judge(self) -> bool:
-        """Another job's spec stands, and what its workers did is yet to be seen."""
+        """There is another job's spec, and the state of its workers is not read yet."""
         return not self._sight.whole and self._strange_spec()
 
     def look_around(self) -> None:

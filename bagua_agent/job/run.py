@@ -1,6 +1,6 @@
-"""What does a node do for one job? Starts its workers, joins the job, and follows it to its end.
+"""Runs one node's part of a job: starts its workers, joins the job, and follows it to its end.
 
-`run_job` prepares and starts the workers before it loads what is slow to load; the loop is loop.py.
+`run_job` starts the workers before it loads the slow modules; the loop is loop.py.
 """
 
 from __future__ import annotations

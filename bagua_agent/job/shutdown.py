@@ -1,6 +1,6 @@
-"""What does a node still owe the job when its part is over? Its last writes, and the etcd that others still need.
+"""Ends a node's part in a job: flushes its final writes, and keeps its etcd running while others need it.
 
-Bounded, whatever the store does. When the node's part is over is node_ending.py.
+Bounded, whatever the store does. node_ending.py decides when the node's part is over.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LOOK_S = 0.2
 
 
 def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
-    """Returns when the store has this node's writes, or has not taken them in time, which is told."""
+    """Returns when the store has this node's writes, or did not accept them in time, which is reported."""
     deadline_s = time.monotonic() + timeout_s
     if not job.writes.flush(timeout_s) or not job.leased.flush(max(0.0, deadline_s - time.monotonic())):
-        job.narrator.tell("etcd did not take this node's last words in time")
+        job.narrator.tell("timed out writing this node's final state to etcd")
         return
     job.history.flush(max(0.0, deadline_s - time.monotonic()))
 
 
 def remove_key_pair(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
-    """The job is left without a result, so nobody else removes its key pair: the last of its agents does."""
+    """The job is left without a result, so the leader does not remove its key pair: the last of its agents does."""
     if not job.leased.flush(timeout_s):
         job.narrator.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
         return

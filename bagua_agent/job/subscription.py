@@ -1,7 +1,7 @@
-"""How much of the job's keys does this agent see? Follows them, and hands on what changed with whole records.
+"""Subscribes to the etcd keys that this agent needs, and passes on changes with whole records.
 
-The shell around large_jobs/: scope.py decides what to follow, whole_records.py completes what is read. Called from the
-loop's thread; what it learns comes back through the inbox.
+The shell around large_jobs/: scope.py decides which keys to follow, whole_records.py completes heads of records. Called
+from the loop's thread; changes come back through the inbox.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.scope import Scope, ScopeSituation, ranges_of, scope_of
 from bagua_agent.large_jobs.whole_records import WholeRecords
 
-START_S = 10.0  # to read a large record that stands when this agent joins
+START_S = 10.0  # to read a large record that exists when this agent joins
 
 
 class JobSight:
@@ -54,7 +54,7 @@ class JobSight:
         )
 
     def start(self) -> None:
-        """Tells what stands as one batch, then what changes. Raises StoreUnavailable, UserError."""
+        """Reports the current content as one batch, then changes. Raises StoreUnavailable, UserError."""
         self._starting_thread = threading.get_ident()
         self._mirror.start()
         if self._start_failed is not None:
@@ -71,11 +71,11 @@ class JobSight:
         return self._scope is Scope.WHOLE
 
     def state(self) -> dict[str, KeyValue] | None:
-        """What stands as far as it is followed, with whole records; None while one is still being read."""
+        """The current content of the followed keys, with whole records; None while one is still being read."""
         return self._records.whole_state(self._mirror.state())
 
     def value(self, key: str) -> bytes | None:
-        """As it stands in the store, if it is followed; a head where a large record is."""
+        """As stored, if the key is followed; a head in place of a large record."""
         return self._mirror.value(key)
 
     def look(self, *, leads: bool, strange_spec: bool, nodes: int) -> None:
@@ -86,7 +86,7 @@ class JobSight:
             return
         self._wanted = scope
         if scope is Scope.OWN:
-            self._scope = scope  # what is told no more is missing from now on
+            self._scope = scope  # keys outside the new scope are absent from now on
         self._mirror.follow(
             ranges_of(scope, self._keys, self._agent_id), lambda: self._inbox.put(ScopeFollowed(scope))
         )
@@ -98,7 +98,7 @@ class JobSight:
 
     def _changed(self, changes: tuple[Change, ...]) -> None:
         if threading.get_ident() == self._starting_thread:
-            # What stands at the start is told in the caller's thread, which must not wait for a store that went away.
+            # The first content is reported in the caller's thread, which must not wait for an unavailable store.
             try:
                 changes = self._records.whole(changes, within_s=START_S)
             except BaguaError as error:

@@ -1,1 +1,1 @@
-"""What an agent knows of its job: decoded from etcd, changed in one place, shown on the console."""
+"""An agent's state of its job: decoded from etcd, changed in one place, shown on the console."""

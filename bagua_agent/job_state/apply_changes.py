@@ -1,7 +1,6 @@
-"""What do changes in the store mean for this node? Keeps JobSeen up to date and tells the node's parts what is new.
+"""Applies changes in the store to JobSeen, and informs the node's parts of what is new.
 
-Returns what the membership machine should hear. Writes nothing to the store. What a key's value means is
-decode.py.
+Returns the events for the membership machine. Writes nothing to the store. decode.py reads the values of keys.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bagua_contract.records import Generation, GenerationKind
 
 
 class Followers(Protocol):
-    """The part of worker_way.WorkerWay that hears of records."""
+    """The part of worker_lifecycle.WorkerWay that receives records."""
 
     def follow(self, generation: Generation) -> None: ...
 
@@ -40,7 +39,7 @@ class Followers(Protocol):
 
 class StoreNews:
     """on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
-    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's word on a hang is new;
+    on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's order about a hang is new;
     None: it is over."""
 
     def __init__(
@@ -70,11 +69,11 @@ class StoreNews:
         self._events = StoreEvents(keys, self._unreadable)
 
     def follow_with(self, followers: Followers) -> None:
-        """From now on these hear of records."""
+        """From now on these receive records."""
         self._followers = followers
 
     def take(self, changes: tuple[Change, ...], now_s: float) -> list[ev.Event]:
-        """What the machine should hear, in order."""
+        """The events for the machine, in order."""
         happened = []
         for change in changes:
             event = self._events.event_of(change, now_s)
@@ -100,7 +99,7 @@ class StoreNews:
             if change.value is not None and event is None:
                 seen.unreadable[change.key] = change.mod_revision
         if change.key == keys.generation and event is None:
-            # Also of what can't be read: the next write compares the revision of whatever stands there.
+            # Also of a value that can't be read: the next write compares its revision.
             seen.generation_revision = change.mod_revision if change.value is not None else 0
         elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
             seen.generation_revision = change.mod_revision
@@ -168,7 +167,7 @@ class StoreNews:
     def _generation_seen(self, generation: Generation) -> None:
         before = self._seen.generation
         if before is not None and generation.number <= before.number:
-            return  # put again by somebody, after the store had lost it
+            return  # put again by another agent, after the store had lost it
         self._seen.generation = generation
         if not self._seen.whole and not self._followers.ready_workers <= {
             m.worker_id for m in generation.members

@@ -1,4 +1,4 @@
-"""What does the terminal say about the job? One line per thing that happened; pure text in, pure text out.
+"""Formats what the terminal shows of a job: one line per event. Pure text in, pure text out.
 
 Lines read the same on a terminal and in a log file: a time, the node, what happened, why. `show` alone moves a cursor.
 """
@@ -120,7 +120,7 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
             return
     if exposed or hosts_for_others:
         yield (
-            "note: etcd is reached without TLS; whoever can reach it can run code in this job, "
+            "note: etcd is reached without TLS; any client that reaches it can run code in this job, "
             "so keep it on a private network"
         )
 

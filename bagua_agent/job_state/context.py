@@ -1,4 +1,4 @@
-"""What do the parts of an agent share once it has joined a job? Its name there, what it has seen, and how to act."""
+"""What the parts of an agent share once it has joined a job: its name, the job's state, and the ways to act."""
 
 from __future__ import annotations
 

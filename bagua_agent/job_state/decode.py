@@ -1,7 +1,7 @@
-"""What do changed keys mean? Translates the store's changes into events of the membership machine.
+"""Translates changes of keys in the store into events of the membership machine.
 
-Pure but for the clock value it is given. A value that can't be read is reported and passed over: one corrupted key must
-not stop an agent.
+Pure; the time is an argument. A value that can't be read is reported and skipped: one corrupted key must not stop an
+agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_DURATION_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LeaderKey:
-    """control/leader as it stands."""
+    """The content of control/leader."""
 
     agent_id: str
     control_address: str
@@ -37,7 +37,7 @@ class LeaderKey:
 
 
 class StoreEvents:
-    """on_unreadable(key, why) hears of values that no agent of this protocol writes."""
+    """on_unreadable(key, why) is called for values that no agent of this protocol writes."""
 
     def __init__(self, keys: JobKeys, on_unreadable: Callable[[str, str], None]) -> None:
         self._keys = keys
@@ -222,7 +222,7 @@ _HANG_OUTCOMES = {
 def _hang_order(order: pb.HangOrder) -> HangOrder:
     outcome = _HANG_OUTCOMES.get(order.outcome)
     if outcome is None:
-        raise ValueError(f"it orders {order.outcome}, which nobody knows")
+        raise ValueError(f"it orders {order.outcome}, which is unknown")
     return HangOrder(order.generation, outcome, tuple(order.workers), order.reason)
 
 

@@ -1,7 +1,7 @@
-"""What has this node seen of the job so far? The newest records, and whether this node itself is leaving.
+"""This node's state of the job: the newest records, and whether this node itself is leaving.
 
-Changed in the loop's thread alone: by apply_changes.py for what the store says, by membership_driver.py for the
-picture, by loop.py for the rest. Everybody else reads. Decides nothing.
+Changed only in the loop's thread: by apply_changes.py for the store's content, by membership_driver.py for the picture,
+by loop.py for the rest. All other parts only read it. Decides nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bagua_contract.records import Generation
 @dataclass(slots=True)
 class JobSeen:
     """view: the picture. whole: all of it; else it has no other agents and their workers, as in large jobs. keepers: of
-    a large record, by address. generation: the newest record. generation_revision: of what stands in the store, 0 if
-    nothing does. remembered: values by key that must be put again if the store loses them, besides the record.
-    unreadable: by key, the revision of what stands there and nobody can read. closing: nobody joins any more.
+    a large record, by address. generation: the newest record. generation_revision: mod revision of the current
+    generation key; 0 if absent. remembered: values by key that must be put again if the store loses them, besides the
+    record. unreadable: by key, the mod revision of a value that can't be read. closing: no worker joins any more.
     waits: workers here that can't go on, with the generation.
-    leaving_since_s: of the first signal; minus infinity once workers are to end at once, or if there is nothing to wait
+    leaving_since_s: of the first signal; minus infinity once workers must end at once, or if there is nothing to wait
     for. leaving_signal: the first one. leave_within_s: the grace period that began with it."""
 
     spec: pb.JobSpec
@@ -42,7 +42,7 @@ class JobSeen:
     keepers: tuple[str, ...] = ()
 
     def unwritten(self, key: str) -> Compare:
-        """That nothing stands under `key` but what nobody can read."""
+        """That `key` is absent, or holds the value that can't be read."""
         return mod_revision_is(key, self.unreadable.get(key, 0))
 
     @property
@@ -57,7 +57,7 @@ class JobSeen:
 
     @property
     def failures_allowed(self) -> int:
-        """The budget is the job's, not this node's: everybody judges by the same number."""
+        """The budget is the job's, not this node's: all agents judge by the same number."""
         return int(self.spec.max_restarts)
 
     def relay_address(self, own_agent_id: str) -> str:

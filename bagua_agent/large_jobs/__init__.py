@@ -1,1 +1,1 @@
-"""What keeps a change of membership cheap for every member when there are thousands? Whole jobs stay as they are."""
+"""Keeps a change of membership cheap for every member of a job with thousands of nodes. Small jobs do not use it."""

@@ -1,4 +1,4 @@
-"""What does a keeper hand on? The packed parts of the newest large records, by digest; thread-safe."""
+"""The packed parts of the newest large records that a keeper serves, by digest. Thread-safe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 
-MOST_KEPT = 2  # the newest, and the one before for whoever is late
+MOST_KEPT = 2  # the newest, and the one before for late readers
 
 
 class KeptRecords:

@@ -1,7 +1,7 @@
-"""From which size on is a job large, and what is then spread over its nodes? The one home of these numbers.
+"""The sizes from which a job is large, and how its work is then spread over its nodes. The only place of these numbers.
 
-Below them everybody sees everything, which is simplest and quickest: at 64 nodes a change is told 64 times. The
-environment can lower the first two, so that tests meet large jobs on a few hosts.
+Below them every agent reads all keys, which is simplest and fastest: with 64 nodes a change is sent 64 times. The
+environment can lower the first two, so that tests can run large jobs on a few hosts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How does a record of thousands of workers stand in the store? In parts, and a head that points to them; pure.
+"""Splits a record of thousands of workers into parts and a head that points to them. Pure.
 
-The head is what everybody watches. It is as long for ten thousand workers as for two hundred, but for the addresses of
-its *keepers*: agents that read the parts and hand them on, so that the store is asked by one node in many. Parts are
-named by their content, so it does not matter who writes them, nor how often.
+All agents watch the head. It is as long for ten thousand workers as for two hundred, except for the addresses of its
+*keepers*: agents that read the parts and serve them to others, so that only a few nodes read from the store. Parts are
+named by their content, so it does not matter which agent writes them, nor how often.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """What to write: `parts` first, then `value` where the newest record stands. packed: the parts' bytes, empty
+    """What to write: `parts` first, then `value` under the newest record's key. packed: the parts' bytes, empty
     if there are none."""
 
     value: bytes

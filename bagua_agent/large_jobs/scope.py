@@ -1,8 +1,8 @@
-"""Which of the job's keys does this agent follow? All of them, or in a large job what concerns every agent and its own.
+"""Decides which of the job's keys this agent follows: all, or in a large job its own and those for every agent.
 
-Whoever leads needs all. If each of N agents followed the keys of all others, every join would be told N times and a
-start N squared times; so the others of a large job follow `control/`, where the leader's word stands, and refusals of
-their own workers. Should their own keys vanish, they see it by a record without them. Pure.
+The leader needs all keys. If each of N agents followed the keys of all others, every join would be sent N times and a
+start N squared times; so the other agents of a large job follow `control/`, which the leader writes, and refusals of
+their own workers. If their own keys vanish, they notice it by a record without them. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Scope(Enum):
 @dataclass(frozen=True, slots=True)
 class ScopeSituation:
     """leads: this agent is the leader, or was elected and has yet to see all. hosts_store: it waits at the end until
-    the others have left. strange_spec: another job's spec stands under this one's name. nodes: agents there are, as far
+    the others have left. strange_spec: another job's spec exists under this one's name. nodes: number of agents, as far
     as it sees them; 0: unknown."""
 
     leads: bool
@@ -36,9 +36,9 @@ class ScopeSituation:
 def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
     """What to follow from now on, and why."""
     if now.leads:
-        return Scope.WHOLE, "whoever leads decides on the whole picture"
+        return Scope.WHOLE, "the leader decides on the whole picture"
     if now.hosts_store:
-        return Scope.WHOLE, "whoever hosts etcd goes last"
+        return Scope.WHOLE, "the host of etcd leaves last"
     if now.strange_spec:
         return Scope.WHOLE, "whether to give way depends on what the other job's workers did"
     if now.nodes > limits.whole_picture_nodes:
@@ -50,7 +50,7 @@ def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
 
 
 def ranges_of(scope: Scope, keys: JobKeys, agent_id: str) -> tuple[KeyRange, ...]:
-    """In one range what one transaction may change, so that it is told at once."""
+    """Keys that one transaction may change are in one range, so that the changes arrive together."""
     if scope is Scope.WHOLE:
         return (KeyRange.of_prefix(keys.prefix),)
     # a worker is named after its agent

@@ -1,4 +1,4 @@
-"""What does the record in the store say, whether it stands whole or in parts?"""
+"""Decodes the record in the store, whether it is stored whole or in parts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What does a record say whose head was seen? Puts whole records in the place of heads, before anybody acts on them.
+"""Replaces heads of large records by whole records before any other part of the agent acts on them.
 
-Asks a keeper first and the store itself where that fails or where this agent is a keeper. Waits in the mirror's thread,
-so that what changed after a head is told after its record; nothing else waits for it. What comes from a
-keeper is believed only if it has the digest that the head tells.
+Asks a keeper first, and the store itself if that fails or if this agent is a keeper. Waits in the mirror's thread, so
+that changes after a head are reported after its record; nothing else waits for it. A keeper's answer is accepted only
+if it has the digest that the head names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bagua_contract.records import Generation
 log = logging.getLogger(__name__)
 
 STORE_S = 1.0  # an attempt at the store, and so the longest that the end of this agent waits for one
-KEEPER_S = 1.0  # the keeper hears of a record when we do, and needs a moment to read it
+KEEPER_S = 1.0  # the keeper sees a record when we do, and needs a moment to read it
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
@@ -85,7 +85,7 @@ class WholeRecords:
 
     def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue] | None:
         """`state` with the whole record, or without it if its parts are gone. None while it is still being read: a
-        head must not be taken for something that nobody can read, nor the record for lost, and be written over."""
+        head must not be mistaken for an unreadable value, nor the record for lost, and be overwritten."""
         known = dict(state)
         stands = known.get(self._keys.generation)
         if stands is not None and record_parts.head_of(stands.value) is not None:

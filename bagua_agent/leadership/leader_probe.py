@@ -1,7 +1,7 @@
-"""Finds out whether the leader is what is missing: an agent whose worker can't go on asks it, and reports a dead one.
+"""Probes the leader for an agent whose worker can't go on, and reports a dead one.
 
-Without this, losing the leader would cost a lease; with it, it costs what losing any other node costs. What answers
-mean is membership/failures/detection.py, for the leader as for anybody. Does not remove keys: reports the death, once.
+Without this, the loss of the leader would cost a lease; with it, it costs the same as the loss of any other node.
+membership/failures/detection.py interprets the answers, as for any agent. Does not remove keys: reports the death once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RELAY = "a third agent"
 
 @dataclass(frozen=True, slots=True)
 class DeadLeader:
-    """A leader whose death was confirmed, by its keys as they stood when it was asked.
+    """A leader whose death was confirmed, by its keys at the time of the probe.
 
     create_revision: of control/leader. agent_revision: of its agent key; 0 if this agent does not see that key. how: it
     is known.
@@ -33,7 +33,7 @@ class DeadLeader:
 
 
 class LeaderWatch:
-    """on_death(leader) hears of each confirmed death."""
+    """on_death(leader) is called for each confirmed death."""
 
     def __init__(
         self, leadership: Leadership, probe_window_s: float, on_death: Callable[[DeadLeader], None]
@@ -76,7 +76,7 @@ class LeaderWatch:
         return "" if self._leader is None else self._leader.agent_id
 
     def took(self, result: ProbeResult, now_s: float) -> bool:
-        """Whether `result` answers a question of ours. Silence that is heard later than twice the window proves
+        """Whether `result` answers a probe of ours. Silence that is reported later than twice the window proves
         nothing: this agent itself may have been frozen while the answers came."""
         if result.sequence >= 0:
             return False

@@ -39,7 +39,7 @@ from bagua_contract.records import Generation
 
 log = logging.getLogger(__name__)
 
-# Whoever can't reach etcd for longer than this may itself be what is cut off: its word is stale by then.
+# An agent that can't reach etcd for longer than this may itself be cut off: its report is stale by then.
 REMOVAL_TIMEOUT_S = 1.0
 MOST_PROBES_AT_ONCE = 16
 
@@ -70,14 +70,14 @@ class NotElected:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRefused:
-    """The transaction was not done, or nobody knows: read the record that stands there."""
+    """The transaction was not done, or its outcome is unknown: read the current record."""
 
     number: int
     reason: str
 
 
 class Act(Enum):
-    """What a write of the leader, or of an agent that wants to lead, is about."""
+    """The purpose of a write of the leader, or of a candidate."""
 
     ELECTION = "election"
     LEADER_REMOVAL = "leader-removal"
@@ -233,7 +233,7 @@ class Leadership:
         unended: Compare,
         addresses: Mapping[str, str],
     ) -> None:
-        """previous_mod_revision: of what stands where `generation` will; 0 if nothing does. unended: that the job
+        """previous_mod_revision: of the current generation key; 0 if absent. unended: that the job
         has no result. addresses: of the agents' control services."""
         fence, number = self._fence, generation.number
 
@@ -241,7 +241,7 @@ class Leadership:
             form = self._stored(generation, addresses)
             try:
                 for part in form.parts:
-                    self._store.put(part.key, part.value)  # not fenced: nobody reads what no head points to
+                    self._store.put(part.key, part.value)  # not fenced: no agent reads a part without a head
                 refused = self._transact(
                     Act.GENERATION,
                     [
@@ -263,7 +263,7 @@ class Leadership:
         self._write(Act.GENERATION, f"writing generation {number}", write)
 
     def _remove_parts_before(self, number: int) -> None:
-        """Of records that nobody needs any more. One that could not be removed goes with the next."""
+        """Of obsolete records. One that could not be removed goes with the next."""
         first, end = (f"{self._keys.records}{n:020d}".encode() for n in (0, number))
         try:
             self._store.delete_range(KeyRange(first, end))
@@ -291,7 +291,7 @@ class Leadership:
             "writing the result",
             [unended],
             puts=[Put(self._keys.result, result.SerializeToString())],
-            deletes=[self._keys.identity],  # nobody joins any more
+            deletes=[self._keys.identity],  # no agent joins any more
         )
 
     def refuse(self, worker_id: str, difference: str) -> None:
@@ -303,7 +303,7 @@ class Leadership:
         )
 
     def write_hang_order(self, order: HangOrder | None) -> None:
-        """None: nobody is late any more."""
+        """None: no worker is late any more."""
         if order is None:
             self._fenced(Act.HANG_ORDER, "removing the hang order", deletes=[self._keys.hang])
             return
@@ -322,7 +322,7 @@ class Leadership:
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
         """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""
         own = self._keys.agent(agent_id)
-        # The agent's own key goes last: while it stands, whoever leads next finds the agent dead and removes the rest.
+        # The agent's own key goes last: while it exists, the next leader finds the agent dead and removes the rest.
         deletes = [*self._keys_of_workers(worker_ids), own]
         self._fenced(
             Act.AGENT_REMOVAL,

@@ -1,1 +1,1 @@
-"""What if the store lost the keys of a running job? The rule, and who acts on it."""
+"""Restores the keys of a running job after the store lost them."""

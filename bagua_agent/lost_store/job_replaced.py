@@ -1,4 +1,4 @@
-"""When is a node's part in a job void, though nothing here failed? Apart from lost_keys.py, which needs gRPC."""
+"""The error of a node without which the job went on. Separate from lost_keys.py, which needs gRPC."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Has the store lost the job's keys, and are they there again? Watches for it and has them put again.
+"""Notices that the store lost the job's keys, and has them written again.
 
-What to put is decided in recreation.py. Until it has settled this agent should not stand for election.
+recreation.py decides what is written. Until it has settled, this agent should not stand for election.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LostKeys:
             self._job.narrator.tell_once("keys", "etcd has lost keys of the job; putting them again")
 
     def look(self, now_s: float) -> None:
-        """All that stands can be seen now. Raises JobReplaced."""
+        """The whole content of the store is read now. Raises JobReplaced."""
         verdict = self._verdict()
         if isinstance(verdict, GiveWay):
             raise JobReplaced(verdict.reason)
@@ -114,7 +114,7 @@ class LostKeys:
                         job.store.put(part.key, part.value)
                     job.store.transact([*compares, *kept], puts)
 
-                # Refused if somebody else was first; then their write is news, and this is looked at again.
+                # Refused if another agent was first; then its write is a change, and this is decided again.
                 job.writes.until_done("lost keys", put_again)
                 job.timers.set("lost keys", now_s + LOOK_AGAIN_S, self._mend)
             case _:

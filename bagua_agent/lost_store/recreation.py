@@ -1,12 +1,12 @@
-"""What must be put again after the store lost its keys? Decided from what this agent remembers and what stands; pure.
+"""Decides what is written again after the store lost its keys, from this agent's memory and the store. Pure.
 
-The highest generation that anybody remembers wins, and a key is written only over what was read, so two agents that put
-it again at once cannot undo each other. Whoever then forms a new generation should have given the others a moment
-first (SETTLE_S): a number must not be used twice (I5).
+The highest generation that any agent remembers wins, and a write compares what was read, so two agents that write at
+the same time cannot undo each other. The leader waits for the others (SETTLE_S) before it forms a new generation: a
+number must not be used twice (I5).
 
-Somebody may have started the job anew meanwhile, seeing an empty store. Members' memory beats a job without committed
-steps. One with committed steps is never touched: it is the one history that everybody sees, so whoever comes later
-gives way to it.
+Another agent may have started the job anew meanwhile, since it found an empty store. Members' memory takes precedence
+over a job without committed steps. A job with committed steps is never touched: all agents see its history, so later
+agents give way to it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class PutAgain:
-    """A transaction. before: what it points to, written first; nobody else's at any time."""
+    """A transaction. before: what it points to, written first; no other agent's at any time."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]
@@ -66,7 +66,7 @@ RecreationVerdict = PutAgain | GiveWay | NothingLost
 def after_a_loss(
     keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits = USUAL_LIMITS
 ) -> RecreationVerdict:
-    """found: all that stands under the job's prefix, with whole records."""
+    """found: all keys under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
     over: dict[str, int] = {}
     if spec is not None and (nonce := nonce_of(spec.value)) != memory.nonce:
@@ -106,7 +106,7 @@ def _missing(
     work = _Work()
     for key, value in memory.values.items():
         if key == keys.identity:
-            continue  # nobody follows it: it goes where its spec goes
+            continue  # no agent follows it: it is written with its spec
         standing = found.get(key)
         if key in over:
             work.add(key, value, over[key])
@@ -133,7 +133,7 @@ def _missing(
 
 
 def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
-    """That no result stands which anybody can read."""
+    """That there is no readable result."""
     standing = found.get(keys.result)
     if standing is None or _is_result(standing.value):
         return absent(keys.result)
@@ -159,7 +159,7 @@ class _Work:
 
 
 def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> bool:
-    """Whether the job that stands there has committed a step, our own workers aside."""
+    """Whether the job in the store has committed a step, our own workers aside."""
     record = _generation(found.get(keys.generation))
     if record is None or record.nonce == memory.nonce:
         return False
@@ -179,7 +179,7 @@ def _committed(value: bytes) -> bool:
 
 
 def nonce_of(value: bytes) -> str:
-    """Empty for a spec that can't be read: it is nobody's."""
+    """Empty for a spec that can't be read: it belongs to no job."""
     try:
         return str(pb.JobSpec.FromString(value).nonce)
     except DecodeError:
@@ -192,7 +192,7 @@ def _own_generation(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]
 
 
 def _generation(stands: KeyValue | None) -> Generation | None:
-    """None also for one that can't be read: it is in nobody's way."""
+    """None also for one that can't be read: it conflicts with no other."""
     if stands is None:
         return None
     try:

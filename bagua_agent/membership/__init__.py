@@ -1,1 +1,1 @@
-"""The leader's decisions as pure functions: who is in, in which ranks, and when the job is over."""
+"""The leader's decisions as pure functions: members, ranks, and the end of the job."""

@@ -1,4 +1,4 @@
-"""What the leader asks its shell to do. Imperative; whatever fails comes back as an event."""
+"""What the leader asks its shell to do. Imperative; each failure comes back as an event."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RemoveDeadAgent:
 
 @dataclass(frozen=True, slots=True)
 class WriteHangOrder:
-    """What all agents shall do about a hang; None: nothing any more."""
+    """The order about a hang for all agents; None removes it."""
 
     order: HangOrder | None
 
@@ -104,9 +104,9 @@ class Decision:
     """What should be done about the picture now, and why.
 
     action: None means to wait. wake_at_s: look again then, if nothing happens before. waiting: a wait that
-    ends the job when it lasts too long, so somebody must remember since when. leaves_out: agents that the written
-    generation does without, though they live, and that come back only after a quarantine; and why. hang_order: what all
-    agents should have been told of a hang by now.
+    ends the job when it lasts too long, so the caller must remember since when. leaves_out: agents that the written
+    generation excludes, though they live, and that come back only after a quarantine; and why. hang_order: the order
+    that the store should contain by now.
     """
 
     action: WriteGeneration | WriteResult | AskWhetherAlive | None

@@ -1,9 +1,9 @@
-"""Do all members of a generation wait in the same operation? Names the difference where they certainly do not.
+"""Finds members of a generation that certainly wait in different operations, and names the difference.
 
-Pure. Members number the operations that all of them do alike (bagua_contract.collective_wait). The member that is least
-far is compared with each other one, at its own place: a member that passed the same operation is ahead, and the wait
-of the one behind will end by itself. One that did another operation there, or went on to a later step without it, left
-an operation out or added one, so the wait can't end. What a report does not tell decides nothing.
+Pure. Members number the operations that all of them do alike (bagua_contract.collective_wait). The member that is
+furthest behind is compared with each other one, at its own position: a member that passed the same operation is ahead,
+and the wait of the one behind will end by itself. A member that did another operation there, or went on to a later step
+without it, omitted an operation or added one, so the wait can't end. Missing parts of a report decide nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member reported. waits_in: None where it told of no operation that can be compared."""
+    """What a member reported. waits_in: None if it reported no operation that can be compared."""
 
     global_rank: int
     waits_in: CollectiveWait | None
@@ -50,7 +50,7 @@ def described(waiting: Iterable[Place], ended: Mapping[int, str]) -> str:
         groups.setdefault(how, []).append(rank)
     for place in waiting:
         groups.setdefault(_said(place.waits_in), []).append(place.global_rank)
-    # Whoever differs from most is the news.
+    # The member that differs from most others is reported.
     fewest_first = sorted(groups.items(), key=lambda g: (len(g[1]), g[1]))
     said = [f"{_ranks(ranks)} {what}" for what, ranks in fewest_first[:MOST_GROUPS]]
     more = len(groups) - MOST_GROUPS

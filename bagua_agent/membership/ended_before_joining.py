@@ -1,8 +1,8 @@
 """Decides what follows when a worker ends with 0 before it asks to join a job that has not trained. Pure.
 
-Such a worker gets no successor, so its node never becomes complete. The job goes on with the other nodes if they are
+Such a worker gets no successor, so its node never becomes complete. The job continues with the other nodes if they are
 enough. If they are not, they wait for another node up to join_timeout; then the job fails with that reason. Every agent
-says so, not only the leader's.
+reports it, not only the leader.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class GenerationSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationWriteRefused(Event):
-    """A WriteGeneration did not happen: we lead no longer, the record had changed, or the store was away.
+    """A WriteGeneration did not happen: we lead no longer, the record had changed, or the store was unavailable.
 
     If it is unknown whether it happened, read the record first: GenerationSeen, then this if it had not.
     """
@@ -88,7 +88,7 @@ class GenerationWriteRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionRaised(Event):
-    """waited_s: how long the wait had lasted when it was told, of a stall. usual_step_s: of its worker; 0: unknown.
+    """waited_s: of a stall, how long it had lasted at the report. usual_step_s: of its worker; 0: unknown.
     waits_in: what it waits in; None where that can't be compared with others."""
 
     worker_id: str
@@ -150,7 +150,7 @@ class FailureRecorded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished(Event):
-    """A worker ended with 0. step: steps committed, as its last report told. before_joining: it never asked to join."""
+    """A worker ended with 0. step: steps committed by its last report. before_joining: it never asked to join."""
 
     worker_id: str
     step: int = 0

@@ -1,15 +1,15 @@
-"""Does the job hang, on whom does it wait, and what is to be done about it? Pure: time comes in, nothing is kept.
+"""Decides whether the job hangs, for whom it waits, and what follows. Pure: times are arguments, nothing is kept.
 
-Looks at the members of one generation: the newest in which somebody waits. A member is *inside* while it waits in a
-collective, for a copy or for a communicator of that generation (its STALLED suspicion stands), else *outside*:
+Considers the members of one generation: the newest in which a worker waits. A member is *inside* while it waits in a
+collective, for a copy or for a communicator of that generation (its STALLED suspicion exists), else *outside*:
 computing, reading data, saving a checkpoint, evaluating, or hung. Waiting is a fact that a member reports; being
 outside is only the absence of such a report. Hence the rules:
 
     state of the members              for how long               outcome
-    nobody inside                     any                        NOTHING: no evidence against anybody
+    none inside                       any                        NOTHING: no evidence against any member
     an agent does not answer          any                        NOTHING: a loss; detection.py judges it
     some inside, some outside         notice_s                   NAME those outside
-      and somebody else has the state hang_timeout_s             REPLACE them: kill, start again
+      and others have the state       hang_timeout_s             REPLACE them: kill, start again
       and they hold the only state    hang_timeout_s             NAME: killing them would end the job
       and most_replacements made      hang_timeout_s             GIVE_UP: the script hangs by itself
     all inside, connections cut       cut_s, doubling from the   RENEW at once; decision.py leaves a node out, if it
@@ -24,13 +24,13 @@ went on is outside since then and not since the others began to wait, so one tha
 never replaced; and "all inside" counts from the last one that came in. Times start anew with each generation and each
 wait: a commit, or a member that goes on, ends the episode.
 
-"All inside" alone proves little: a large sum over a slow network looks the same. But where TCP has sent again and again
-and nothing was acknowledged, the wait can't be a slow checkpoint and will not end soon. A newcomer that has committed
-nothing yet tells of no wait while it comes in, so it doesn't stand against a cut; else it counts like any other.
+"All inside" alone proves little: a large sum over a slow network causes the same reports. But if TCP has retransmitted
+again and again without an acknowledgement, the wait can't be a slow checkpoint and will not end soon. A joiner that has
+committed nothing yet reports no wait while it joins, so it is no evidence against a cut; else it counts like any other.
 
-Every outcome but NOTHING and a cut saves all stacks first; whoever acts does so before it kills or writes a generation.
+Every outcome except NOTHING and a cut saves all stacks first, before an agent kills or the leader writes a generation.
 A slow checkpoint or evaluation on one rank is named, with its stack, and goes on: hang_timeout_s must outlast it.
-Level-triggered: the same picture gives the same answer, so acting on it must be harmless twice.
+Level-triggered: the same picture gives the same answer, so acting on it must be idempotent.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """hang_timeout_s None: nobody is ever replaced and no job given up, only named and renewed. What they are, and why,
-    stands in policy.py."""
+    """hang_timeout_s None: no worker is ever replaced and no job given up, only named and renewed. policy.py explains
+    the values."""
 
     usual_factor: float
     notice_s: float
@@ -76,7 +76,7 @@ class MemberState:
     """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
     reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
     newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in:
-    the operation that it waits in; None where it told of none that can be compared."""
+    the operation that it waits in; None if it reported none that can be compared."""
 
     worker_id: str
     global_rank: int
@@ -112,8 +112,8 @@ class HangOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HangDecision:
-    """workers: whom it is about, the slowest first. wake_at_s: look again then if nothing happens before. cut: the
-    reason is a cut between hosts, of which no stack tells anything."""
+    """workers: those concerned, the slowest first. wake_at_s: decide again then if nothing happens before. cut: the
+    reason is a cut between hosts, which no stack shows."""
 
     outcome: HangOutcome
     reason: str
@@ -125,7 +125,7 @@ class HangDecision:
 @dataclass(frozen=True, slots=True)
 class HangOrder:
     """What the leader has written for all agents: save your workers' stacks, and what it concerns. outcome REPLACE: the
-    agents of `workers` then kill them. It stands in the store as long as it is true, so it can't be missed."""
+    agents of `workers` then kill them. It stays in the store as long as it is true, so it can't be missed."""
 
     generation: int
     outcome: HangOutcome
@@ -149,7 +149,7 @@ def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> H
     """What the picture calls for now."""
     waits = [m.waiting_since_s for m in situation.members if m.waiting_since_s is not None]
     if not waits:
-        return HangDecision(HangOutcome.NOTHING, "nobody waits")
+        return HangDecision(HangOutcome.NOTHING, "no worker waits")
     silent = [m for m in situation.members if not m.answers]
     if silent:
         return HangDecision(HangOutcome.NOTHING, f"asking whether {silent[0].node_name} lives")
@@ -167,8 +167,8 @@ def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> H
 
 
 def wait_began_s(seen_at_s: float, waited_s: float) -> float:
-    """When a wait began by the clock of whoever learned of it at seen_at_s. A report that travelled long, or is read
-    by a new leader only now, makes the wait look younger, never older."""
+    """When a wait began by the clock of the agent that learned of it at seen_at_s. A report that was delayed, or that a
+    new leader reads only now, makes the wait appear younger, never older."""
     return seen_at_s - waited_s
 
 
@@ -200,7 +200,7 @@ def _some_outside(
     hung = [m for m in named if late_s[m.worker_id] >= timeout_s]
     if not any(m.holder for m in situation.members if m not in hung):
         return HangDecision(
-            HangOutcome.NAME, f"{reason}; not replaced, since nobody else has the job's state", ids
+            HangOutcome.NAME, f"{reason}; not replaced, since no other worker has the job's state", ids
         )
     if situation.replacements >= limits.most_replacements:
         tried = f"{situation.replacements} replaced since the last commit"

@@ -1,8 +1,8 @@
-"""Whom to do without when everybody lives and a generation still does not work, and for how long?
+"""Chooses whom the next generation leaves out, and for how long, when all live and a generation does not work.
 
-Workers say which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
-nobody. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
-holder. Whoever is left out may come back after a quarantine that grows each time.
+Workers report which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
+no peer. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
+holder. A node that is left out may come back after a quarantine that grows each time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ways_out(
 
 def _complaint(node: NodeInTrouble, nodes: Sequence[NodeInTrouble], named_by: Collection[str]) -> str:
     if not named_by:
-        return "nobody says who can't be reached"
+        return "no worker reports which host can't be reached"
     names = [n.node_name for n in nodes if n.agent_id in named_by]
     return f"{node.node_name} can't be reached by {', '.join(names[:8])}"
 

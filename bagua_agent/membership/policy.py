@@ -1,6 +1,6 @@
-"""The numbers that membership is decided with, and why each is what it is.
+"""The numbers that membership is decided with, each with its reason.
 
-The one home of these defaults: command line, file and environment override fields of this class.
+The only place of these defaults: command line, file and environment override fields of this class.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from bagua_agent.membership.hang import HangLimits
 @dataclass(frozen=True, slots=True)
 class Policy:
     # From the last node that became complete, once there are enough: long enough that nodes started by one
-    # command all get into generation 1, short enough that nobody notices the wait.
+    # command all get into generation 1, short enough that the wait is not noticed.
     last_call_s: float = 0.3
     # From a node's first ready worker to its last: imports of one host differ by about a second. A node
     # that comes in twice costs two changes; one stuck worker must not keep the others out.
     node_window_s: float = 2.0
-    # Nobody is left and nobody else decides: the job is over. Not under a scheduler, which takes nodes away and gives
-    # others, and says itself when a job that was to stop has stopped.
+    # No agent is left and there is no scheduler: the job is over. Not under a scheduler, which takes nodes away, gives
+    # others, and reports itself when a job that was asked to stop has stopped.
     ends_when_all_leave: bool = True
     # An unreachable holder of the state comes back within a lease and a reboot of its switch, or not at
     # all. Longer keeps newcomers' machines idle for nothing.
@@ -34,27 +34,27 @@ class Policy:
     # A live agent answers in milliseconds. Half a second outlasts a garbage collection or a burst on the
     # network, and keeps the whole recovery from a silent host within a second.
     probe_window_s: float = 0.5
-    # How long the keys of whoever no longer renews them stand: two renewals may be lost on the way.
+    # How long keys outlive the last renewal by their agent: two renewals may be lost on the way.
     lease_ttl_s: float = 3.0
-    # For each member of a generation that breaks: about what its word on it takes where thousands tell at once. The
-    # leader waits so long for further losses: nothing to speak of in a small job, under a second in one of thousands.
+    # For each member of a generation that breaks: about the time its report takes where thousands report at once. The
+    # leader waits so long for further losses: negligible in a small job, under a second in one of thousands.
     gather_each_s: float = 0.0002
     # For each agent that is asked beside one known to be lost, likewise; never longer than the probe window.
     answer_each_s: float = 0.002
-    # A confirmed death whose keys still stand: the removal failed, so ask again, about once a second.
+    # A confirmed death whose keys still exist: the removal failed, so ask again, about once a second.
     removal_retry_s: float = 1.0
     # A refused write is mostly explained by a newer record a moment later; without one, try again.
     write_retry_s: float = 0.2
     # A refusal that is not in the store yet: its write failed, so ask again, about once a second.
     refusal_retry_s: float = 1.0
-    # A generation that did not work though everybody lives is made again at once the first time (a connection was
+    # A generation that did not work though all its members live is made again at once the first time (a connection was
     # reset), then ever later: a cut between two hosts would otherwise fill the store with generations.
     rebuild_first_delay_s: float = 0.2
     rebuild_longest_delay_s: float = 5.0
-    # So many in a row that nobody committed in are no accident: from then on somebody is left out. With the delays
-    # above that is after about two seconds of trying.
+    # So many in a row without a commit are no accident: from then on a node is left out. With the delays above that is
+    # after about two seconds of trying.
     rebuilds_before_leaving_out: int = 4
-    # Whoever was left out for that comes back after a while, since cables are plugged in again; each time it costs
+    # A node that was left out for that comes back after a while, since cables are plugged in again; each time it costs
     # the others some steps, so it waits twice as long.
     quarantine_first_s: float = 10.0
     quarantine_longest_s: float = 300.0
@@ -81,7 +81,7 @@ class Policy:
     # All wait and no connection is known to be cut: a sum over a slow network may take that long, a lost message
     # longer.
     hang_renew_s: float = 60.0
-    # Outlasts the slowest checkpoint that anybody should make while the others wait. None: nobody is ever replaced.
+    # Outlasts the slowest checkpoint that a worker should make while the others wait. None: no worker is ever replaced.
     hang_timeout_s: float | None = 600.0
     # A cut between two hosts: TCP has sent again three times by then, which is no accident on a busy network.
     hang_cut_s: float = 2.0
@@ -114,9 +114,9 @@ class Policy:
 
     @property
     def election_grace_s(self) -> float:
-        """After an election members whose keys are missing may only be putting them again, for etcd was away. Whoever
-        lives has done so within one lease; a suspicion cuts the wait short, so a loss that hurts anybody is not
-        delayed by it."""
+        """After an election, members whose keys are missing may only be putting them again, since etcd was unavailable.
+        Live agents have done so within one lease; a suspicion cuts the wait short, so it does not delay a loss that
+        stops a member."""
         return self.lease_ttl_s
 
     def __post_init__(self) -> None:

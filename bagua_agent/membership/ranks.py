@@ -1,7 +1,7 @@
-"""Which worker has which rank? A function of revisions and generation numbers alone.
+"""Assigns ranks to workers. A function of revisions and generation numbers alone.
 
 Every leader gives the same workers the same ranks: nothing here depends on arrival or on a clock.
-Invariants: ranks are contiguous, those of a node too; rank 0 is a holder if there is any.
+Invariants: ranks are contiguous, also those of a node; rank 0 is a holder if there is any.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""What stands: which generations may be in force, who survives of them, who holds the state, who is lost.
+"""Derives which generations may be in force, their survivors and losses, and the holders of the state.
 
-Derived from the picture alone, so a leader elected a moment ago finds the same. Decides nothing.
+Derived from the picture alone, so a new leader derives the same. Decides nothing.
 
-A PLANNED record with number N and base B is pending until somebody is known to have committed in N. Until
+A PLANNED record with number N and base B is pending until a worker is known to have committed in N. Until
 then B and N may both be in force: reports of commits come late. So
 
 - only workers that are in both count as carried over. In the record these are the placements whose
-  since_generation is at most the in-force bound: whoever came with N has since_generation N.
+  since_generation is at most the in-force bound: a worker that came with N has since_generation N.
 - a worker of B that N leaves out does not count as a holder. If N is in force it has stepped aside and its
-  state is old; if it then were taken as the holder, the steps of N would be done twice. That holds even if nobody
-  carried over is left: one of the dead may have switched alone and released steps of N.
+  state is old; if it then were taken as the holder, the steps of N would be done twice. That holds even if no
+  carried-over worker is left: one of the dead may have switched alone and released steps of N.
 - for the same reason a worker that a record left out gets a new since_generation when it comes back, even
   while its old generation may be in force. Copying a state once too often is harmless.
 
 The base's record is remembered (JobView.earlier) to notice at once the death of a worker that the pending record
-leaves out. A leader that never saw it learns of such a death through the
-suspicions of the others.
+leaves out. A leader that never saw it learns of such a death through the suspicions of the others.
 
-An empty record (everybody steps aside, because too few nodes would remain) lists nobody, so who holds the
-state is read from the record that it followed, whose number is its base. A leader that never saw that one
+An empty record (all workers step aside, because too few nodes would remain) has no members, so the holders of the
+state are read from the record that it followed, whose number is its base. A leader that never saw that one
 takes the workers known to have committed in the base: this may miss a holder, but never finds a false one.
 """
 
@@ -35,7 +34,7 @@ from bagua_contract.records import Generation, GenerationKind, Placement, Suspic
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A worker that carries on from what is in force. holder: known to have the job's state."""
+    """A worker that carries on from the generation in force. holder: known to have the job's state."""
 
     worker_id: str
     agent_id: str
@@ -88,7 +87,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
     weighed = tuple(
         _weigh(s, record, bound, since)
         for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
-        # Rule 4: of what is older than the generation in force nobody needs to know any more.
+        # Rule 4: suspicions older than the generation in force are obsolete.
         if record is not None and bound <= s.generation <= record.number and s.worker_id in present
     )
     suspicions = tuple(s for s, weight in weighed if weight is not _Weight.NOTHING)
@@ -172,7 +171,7 @@ def _is_excused(
     suspicions: Iterable[SuspicionView],
     in_grace: bool,
 ) -> bool:
-    """Whether a missing member need not be dropped now: nobody misses it, and it may come back or has ended
+    """Whether a missing member need not be dropped now: no worker suspects it, and it may come back or has ended
     well together with all others."""
     if (
         placement.worker_id in view.failures
@@ -196,7 +195,7 @@ def _lost_outside(
 ) -> list[str]:
     """Members of the generation in force that the pending record leaves out, and that are gone.
 
-    Most have left as they were asked, which says nothing. But if one failed, or somebody who is still in that
+    Most have left as they were asked, which proves nothing. But if one failed, or a worker that is still in that
     generation misses a peer, the switch will never happen.
     """
     base = view.record(bound)

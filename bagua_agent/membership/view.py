@@ -1,7 +1,7 @@
-"""The picture the leader decides on: what stands in the store, and what it learned by asking.
+"""The picture that the leader decides on: the store's content, and the answers to its probes.
 
-Owns the shape of that picture only. Knows no etcd, no clock and no rule. All times are of the one
-clock of the agent that holds the picture; order between agents comes from revisions alone.
+Owns only the shape of that picture. Contains no etcd, no clock and no rule. All times are of the clock of the agent
+that holds the picture; order between agents comes from revisions alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SuspicionView:
     """suspicions/<worker>.
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
-    broken there, however often that is said again. waited_s: what the worker told. waiting_since_s: of a stall, since
+    broken there, however often that is reported. waited_s: as reported. waiting_since_s: of a stall, since
     when the worker waits, by this agent's clock. usual_step_s: 0 is unknown. waits_in: what it waits in; None
     where that can't be compared with others.
     """
@@ -96,8 +96,8 @@ class SuspicionView:
 class FailureView:
     """failures/<worker>. order: create revision of the key; the least is the first of the job.
 
-    was_member: it was in a generation, or nobody can say that it was not. generation: the one it was started for in
-    restart mode, else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
+    was_member: it was in a generation, or this is unknown. generation: the one it was started for in restart mode,
+    else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
     kills_in_a_row: workers of its slot that a signal ended without progress, this one included; 0: no signal did.
     """
 
@@ -132,8 +132,8 @@ class DepartureView:
     """departed/<worker>: its agent saw it end after its node was asked to leave.
 
     generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
-    stepped aside; none if it told nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem: why
-    its part is not written. holds_nothing: it told that it had no state of the job.
+    stepped aside; none if it reported nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem:
+    why its part is not written. holds_nothing: it reported that it had no state of the job.
     """
 
     worker_id: str
@@ -150,8 +150,8 @@ class DepartureView:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """count: generations in a row that replaced one that did not work though everybody lived, and in which nobody is
-    known to have committed. newest_since_s: when this agent first saw the newest record."""
+    """count: generations in a row that replaced one that did not work though all lived, and in which no worker is known
+    to have committed. newest_since_s: when this agent first saw the newest record."""
 
     count: int = 0
     newest_since_s: float = float("-inf")
@@ -171,7 +171,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as its keys tell it.
+    """One job as its keys describe it.
 
     nonce: the job's, from its spec. earlier: records older than `generation` that this agent saw and that may
     still be in force, or that list the holders which an empty record no longer lists; empty at an agent that
@@ -183,11 +183,11 @@ class JobView:
     departures: workers that ended because their nodes left. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (decision.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
-    hang_order: what the leader has told all agents of a hang, since hang_order_since_s. went_on: workers whose last
-    wait in this generation was told of and ended, with the time. replacements: workers that were to be replaced since
-    the last generation that worked.
+    hang_order: the leader's current order about a hang, since hang_order_since_s. went_on: workers whose last wait in
+    this generation was reported and ended, with the time. replacements: workers that were to be replaced since the last
+    generation that worked.
     gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
-    has_checkpoints: if nobody holds the state any more, the job can begin again from its newest checkpoint.
+    has_checkpoints: if no worker holds the state any more, the job can begin again from its newest checkpoint.
     """
 
     nonce: str = ""
@@ -241,7 +241,7 @@ class JobView:
 
 
 class ProbeVerdict(Enum):
-    """What an agent answered to "are you there?"."""
+    """What an agent answered to a probe."""
 
     ALIVE = "alive"
     REFUSED = "refused"
@@ -250,7 +250,7 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question under way. relay_agent_id: whoever asks on the leader's behalf; empty for nobody."""
+    """A probe under way. relay_agent_id: the agent that probes on the leader's behalf; empty for none."""
 
     agent_id: str
     join_revision: int
@@ -273,7 +273,7 @@ class DeadAgent:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A node that the job does without for a while. times: how often in a row it was left out."""
+    """A node that the job excludes for a while. times: how often in a row it was left out."""
 
     until_s: float
     times: int
@@ -284,16 +284,16 @@ class Waiting(Enum):
     """Waits that may end the job when they last too long."""
 
     MINIMUM = "too few nodes"
-    HOLDER = "nobody holds the state"
+    HOLDER = "no worker holds the state"
     ENDING = "a worker has yet to end"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What this leader knows beside the store; the next leader starts without it.
+    """What this leader knows in addition to the store; the next leader starts without it.
 
     alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
-    lives and said that they do not, while it could not say so in the store. quarantines: nodes that this leader
+    lives and reported their end, while it could not write it to the store. quarantines: nodes that this leader
     left out, by agent.
     """
 

@@ -1,1 +1,1 @@
-"""What does this node do for its job? Its workers, its own key, its end."""
+"""A node's part in its job: its workers, its own key, its end."""

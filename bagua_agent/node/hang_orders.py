@@ -1,9 +1,9 @@
-"""What does this node do when the leader says that somebody is late? It saves its workers' stacks, then perhaps kills.
+"""Carries out the leader's orders about workers that are late: saves their stacks, then may kill them.
 
-Acts on control/hang, which the leader alone writes; whether and whom to kill is membership/hang.py's. Where ranks
-disagree, its workers are told once their stacks, which show where they wait, are saved. Saving takes
-seconds at worst and happens in a thread of its own, so that the agent's loop goes on. Invariants: nobody is killed
-before its stacks are saved or could not be; nor one that has gone on or waits itself by then.
+Acts on control/hang, which only the leader writes; membership/hang.py decides which workers are killed. If ranks
+disagree, this node's workers get the difference once their stacks, which show where they wait, are saved. Saving takes
+seconds at worst and happens in a thread of its own, so that the agent's loop goes on. Invariants: no worker is killed
+before its stacks are saved or saving has failed, and none that has gone on or waits itself by then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where does an etcd listen that other nodes reach by the name of this one?
+"""Chooses the address at which an etcd listens that other nodes reach by this node's name.
 
-An endpoint is what the others connect to. A name in it may mean something else here: many systems give a host's own
-name a loopback address, and a service's name may stand for an address that is translated on the way.
+Other nodes connect to an endpoint. A name in it may resolve differently here: many systems give a host's own name a
+loopback address, and a service's name may resolve to an address that is translated on the way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What passes between this node's workers and the job when workers stay while generations change?
+"""Connects this node's workers with the job in live mode, where workers stay while generations change.
 
-Turns what workers say over their sessions into their keys in the store, and what the job says into words to them.
-One way of running workers (worker_lifecycle.py). Decides nothing of membership; ends of workers are worker_exits.py.
+Writes workers' messages from their sessions as keys in the store, and sends changes of the job to them as messages.
+One way of running workers (worker_lifecycle.py). Decides nothing about membership; worker_exits.py handles their ends.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _STAGES = frozenset(stage.value for stage in Stage)
 
 
 class LiveWorkers:
-    """on_suspicion(now_s): a worker here can't go on, whoever is to blame. on_slot_given_up(): this node runs one
-    worker less from now on."""
+    """on_suspicion(now_s): a worker here can't go on, whatever the cause. on_slot_given_up(): this node runs one worker
+    less from now on."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class LiveWorkers:
         if job.seen.generation is not None and suspected.generation < job.seen.generation.base:
             return
         if self._workers.an_exit_is_on_its_way():
-            # The cause is here: told first, it spares the job a generation in which "everybody lives".
+            # The cause is here: reported first, it saves the job a generation of the same members.
             job.timers.set(
                 f"suspicion {worker_id}",
                 now_s + EXIT_BEFORE_SUSPICION_S,
@@ -322,7 +322,7 @@ class LiveWorkers:
             self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 
     def _went_on(self, worker_id: str, generation: int) -> None:
-        """A stall is over; what else is told stands until a generation ends it."""
+        """A stall is over; other suspicions remain until a generation ends them."""
         self._job.timers.cancel(f"suspicion {worker_id}")
         if self._suspected.get(worker_id) == (generation, pb.Suspicion.STALLED):
             self._clear_suspicion(worker_id)
@@ -343,7 +343,7 @@ class LiveWorkers:
 
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:
-            return  # it has trained with nobody, so its word closes nothing
+            return  # it was never a member, so its report closes nothing
         if self._interrupted:
             return  # a script that catches the interrupt and ends with 0 was not done with its training
         self._training_done.add(worker_id)

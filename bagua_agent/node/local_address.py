@@ -1,4 +1,4 @@
-"""At which address do the other nodes reach this one? The one that its route to the store leaves from."""
+"""Finds this node's address for the other nodes: the source address of its route to the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this node's part in the job over, and with which exit code? Pure."""
+"""Decides whether this node's part in the job is over, and with which exit code. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that fa
 class EndingSituation:
     """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
     once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
-    job ended. prospect: what becomes of the job without this node. trained: a worker here confirmed the last commit."""
+    job ended. prospect: the future of the job without this node. trained: a worker here confirmed the last commit."""
 
     workers_running: int
     result: tuple[int, int] | None
@@ -50,7 +50,7 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
         return Ending(exit_code, "", grace_s)
     if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:
         return Ending(
-            s.own_exit_code, "all workers here are done; etcd is away, so nobody says how the job ended"
+            s.own_exit_code, "all workers here are done; etcd is unavailable, so the job's result is unknown"
         )
     return None
 

@@ -1,7 +1,7 @@
-"""Which workers run on this node? Starts one for each slot, and its successor when it ends.
+"""Runs the workers of this node: starts one for each slot, and its successor when it ends.
 
-Owns worker ids, slots, their files and their environment. When to respawn is restart_policy.py, what an exit means
-exit_cause.py. Imports no gRPC, so that workers are started before the agent has loaded it.
+Owns worker ids, slots, their files and their environment. restart_policy.py decides on successors, exit_cause.py
+interprets exits. Imports no gRPC, so that workers are started before the agent has loaded it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 @dataclass(frozen=True, slots=True)
 class StartedFor:
-    """A worker of a RESTART generation: its id there, and the place that torchrun's variables tell."""
+    """A worker of a RESTART generation: its id there, and the place for torchrun's variables."""
 
     worker_id: str
     place: TorchrunPlace
@@ -220,7 +220,7 @@ class NodeWorkers:
         self._warming.start()
 
     def admit_to(self, socket: Path) -> None:
-        """Workers may connect to this socket, and nobody else but root."""
+        """Only workers and root may connect to this socket."""
         if self._account is not None:
             self._account.give_socket(socket)
 
@@ -298,7 +298,7 @@ class NodeWorkers:
         )
         undo.callback(self._discard, process)
         self._guardian.register(process.pid)
-        self._exit_watch.watch(process)  # of one that is discarded too: nobody knows its id
+        self._exit_watch.watch(process)  # of one that is discarded too: its id is in no table
         self.output.attach(process, slot if place is None else place.global_rank)
         return process, files
 

@@ -1,6 +1,6 @@
-"""What does this node say of itself in the store? Keeps agents/<agent> as it should stand.
+"""Keeps this node's own key in the store, agents/<agent>, up to date.
 
-Changed in the loop's thread alone; leased_keys.py writes it and puts it again after a lease was lost.
+Changed only in the loop's thread; leased_keys.py writes it, and writes it again after a lease was lost.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What passes between this node's workers and the job when workers are started again for each generation?
+"""Connects this node's workers with the job in restart mode, where workers start again for each generation.
 
 One way of running workers (worker_lifecycle.py): unmodified scripts, which learn their ranks from the environment when
 they start. States, in this order for each generation that lists this node:
 
     ending      workers of the one before get SIGTERM, after the shutdown timeout SIGKILL
     meeting     the agent of rank 0 opens a store for this generation alone and writes where; the others wait for that
-    running     all workers of this node are started; each end is told (ENDING, FINISHED, FAILED)
+    running     all workers of this node are started; each end is reported (ENDING, FINISHED, FAILED)
 
-A newer record supersedes any of them. Which generation there should be is membership/state_machine/restarting.py. A
-worker that opens a session is not of this kind: on_session hears of it. on_suspicion(now_s): a worker here failed, and
-no newer record has come yet; the host that is to blame may be the leader's.
+A newer record supersedes any of them. membership/state_machine/restarting.py decides the next generation. A worker that
+opens a session is not of this kind: on_session is called. on_suspicion(now_s): a worker here failed, and no newer
+record has come yet; the host that caused it may be the leader's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RestartedWorkers:
         self._on_suspicion = on_suspicion
         self._shutdown_timeout_s = shutdown_timeout_s
         self._wanted: Generation | None = None
-        self._meeting: tuple[int, str] = (0, "")  # generation and address of the newest that was told
+        self._meeting: tuple[int, str] = (0, "")  # generation and address of the newest that was announced
         self._running = 0  # the generation whose workers were started; 0: none
         self._ended_well: set[str] = set()
         self._failed = False
@@ -155,8 +155,8 @@ class RestartedWorkers:
         return [m for m in generation.members if m.agent_id == self._job.agent_id]
 
     def _end_running(self) -> None:
-        """SIGTERM to all workers here, or SIGINT if the node leaves because of one; whoever is still there after the
-        timeout is killed."""
+        """SIGTERM to all workers here, or SIGINT if the node leaves because of one; workers that still run after the
+        timeout are killed."""
         interrupted = self._job.seen.leaving_signal == signal.SIGINT
         self._workers.signal_all(signal.SIGINT if interrupted else signal.SIGTERM)
         self._job.timers.set(
@@ -166,7 +166,7 @@ class RestartedWorkers:
         )
 
     def _meet(self) -> None:
-        """No worker runs here: open the place to meet if that is this node's part, else wait to hear of it."""
+        """No worker runs here: open the meeting store if that is this node's part, else wait for its address."""
         wanted = self._wanted
         if wanted is None or self._job.seen.stopping or not self._placements(wanted):
             return
@@ -265,7 +265,7 @@ class RestartedWorkers:
         )
 
     def _report_failure(self, failure: pb.Failure, generation: int) -> None:
-        """The record first, then the word that there is one: whoever reads the word finds the record."""
+        """The record first, then the report that it exists: a reader of the report finds the record."""
         job = self._job
 
         def write() -> None:
@@ -283,5 +283,5 @@ class RestartedWorkers:
 
 
 def _not_begun(error: BaguaError) -> ExitCause:
-    """Counts as the script's: to try again without end would help nobody."""
+    """Counts as the script's: retrying without end would not help."""
     return ExitCause(error.exit_code, None, str(error), "", True)

@@ -1,6 +1,6 @@
-"""Where does an agent keep what lives no longer than itself? One 0700 directory, and the names in it.
+"""The 0700 directory of files that live no longer than the agent, and the names in it.
 
-The agent removes it at its end; the guardian does if the agent could not. Nothing a user wants to keep lies here.
+The agent removes it at its end; the guardian does if the agent could not. It holds nothing that a user wants to keep.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LONGEST_NAME = "store/client:1"  # of a socket in it: etcd's, see etcd/server/em
 def make_runtime_directory(for_account: str | None = None) -> Path:
     """A fresh one, whose path leaves room for the names of sockets. Raises UserError.
 
-    for_account: of the workers, if it is not the agent's own: then TMPDIR is the job's word, and whoever owns the
-    directory it names could put something else in this one's place.
+    for_account: of the workers, if it is not the agent's own: then the job chooses TMPDIR, and the owner of the
+    directory that it names could replace this one.
     """
     for parent in (None, "/tmp") if for_account is None else ("/tmp",):
-        made = tempfile.mkdtemp(prefix="bagua-", dir=parent)  # 0700: nobody else reaches the sockets
+        made = tempfile.mkdtemp(prefix="bagua-", dir=parent)  # 0700: no other account reaches the sockets
         if len(os.fsencode(f"{made}/{LONGEST_NAME}")) <= LONGEST_SOCKET_PATH_BYTES:
             return Path(made)
         os.rmdir(made)

@@ -1,4 +1,4 @@
-"""What does a signal to this node's agent call for, given those that came before? Pure."""
+"""Decides what a signal to this node's agent causes, given the earlier ones. Pure."""
 
 from __future__ import annotations
 

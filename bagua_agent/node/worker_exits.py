@@ -1,7 +1,7 @@
-"""What does the end of a worker call for? A record of how it ended, the removal of its keys, a successor.
+"""Handles the end of a worker: records how it ended, removes its keys, starts a successor.
 
-`consequence` decides, purely; `WorkerExits` acts. What an exit means is exit_cause.py, whether another's end explains
-it casualty.py, whether failures end the job restart_policy.py. For workers that stay while generations change.
+The pure function `consequence` decides; `WorkerExits` acts. exit_cause.py interprets an exit, casualty.py decides
+whether another worker's end explains it, restart_policy.py whether failures end the job. For live mode.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LOOK_AGAIN_S = 0.1  # for what explains a failure; records are looked at as they
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key stands.
+    """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key exists.
     trained: it confirmed the last commit. company: its fellows in generations. listed: the newest generation that
-    listed it, and its world size. last_checkpoint: what it said of that when it left."""
+    listed it, and its world size. last_checkpoint: its report when it left."""
 
     was_member: bool
     trained: bool
@@ -77,8 +77,8 @@ def consequence(
 
 @dataclass(slots=True)
 class _Unexplained:
-    """A failure that tells of another's end which nobody has told of yet, or that waits for such a one: its slot has no
-    successor so far, for the job would end with it. at_s: when the worker ended."""
+    """A failure that mentions another worker's end which is not reported yet, or that waits for such a failure: its
+    slot has no successor so far, since the job would end with it. at_s: when the worker ended."""
 
     failure: pb.Failure
     company: Company
@@ -187,7 +187,7 @@ class WorkerExits:
     # -- casualties
 
     def _casualty_of(self, failure: pb.Failure, company: Company) -> str:
-        """Whose end explains it; empty: nobody's as far as it is known."""
+        """The worker whose end explains it; empty: none as far as is known."""
         if not failure.script_failure:
             return ""
         seen = self._job.seen
@@ -196,7 +196,7 @@ class WorkerExits:
         return casualty_of(own, company, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
-        """A newer record stands: look for explanations once the picture has it."""
+        """There is a newer record: look for explanations once the picture has it."""
         if self._unexplained:
             self._look_again_at(float("-inf"))
 
@@ -226,8 +226,8 @@ class WorkerExits:
     # -- successors
 
     def _respawn(self, failure: pb.Failure, now_s: float, explained_by: str, *, again: bool = False) -> bool:
-        """Whether it has to be asked again, since the job ends with this failure unless somebody else's end explains
-        it or another. again: it was told already."""
+        """Whether this has to be decided again, since the job ends with this failure unless another worker's end
+        explains it or another failure. again: it was reported already."""
         seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]

@@ -1,7 +1,7 @@
-"""How does this node run its workers for the job? The seam between what membership says and what happens to processes.
+"""The interface between a node's membership and the ways of running its workers.
 
-Above it stand the store, the leader and the records; below it a way of following them: live_workers.py keeps processes
-and tells them over their sessions, restarted_workers.py starts scripts again for each generation.
+Above it are the store, the leader and the records; below it are two ways of following them: live_workers.py keeps
+processes and informs them over their sessions, restarted_workers.py starts scripts again for each generation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 
-# While workers here can't go on: the leader may be lost after it was found alive, or whoever followed it.
+# While workers here can't go on: the leader may be lost after it was found alive, or its successor may.
 LEADER_AGAIN_S = 0.5
 
 
@@ -24,7 +24,7 @@ class WorkerWay(Protocol):
         """The job is joined: workers may begin."""
 
     def follow(self, generation: Generation) -> None:
-        """A newer record stands; not told twice."""
+        """There is a newer record; called once for each."""
 
     def close_joins(self) -> None:
         """Every worker of the job has committed its last step."""

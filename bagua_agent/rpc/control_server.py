@@ -1,4 +1,4 @@
-"""Are you there, and what is the record? The service that other agents of the job ask, on TCP with mutual TLS."""
+"""The service that other agents of the job call, for probes and large records, on TCP with mutual TLS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         self._job_id = identity.job_id
         self._agent_id = agent_id
         self._workers_alive = workers_alive
-        # Probes for others wait for whoever is silent; they must never keep this agent from saying that it lives.
+        # Probes for others wait for silent agents; they must never keep this agent from answering its own probes.
         self._indirect = threading.BoundedSemaphore(MOST_INDIRECT)
         self._server = grpc.server(
             ThreadPoolExecutor(MOST_INDIRECT + _THREADS_FOR_ITSELF, thread_name_prefix="bagua-control"),
@@ -57,7 +57,7 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         self, request: control_pb2.ProbeForRequest, context: grpc.ServicerContext
     ) -> control_pb2.ProbeReply:
         unanswered = control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
-        # Only agents of this job are looked for: nobody else is to see through this one which ports are open.
+        # Only agents of this job are probed: a stranger must not scan ports through this agent.
         if request.request.job_id != self._job_id or not request.timeout_s > 0:
             return unanswered
         if not self._indirect.acquire(blocking=False):

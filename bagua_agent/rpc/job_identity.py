@@ -1,9 +1,9 @@
-"""Who is an agent of this job? Whoever holds the job's key pair: with it agents prove it to each other over TLS.
+"""Proves that an agent belongs to the job: agents hold the job's key pair and use it in mutual TLS.
 
 The first agent makes the pair and writes it with the job's spec in one transaction, under a prefix of etcd that
-viewers have no right to; everybody who joins reads it there. So it is as secret as etcd is: who may write to the job's
-keys is one of its agents anyway. One pair for all, for agents of a job believe each other; the certificate is its own
-authority, names no host and never ends, so that neither addresses nor clocks decide whether an agent is believed.
+viewers have no right to; every agent that joins reads it there. So it is as secret as etcd is: a client that may write
+the job's keys could act as one of its agents anyway. All agents share one pair, since agents of a job trust each other;
+the certificate is its own authority, names no host and never expires, so trust depends on neither addresses nor clocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagua_agent.base.errors import UserError
 _NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a host
 _END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"
 _BEGINNING, _NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-_MS_FOR_A_HANDSHAKE = 5000  # of whoever connects
+_MS_FOR_A_HANDSHAKE = 5000  # of any client
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def make_identity(job_id: str) -> JobIdentity:
 
 
 def listen(server: grpc.Server, address: str, identity: JobIdentity) -> int:
-    """The port on which `server` takes agents of the job and nobody else. Raises UserError."""
+    """The port on which `server` accepts only agents of the job. Raises UserError."""
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)],
         root_certificates=identity.certificate,
@@ -98,7 +98,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def open_channel(address: str, identity: JobIdentity, most_received_bytes: int | None = None) -> grpc.Channel:
-    """To another agent of the job; calls on it fail as UNAVAILABLE if whoever is there is none."""
+    """To another agent of the job; calls on it fail as UNAVAILABLE if the server is not one."""
     options: list[tuple[str, str | int]] = [
         ("grpc.enable_http_proxy", 0),
         ("grpc.ssl_target_name_override", _NAME),

@@ -1,8 +1,8 @@
-"""How fast is a worker heard, and how much is printed because of it? Pure: budgets that fill again with time.
+"""Limits how fast a worker's messages are read, and how much is printed because of them. Pure.
 
-What a worker says goes into the agent's memory, and some of it into etcd, which all jobs share and which keeps every
-version for a while. A worker that floods its agent is read more slowly: its own
-stream fills up, and nothing else waits.
+A worker's messages go into the agent's memory, and some of them into etcd, which all jobs share and which keeps every
+version for a while. A worker that floods its agent is read more slowly: its own stream fills up, and nothing else
+waits.
 """
 
 from __future__ import annotations

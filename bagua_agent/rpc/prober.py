@@ -1,4 +1,4 @@
-"""Is that agent alive, certainly gone, or silent? One bounded question, directly or through another agent."""
+"""Probes whether an agent is alive, certainly gone, or silent: one bounded call, directly or through another agent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _VERDICTS = {control_pb2.ProbeReply.ALIVE, control_pb2.ProbeReply.REFUSED, contr
 
 
 def probe(identity: JobIdentity, address: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
-    """identity: of the job. REFUSED only on proof: the host answered that nobody listens, or another agent of the job
-    does. Whoever can't prove to be of the job has not answered. Never raises for anything the network does."""
+    """identity: of the job. REFUSED only on proof: the host refused the connection, or another agent of the job
+    answered. An answer without proof of the job's identity counts as none. Never raises for network errors."""
     deadline_s = time.monotonic() + timeout_s
     endpoint = endpoint_of(address)
     if endpoint is None:
-        # It stands in a key that another agent wrote; what is no address proves nothing.
+        # It comes from a key that another agent wrote; an invalid address proves nothing.
         return _UNANSWERED
     try:
         # A plain connect first: gRPC hides the difference between refused and silent.

@@ -1,4 +1,4 @@
-"""What does another agent keep of a large record? One bounded question."""
+"""Asks another agent for the parts of a large record that it keeps. One bounded call."""
 
 from __future__ import annotations
 

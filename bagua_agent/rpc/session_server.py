@@ -1,8 +1,8 @@
 """The agent's end of the worker sessions: one gRPC stream per worker, over a Unix socket.
 
-Owns the server and the open streams. Decides nothing: what workers say goes into the agent's inbox, what the
-agent wants said goes into a stream's outbox. A stream is accepted only for a worker that the agent expects, so a
-stranger who guesses no worker id is turned away (the socket's directory is 0700 besides).
+Owns the server and the open streams. Decides nothing: workers' messages go into the agent's inbox, the agent's messages
+into a stream's outbox. A stream is accepted only for a worker that the agent expects, so a client that does not know a
+worker id is refused (the socket's directory is also 0700).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         messages = chain([first], request_iterator)
 
         def ended(end: OperationEnd[None]) -> None:
-            # however the reading ended: nobody hears the worker any more, so its session is over
+            # however the reading ended: the agent reads no more from the worker, so its session is over
             outbox.put(None)
             with self._lock:
                 if self._outboxes.get(worker_id) is outbox:

@@ -1,4 +1,4 @@
-"""Where do certificates lie? A folder of the authority, one folder for each holder, and what is read from them again.
+"""The folders of certificates: one of the authority, and one for each holder.
 
     FOLDER/authority/   certificate.pem key.pem         of the authority; its key never leaves this host
     FOLDER/revoked.pem                                  what etcd and daemons do not accept any more; to be copied there
@@ -94,7 +94,7 @@ def create_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS)
     home = folder / AUTHORITY
     if home.exists():
         raise UserError(
-            f"{str(home)!r}: there is an authority, and whoever trusts it would be cut off; use another folder"
+            f"{str(home)!r}: there is an authority, and hosts that trust it would be cut off; use another folder"
         )
     _private_folder(folder)
     _appear(home, {KEY_FILE: authority.key_pem, CERTIFICATE_FILE: authority.cert_pem})
@@ -136,7 +136,7 @@ def issue_files(
     credential = issue(authority, name, role, hosts, now=now, days=days)
     serials = {*_serials(home), credential.certificate.serial_number}
     contents = {
-        # First: a certificate that nobody wrote down could never be revoked.
+        # First: a certificate whose serial is not recorded could never be revoked.
         SERIALS_FILE: "".join(f"{serial:x}\n" for serial in sorted(serials)).encode(),
         KEY_FILE: credential.key_pem,
         CERTIFICATE_FILE: credential.cert_pem,
@@ -241,7 +241,7 @@ def read_certificates(path: Path, what: str) -> list[x509.Certificate]:
 
 
 def check_pair(cert_file: str, key_file: str, now: datetime) -> None:
-    """Whether certificate and key can be shown to somebody: for certificates of any authority, with or without role.
+    """Checks that certificate and key can be presented to a peer: of any authority, with or without role.
 
     Raises UserError (CertificateRefused) naming the file.
     """
@@ -339,7 +339,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _appear(home: Path, contents: Mapping[str, bytes]) -> None:
-    """`home` with its files, all at once, and only if nobody else made it meanwhile."""
+    """`home` with its files, all at once, and only if no other process made it meanwhile."""
     try:
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=home.parent))  # 0700
         try:
@@ -370,7 +370,7 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:  # no key is left behind in a file that nobody knows
+    except BaseException:  # no key is left behind in an unknown file
         Path(draft).unlink(missing_ok=True)
         raise
     _sync(path.parent)

@@ -1,7 +1,7 @@
-"""Who is this, and in which role? A small certificate authority for etcd, daemons and people; no files, no clock.
+"""A small certificate authority for etcd, daemons and people. Reads no files and no clock.
 
-A certificate says two things: its common name is the holder's name, which is also etcd's user, and one URI among its
-subject alternative names, urn:bagua:role:<role>, is the role. Both stand in no other place.
+A certificate contains two facts: its common name is the holder's name, which is also etcd's user, and one URI among its
+subject alternative names, urn:bagua:role:<role>, is the role. They are stored in no other place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bagua_agent.base.errors import UserError
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
 LONGEST_NAME = 64  # of a common name (RFC 5280)
-ROOT_NAME = "root"  # etcd's own name for whoever may change its users
+ROOT_NAME = "root"  # etcd's own name for the user that may change its users
 ETCD_MEMBER_NAME = "bagua-etcd"  # common name of all members; no etcd user is ever called so
 
 _ROLE_URI = "urn:bagua:role:"
@@ -123,7 +123,7 @@ def issue(
         )
     if hosts and not role.serves:
         raise UserError(
-            f"certificate {name!r}: role {role} serves nobody, so it has no hosts; leave out {hosts[0]!r}"
+            f"certificate {name!r}: role {role} runs no server, so it has no hosts; leave out {hosts[0]!r}"
         )
     end = now + timedelta(days=days)
     authority_end = authority.certificate.not_valid_after_utc
@@ -213,7 +213,7 @@ def revocation_list(authority: Credential, serials: Iterable[int], now: datetime
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
         .last_update(now)
-        .next_update(authority.certificate.not_valid_after_utc)  # it stands until a longer one comes
+        .next_update(authority.certificate.not_valid_after_utc)  # it is valid until a longer one replaces it
     )
     for serial in sorted(set(serials)):
         revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()

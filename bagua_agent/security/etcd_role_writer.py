@@ -1,6 +1,6 @@
-"""How do etcd's users become what they should be? Reads what etcd holds, and does what etcd_roles.py finds missing.
+"""Brings etcd's users to the desired state: reads what etcd holds, and adds what etcd_roles.py finds missing.
 
-Asks etcd's Auth service as the user root. A step that was done twice, or an end halfway, does no harm: do it again.
+Calls etcd's Auth service as the user root. Idempotent: after an interruption, run it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def apply(
 ) -> tuple[Step, ...]:
     """Makes etcd's rights those of `holders`, and returns what had to be done. Harmless to repeat, however it ended.
 
-    config: with root's certificate, or nobody could ever change a user again. Raises UserError, StoreUnavailable.
+    config: with root's certificate, or no client could ever change a user again. Raises UserError, StoreUnavailable.
     """
     _check_caller(config)
     holders, retired = tuple(holders), tuple(retired)
@@ -74,7 +74,7 @@ def _check_caller(config: StoreConfig) -> None:
 
 
 def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> None:
-    """Before authentication is enabled: an etcd that does not read certificates would let nobody in any more."""
+    """Before authentication is enabled: an etcd that does not read certificates would refuse every client then."""
     endpoint = config.endpoints[endpoint_index]
     nobody = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
     try:

@@ -1,4 +1,4 @@
-"""Who may do what in etcd? Its users, roles and permissions, so that no client can do more than its certificate says.
+"""Users, roles and permissions of etcd, so that no client can do more than its certificate says.
 
 etcd takes the common name of a client's certificate for its user. Pure: `plan` says what is missing of what should
 be; etcd_role_writer.py reads and writes it.
@@ -42,8 +42,8 @@ def permission_on_prefix(access: Access, prefix: str) -> Permission:
     return Permission(access, encode_key(prefix), end_of_prefix(prefix))
 
 
-# A node's agents write members, generations and events, and after a wiped etcd whatever they remember: everything.
-# Members of etcd are nobody's clients, so their certificates open no key.
+# A node's agents write members, generations and events, and after a wiped etcd all keys that they remember.
+# Members of etcd are not clients, so their certificates give access to no key.
 _EVERYTHING = tuple(permission_on_prefix(Access.READ_WRITE, prefix) for prefix in (PREFIX, SECRETS))
 PERMISSIONS: Mapping[Role, tuple[Permission, ...]] = {
     Role.OPERATOR: _EVERYTHING,
@@ -59,7 +59,7 @@ def etcd_role(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EtcdRights:
-    """What etcd holds. enabled: whether any of it is in force; before, everybody may do everything."""
+    """What etcd holds. enabled: whether it is in force; before, every client may do everything."""
 
     enabled: bool = False
     roles: Mapping[str, frozenset[Permission]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Who may call which method of a daemon? Mutual TLS for both sides, and the caller's role against a table of methods.
+"""Authenticates callers of a daemon by mutual TLS, and checks their role against a table of methods.
 
-TLS looks at a certificate once, when a connection is made; the interceptor looks again at each call, so one that
-expires or is revoked meanwhile is of no use from the next call on. A method that the table does not name is refused to
-everybody.
+TLS checks a certificate once, when a connection is made; the interceptor checks it again at each call, so one that
+expires or is revoked meanwhile is refused from the next call on. A method that is not in the table is refused to every
+caller.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def refusal(method: str, holder: Holder, least_roles: Mapping[str, Role]) -> str
     """
     least = least_roles.get(method)
     if least is None:
-        return f"{method} is for nobody; this daemon may be older than the command"
+        return f"{method} is allowed for no role; this daemon may be older than the command"
     if holder.role in _SATISFIED_BY[least]:
         return None
     return f"{method} needs role {least}, and {holder.name!r} has role {holder.role}; use a certificate with that role"
@@ -119,7 +119,7 @@ def _guarded(
 
 
 def server_options() -> list[tuple[str, int]]:
-    """For grpc.server: limits for what a caller may send, whoever it is."""
+    """For grpc.server: limits for what any caller may send."""
     return [
         ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
         ("grpc.max_metadata_size", _MOST_METADATA_BYTES),
@@ -129,7 +129,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def server_credentials(tls: RenewedTls) -> grpc.ServerCredentials:
-    """Mutual TLS: nobody gets in without a certificate of an authority in `tls`, which is read anew when it changed."""
+    """Mutual TLS: callers need a certificate of an authority in `tls`, which is read anew when it changed."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         contents = tls.current()

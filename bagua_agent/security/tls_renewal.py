@@ -1,8 +1,8 @@
-"""Which certificates are in force? Those in the files now, so that renewing one needs no restart.
+"""Reads renewed certificates from their files, so that a renewal needs no restart.
 
-Files that can't be used (half renewed, expired, of another authority, open to others) leave what was read before in
-force. They are read again each time until they can be used: what is wrong may not be in the files (a right, the clock,
-the disk).
+While the files can't be used (half renewed, expired, of another authority, open to others), the certificates that were
+read before remain in force. The files are read again each time until they can be used: the fault may lie outside of
+them (a permission, the clock, the disk).
 """
 
 from __future__ import annotations

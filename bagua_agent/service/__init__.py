@@ -1,1 +1,1 @@
-"""A node's long-running service, the daemon: who may ask it for what, how it is configured, what it runs."""
+"""The daemon, a node's long-running service: its callers, its configuration and the units that it runs."""

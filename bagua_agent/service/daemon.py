@@ -1,8 +1,9 @@
-"""What does a node's daemon do? Says what the node has, follows its orders, starts and ends units; carries no job.
+"""A node's daemon: reports the node, follows its orders, starts and ends units. It runs no job itself.
 
-One loop with an inbox; whatever may block (systemd, accounts, etcd's transactions) happens in one other thread, in the
-order asked. Decides nothing by itself: cluster/unit_plan.py says what should happen to units; scheduler.py is another
-matter in the same process. It may be killed at any moment: what it must know again lies beside the units and in etcd.
+One loop with an inbox; operations that may block (systemd, accounts, etcd's transactions) run in one other thread, in
+the order of the requests. Decides nothing itself: cluster/unit_plan.py decides what happens to units; scheduler.py runs
+independently in the same process. The daemon may be killed at any moment: all that it must remember is stored beside
+the units and in etcd.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from bagua_contract import cluster_pb2 as pb
 TRY_AGAIN_S = 1.0
 LOOK_EVERY_S = 60.0  # at the node itself
 LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
-LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so nobody tells when it ends
+LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so its end is not reported
 LONGEST_SLEEP_S = 60.0
 
 
@@ -119,7 +120,7 @@ class StandsAgain:
 
 @dataclass(frozen=True, slots=True)
 class StoreInTouch:
-    """Whether the store tells us of changes now."""
+    """Whether the store's watch is connected."""
 
     up: bool
 
@@ -141,7 +142,7 @@ class FailureTold:
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """What runs the units, or etcd, did not do as asked: look again, and try again what is still due."""
+    """The unit runner, or etcd, did not carry out a request: read the state again, and retry what is still due."""
 
     reason: str
 
@@ -361,7 +362,7 @@ class NodeDaemon:
 
     def _take_change(self, change: Change) -> None:
         if change.key == self._key:
-            if change.value is None:  # an outage outlived the lease, or somebody removed it
+            if change.value is None:  # an outage outlived the lease, or a person removed it
                 self._say(
                     "etcd has lost this node's key; without it the node counts as lost, so it is put back"
                 )
@@ -578,7 +579,9 @@ class NodeDaemon:
             self._units[kill.job_id] = replace(self._units[kill.job_id], killed_since_s=now_s)
             self._by_hand_on(kill.job_id, "killing it", self._runner.kill)
         if made.starts or made.asks or made.kills:
-            made = plan_units(self._situation(), now_s, self._policy)  # what is told is how it is now
+            made = plan_units(
+                self._situation(), now_s, self._policy
+            )  # the report is of the state after these acts
         self._again_s = made.again_at_s
         self._tell(made)
 

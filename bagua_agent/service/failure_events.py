@@ -1,4 +1,4 @@
-"""Writes into a job's events that its agent failed on a node, on behalf of the agent, which may never have joined."""
+"""Writes an agent's failure on a node into the job's events, for an agent that may never have joined."""
 
 from __future__ import annotations
 

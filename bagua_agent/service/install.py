@@ -1,7 +1,7 @@
-"""How does a node come to have the daemon, and how is it rid of it? Steps that are decided first, then done.
+"""Installs and removes a node's daemon. Steps are decided first, then done.
 
-Idempotent: a step that finds what it would make does nothing, and says nothing. A configuration that somebody has
-written is never overwritten.
+Idempotent: a step that finds its result does nothing, and prints nothing. An existing configuration is never
+overwritten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bagua-agent`: the node's daemon, and what an operator does on a node."""
+"""`bagua-agent`: the node's daemon, and an operator's commands on a node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cli() -> None:
 @_config
 @click.option("--plain-units", is_flag=True, help="Run jobs as plain processes also where there is systemd.")
 def serve(config: str, plain_units: bool) -> int:
-    """Run the daemon until it is told to stop; jobs go on."""
+    """Run the daemon until it is stopped; jobs continue."""
     from bagua_agent.service.serve import serve as run
 
     return run(config, plain_units=plain_units)
@@ -69,7 +69,7 @@ def uninstall(config: str, force: bool, as_json: bool) -> int:
 
 
 def _sayer(as_json: bool) -> Callable[[str], None]:
-    """For what is told while it is done; programs are told it at the end."""
+    """Prints progress as it happens; with --json the result is printed at the end."""
     return (lambda line: None) if as_json else click.echo
 
 

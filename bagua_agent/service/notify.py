@@ -1,4 +1,4 @@
-"""How does a service tell systemd how it is? One datagram of lines; nothing without systemd."""
+"""Reports the service's state to systemd: one datagram of lines; nothing without systemd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Notifier:
         self._address = environ.get("NOTIFY_SOCKET", "")
         watchdog = environ.get("WATCHDOG_USEC", "")
         self.feed_every_s = int(watchdog) / 1e6 / FEEDS_IN_A_WINDOW if watchdog.isdecimal() else None
-        """None: nobody watches."""
+        """None: there is no watchdog."""
         self._status = ""
         self._fed_s = float("-inf")
 

@@ -1,4 +1,4 @@
-"""The daemon's process: from its configuration file to the loop, and to an orderly end that leaves units alone."""
+"""The daemon's process: from its configuration file to the loop, and to an orderly end that keeps units running."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class _Stop:
-    """What a signal asks for. to: who else is to be told, and ends what takes long."""
+    """What a signal asks for. to: called with it too, to end what takes long."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -1,4 +1,4 @@
-"""What does systemd need to know of the daemon? The text of its unit; deploy/systemd/ holds it for /opt/bagua."""
+"""The text of the daemon's systemd unit; deploy/systemd/ holds it for /opt/bagua."""
 
 from __future__ import annotations
 

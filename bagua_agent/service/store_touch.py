@@ -1,7 +1,7 @@
-"""Was this daemon out of touch with etcd for so long that what it remembers may have been removed meanwhile? No IO.
+"""Decides whether this daemon was out of touch with etcd so long that its memory may be of removed jobs. No IO.
 
-A removal stands for some days only. A daemon that was away for longer, or frozen, or asleep, can't know whether a key
-that is gone was lost or removed, so it puts nothing back until it has been in touch for a while.
+A removal is kept only for some days. A daemon that was away for longer, or frozen, or asleep, can't know whether a
+missing key was lost or removed, so it puts no key back until it has been in touch for a while.
 """
 
 from __future__ import annotations

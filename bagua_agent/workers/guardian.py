@@ -1,7 +1,7 @@
-"""The guardian: a small process that outlives the agent by an instant, to kill and remove what it left.
+"""The guardian: a small process that outlives the agent briefly, to kill and remove what it left.
 
-It reads group ids and directories from a pipe that only the agent holds. End-of-file means that the agent is gone, in
-whatever way: every group still registered is killed, then the agent's runtime directory is removed, and its log
+It reads group ids and directories from a pipe that only the agent holds. End-of-file means that the agent is gone, for
+any reason: every group still registered is killed, then the agent's runtime directory is removed, and its log
 directory as far as it is empty. Covers grandchildren, which get no parent-death signal: by group, and where they made
 a session of their own (setsid) by the agent's mark in their environment. One that wiped its environment is out of
 reach.

@@ -127,7 +127,7 @@ def _ask_its_thread(pid: int, channel: StackChannel, within_s: float) -> str | N
         text = channel.answer(written)
         if text.endswith(WHOLE):
             return text.removesuffix(WHOLE)
-        time.sleep(LOOK_AGAIN_S)  # the kernel tells nobody that a file has grown, so this looks
+        time.sleep(LOOK_AGAIN_S)  # the kernel does not report that a file has grown, so this polls
     return None
 
 
@@ -154,7 +154,7 @@ def _ask(pid: int, pidfd: int, number: int, channel: StackChannel, deadline_s: f
             return channel.answer(written)
         if time.monotonic() >= deadline_s:
             raise NoAnswer(_why_late(pid, before, now, text), text)
-        time.sleep(LOOK_AGAIN_S)  # the kernel tells nobody when a handler is done, so this looks
+        time.sleep(LOOK_AGAIN_S)  # the kernel does not report when a handler is done, so this polls
 
 
 def _is_answered(before: SignalStatus, now: SignalStatus) -> bool:

@@ -1,4 +1,4 @@
-"""The process that hosts torch.distributed's stores, as the agent holds it. The agent itself has no torch.
+"""The agent's handle of the process that hosts torch.distributed's stores. The agent itself has no torch.
 
 A fresh store for every generation of a restarted script, so that no key of the last one is left. Started at
 the first `open`, and anew if it is gone (its stores are gone with it). The other side is

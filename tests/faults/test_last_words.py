@@ -35,5 +35,5 @@ def test_an_etcd_that_freezes_at_the_end_is_not_waited_for(job: MakeJob, etcd: E
     node.send(signal.SIGTERM)
     assert node.process.wait(END_S) == 128 + signal.SIGTERM
     print(f"ended after {time.monotonic() - began:.1f} s")
-    assert node.says("did not take this node's last words") or node.says("etcd does not answer")
+    assert node.says("timed out writing this node's final state") or node.says("etcd does not answer")
     one.check_nothing_left()

@@ -1,4 +1,4 @@
-"""How do we run an etcd of our own? One private server, started in a fraction of a second.
+"""Runs a private etcd server, started in a fraction of a second.
 
 For one-node jobs on a Unix socket in a 0700 directory, and for small jobs whose first node hosts etcd on TCP.
 Its data is thrown away with it. The server dies with the thread that started it (parent-death signal), so
@@ -106,7 +106,7 @@ class EmbeddedEtcd:
         """Starts etcd and returns once it answers.
 
         listen: UNIX or host:port. directory: keep the data there; by default a fresh one that `stop` removes.
-        empty: without data that an earlier server left there. unwanted(): nobody waits for it any more.
+        empty: without data that an earlier server left there. unwanted(): no caller waits for it any more.
         Raises UserError (port taken, no etcd), EtcdEnded, StoreUnavailable (it did not answer in time, or is unwanted).
         """
         binary = find_etcd()
@@ -230,7 +230,7 @@ class EmbeddedEtcd:
                         raise StoreUnavailable(f"etcd on {listen} is not wanted any more")
                     remaining_s = max(0.001, deadline - time.monotonic())
                     try:
-                        # By name: whoever had the port before may answer while ours is still starting.
+                        # By name: the port's previous owner may answer while our server is still starting.
                         if self._name in store.member_names(min(_PROBE_TIMEOUT_S, remaining_s)):
                             return
                         select.select([pidfd], [], [], min(_PROBE_TIMEOUT_S, remaining_s))

@@ -1,8 +1,8 @@
-"""Does the etcd that this node hosts still run? One thread waits for its end and starts it again, at the same place.
+"""Watches the etcd that this node hosts and starts it again at the same address after it ended. One thread.
 
-Owns the server. When it is started again, and on what, is decided in restart_plan.py. Its clients notice nothing but
-an outage; who must be told of the new process is the caller's to say. The thread lives as long as the server does,
-since a server dies with the thread that started it.
+Owns the server. restart_plan.py decides when it starts again, and on which data. Its clients notice only an outage;
+the caller informs those that must know the new process. The thread lives as long as the server, since a server dies
+with the thread that started it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class HostedEtcd:
         """True: the server has ended. False: it is to be stopped."""
         try:
             pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:  # over, and reaped by somebody who asked
+        except ProcessLookupError:  # ended, and reaped by another caller
             return not self._stopping.is_set()
         try:
             select.select([pidfd, self._wake_fd], [], [])  # ends by the wake descriptor

@@ -1,7 +1,7 @@
-"""When is an etcd of our own started again, and on what? Decided from how its last ones ended; pure.
+"""Decides when an etcd of our own starts again, and on which data, from how the last ones ended. Pure.
 
-A row of ends begins with that of a server that had run steadily. Its data are kept as long as they may be good; a
-server that refuses them is started on none, for the job's members put their keys again from memory.
+A series of ends begins with the end of a server that had run steadily. Its data are kept as long as they may be good;
+if a server refuses them, the next one starts without data, since the job's members write their keys again from memory.
 """
 
 from __future__ import annotations

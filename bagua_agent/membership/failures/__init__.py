@@ -1,1 +1,1 @@
-"""Who failed first, what it costs, and whether workers start again. Without IO."""
+"""Finds the first failure, what it costs, and whether workers start again. Without IO."""

@@ -1,8 +1,8 @@
-"""Is a worker's failure the casualty of somebody else's end? For workers that stay while generations change.
+"""Decides whether a worker's failure is the casualty of another worker's end, in live mode.
 
-A worker that dies, or is gone with its host, takes along whatever others had built with it: a group of the script's own
-ends theirs though they did nothing wrong. Which ending explains which is root_cause.py's; here stands between whom that
-can be: a worker and its *fellows*, those listed in a generation together with it. Pure.
+A worker that dies, or is lost with its host breaks the groups that other workers built with it: a group of the script's
+own ends these workers too, though they are not at fault. root_cause.py decides which ending explains which; this module
+decides between which workers: a worker and its *fellows*, those listed in a generation together with it. Pure.
 
     its text tells of           the fellow's end                                    a casualty
     a lost peer                 killed, raised, gone with its host or asked to go   however long ago
@@ -10,9 +10,8 @@ can be: a worker and its *fellows*, those listed in a generation together with i
     a lost connection           whatever explains more                              if both were listed of late
     anything else               any                                                 never
 
-"Of late": in the newest record that lists it, or the one before. Each process is explained away by ends of its own
-fellows only, so a script that breaks by itself uses up the budget all the same. Without any such fellow a failure is
-its own cause.
+"Of late": in the newest record that lists it, or the one before. Only ends of its own fellows can explain a failure, so
+a script that breaks by itself uses up the budget all the same. Without any such fellow a failure is its own cause.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ NO_COMPANY = Company()
 
 
 def company_after(known: Company, worker_id: str, record: Generation) -> Company:
-    """The worker's company once `record` stands. Former fellows beyond the newest few are forgotten."""
+    """The worker's company once `record` is written. Former fellows beyond the newest few are forgotten."""
     if record.placement_of(worker_id) is None:
         return known
     listed = {m.worker_id for m in record.members}
@@ -67,8 +66,8 @@ def company_after(known: Company, worker_id: str, record: Generation) -> Company
 
 
 def casualty_of(failure: FailureView, company: Company, view: JobView, *, whole: bool = True) -> str:
-    """Whose end explains `failure`, for a person to read; empty: nobody's as far as `view` tells. whole: it has all
-    agents; else only records tell who is gone."""
+    """The worker whose end explains `failure`, for a person to read; empty: none as far as `view` shows. whole: it has
+    all agents; else only records show which agents are gone."""
     if not tells_of_another(failure.summary, failure.traceback_tail):
         return ""
     known = {f.worker_id: f for f in company.fellows}

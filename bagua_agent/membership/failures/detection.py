@@ -1,8 +1,7 @@
-"""Who must be asked whether it lives, and what the answers mean.
+"""Decides which agents are probed, and what the answers mean.
 
-A suspicion is only a reason to ask. A refused connection is a death at once; silence is one if neither the
-leader nor another agent gets an answer within the probe window: a cut between two agents is no death.
-Does not ask: says whom to.
+A suspicion is only a reason to probe. A refused connection proves a death at once; silence does if neither the leader
+nor another agent gets an answer within the probe window: a cut between two agents is no death. Sends no probes itself.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ MOST_RELAYS = 16
 class Inquiry:
     """ask: agents to ask now. awaited: agents that were asked and have yet to answer.
 
-    With neither, all suspicions are looked into. broken: some communicator is broken, so if everybody lives
-    the generation must be made anew. again_at_s: when unanswered questions are given up and asked again.
+    With neither, all suspicions are settled. broken: some communicator is broken, so if all agents live
+    the generation must be made anew. again_at_s: when unanswered probes are given up and sent again.
     """
 
     ask: tuple[str, ...] = ()
@@ -50,7 +49,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
         # Stalls are reported again and again: once per window is often enough to ask.
         since_s = max(s.seen_since_s for s in standing.suspicions) - policy.probe_window_s
     # Those named first, since that is few even in a large job. A transport may name the peer that merely gave
-    # up first, so before a generation is made anew with the same members everybody is asked.
+    # up first, so before a generation is made anew with the same members, all agents are probed.
     for circle in (first, everyone) if broken else (first,):
         inquiry = who_lives(view, evidence, circle, since_s, now_s, policy)
         if not inquiry.settled:
@@ -82,8 +81,8 @@ def gathering_until_s(
     view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
 ) -> float | None:
     """Until when it is worth to wait for others that may be lost beside those known to be; None: no longer. Many are
-    lost at once with a rack, and another generation for the rest would cost everybody more than the wait: until all
-    members have told whom they miss, and until whoever is asked by then has answered."""
+    lost at once with a rack, and another generation for the rest would cost every member more than the wait: until all
+    members have reported whom they miss, and until all agents that are probed by then have answered."""
     broken_s = min((s.broken_since_s for s in standing.suspicions if s.broken), default=None)
     members = 0 if view.generation is None else view.generation.world_size
     told_s = 0.0 if broken_s is None else broken_s + policy.gather_each_s * members
@@ -142,8 +141,8 @@ class _Named:
 
 
 def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[str, str]:
-    """Who asks each of `asked` on the leader's behalf; empty if there is nobody else. Many are shared out,
-    for one agent that asked for all would itself fall silent."""
+    """The agent that probes each of `asked` on the leader's behalf; empty if there is no other agent. Many probes are
+    shared out, since one agent that sent all of them would itself fall silent."""
     unsure = set(asked)
     others = sorted(
         (

@@ -1,6 +1,6 @@
-"""What does the picture say about a hang? Reads from it what hang.py decides on, and says what should follow when.
+"""Reads from the picture what hang.py decides on, and says what follows and when.
 
-Pure. The newest generation in which somebody waits is looked at; one in which a collective broke is formation.py's.
+Pure. Considers the newest generation in which a worker waits; formation/ handles one in which a collective broke.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bagua_contract.records import Generation, Placement, SuspicionKind
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """order: what agents should have been told. due: RENEW, REPLACE and GIVE_UP may be acted on now, for stacks had
-    their time. wake_at_s: look again then."""
+    """order: what the store should contain. due: RENEW, REPLACE and GIVE_UP may be acted on now, since stacks had
+    their time. wake_at_s: decide again then."""
 
     decision: HangDecision
     order: HangOrder | None
@@ -44,7 +44,7 @@ class Hang:
         return self.due and self.decision.outcome is HangOutcome.GIVE_UP
 
 
-_NONE = Hang(HangDecision(HangOutcome.NOTHING, "nobody waits"), None, False, None)
+_NONE = Hang(HangDecision(HangOutcome.NOTHING, "no worker waits"), None, False, None)
 
 
 def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
@@ -107,7 +107,7 @@ def _is_gone(view: JobView, placement: Placement) -> bool:
 
 
 def standing_order(view: JobView) -> HangOrder | None:
-    """The order that stands, if it may still be true though nobody looked: of the generation in force or newer."""
+    """The current order, if it may still be true though it was not checked: of the generation in force or newer."""
     order = view.hang_order
     return None if order is None or order.generation < in_force(view, view.generation) else order
 
@@ -125,7 +125,7 @@ def _situation(
     for placement in record.members:
         member = standing.present.get(placement.worker_id)
         if member is None:
-            continue  # it has ended, and nobody waits for it as far as it is known
+            continue  # it has ended, and no worker waits for it as far as is known
         stall = stalls.get(placement.worker_id)
         # Who waits in the generation before waits for the same worker as the newcomers of this one do.
         if stall is not None and stall.generation not in (record.number, record.base):

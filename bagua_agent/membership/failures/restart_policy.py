@@ -1,8 +1,8 @@
-"""When does a worker's failure end the job, and when is its successor started?
+"""Decides when a worker's failure ends the job, and when its successor starts.
 
-Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and what they
-take along (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a
-worker that fails before it was ever a member does not count either: the same script works elsewhere. Knows nothing of
+Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and their
+casualties (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a
+worker that fails before it was ever a member does not count either: the same script works elsewhere. Does not know
 generations: a poison sample is found by the step that two workers failed in.
 """
 
@@ -48,7 +48,7 @@ def judge(
             continue  # what a lost peer explains says nothing of the samples
         first = first_in_step.setdefault(failure.step, failure)
         if first.worker_id != failure.worker_id:
-            # The same samples would fail holder after holder until nobody has the state.
+            # The same samples would fail holder after holder until no worker has the state.
             return FailureVerdict(
                 True,
                 f"two workers failed in step {failure.step}, so it is likely to fail always: "

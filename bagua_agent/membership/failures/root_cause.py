@@ -1,11 +1,11 @@
-"""Which of several failures is the cause, and which are its casualties? Pure; one table of rules.
+"""Finds which of several failures is the cause, and which are its casualties. Pure; one table of rules.
 
-A worker that dies takes its peers' collectives with it, and what they report often arrives first. So failures are
-ordered by how far they explain themselves, and only then by arrival (the revision of their key). Reads the texts
-that exit_cause.py writes. Invariant: alone, any failure is the cause, for then nothing explains it better.
+A worker that dies breaks its peers' collectives, and their reports often arrive first. So failures are ordered by how
+far they explain themselves, and only then by arrival (the revision of their key). Reads the texts that exit_cause.py
+writes. Invariant: a single failure is always the cause, since nothing explains it better.
 
-The one home of that order: restart mode charges the first cause of a generation (restarting.py), a job that follows in
-process everything but casualties of fellow workers (casualty.py), and the report sorts by it.
+The only place of that order: restart mode charges the first cause of a generation (restarting.py), live mode charges
+everything but casualties of fellow workers (casualty.py), and the report sorts by it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Kind(IntEnum):
     KILLED = 1  # from outside without being asked: the kernel short of memory, a person
     SILENT = 2  # an exit code and no word
     NETWORK = 3  # a connection was lost: to a peer, or to something the script uses
-    ASKED = 4  # told to end
+    ASKED = 4  # asked to end
     CASUALTY = 5  # a collective, store or session failed because a peer or an agent was gone
 
 
@@ -45,9 +45,9 @@ def _rule(pattern: str, kind: Kind, why: str) -> Rule:
     return Rule(re.compile(pattern), kind, why)
 
 
-# The first that matches decides, so the particular stands before the general.
+# The first that matches decides, so particular rules come before general ones.
 RULES: tuple[Rule, ...] = (
-    # NCCL refuses what the script asked for, or its GPU failed: nobody else's doing
+    # NCCL refuses the script's request, or its GPU failed: no other worker caused it
     _rule(r"NCCL.*(invalid (usage|argument)|unhandled cuda error)", Kind.EXPLAINED, "NCCL was misused"),
     _rule(r"EADDRINUSE|[Aa]ddress already in use", Kind.EXPLAINED, "a port was taken"),
     _rule(r"^hung\b", Kind.EXPLAINED, "it hung"),
@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(r"(Connection|connection) (reset|closed|aborted) by ", Kind.NETWORK, "a connection was lost"),
     _rule(r"[Bb]roken pipe", Kind.NETWORK, "a connection was lost"),
-    _rule(r"^killed by SIG(TERM|INT|HUP|QUIT)\b", Kind.ASKED, "it was told to end"),
+    _rule(r"^killed by SIG(TERM|INT|HUP|QUIT)\b", Kind.ASKED, "it was asked to end"),
     _rule(r"^killed by SIG(SEGV|ABRT|BUS|FPE|ILL|SYS|TRAP)\b", Kind.EXPLAINED, "a fault"),
     _rule(r"^killed by ", Kind.KILLED, "killed from outside"),
     _rule(r"^exit code \d+$", Kind.SILENT, "no word"),

@@ -1,4 +1,4 @@
-"""Who is in trouble in a generation that does not work, and whom do they name?
+"""Finds ways out of a generation that does not work: without some of its survivors, or of its joiners.
 
 Reads from the picture what left_out.py decides on.
 """

@@ -1,1 +1,1 @@
-"""Which generation follows? Decided from offers, standings and losses, without IO."""
+"""Decides which generation follows, from offers, standings and losses. Without IO."""

@@ -1,8 +1,8 @@
-"""Whose fingerprint fits the job's?
+"""Decides which workers' fingerprints fit the job's.
 
 The job's fingerprint is that of its newest generation; before the first one, that of the worker that was
-ready first. Revisions decide who that was, so all leaders refuse the same workers. A worker has a fingerprint from its
-first step boundary on, so those of a gathering are judged there.
+ready first. Revisions decide which one that was, so all leaders refuse the same workers. A worker has a fingerprint
+from its first step boundary on, so the workers of a gathering are checked there.
 """
 
 from __future__ import annotations

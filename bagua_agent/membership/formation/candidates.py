@@ -1,7 +1,7 @@
-"""Which nodes could come in, and since when: complete nodes in join order.
+"""Lists the nodes that could join, and since when: complete nodes in join order.
 
-A node is complete when all its slots are ready, or when its own short window has passed since the first of
-the workers that wait. Knows nothing of generations: whoever asks says which workers are in already.
+A node is complete when all its slots are ready, or when its own short window has passed since the first waiting worker.
+Does not know generations: the caller names the workers that are members already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagua_contract.records import Stage
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A node's workers that wait to come in. complete_at_s: when nobody waits for its others any more."""
+    """A node's workers that wait to join. complete_at_s: when the wait for its other workers ends."""
 
     agent: AgentView
     workers: tuple[MemberView, ...]
@@ -82,7 +82,7 @@ def readiness(
         for a in sorted(view.agents.values(), key=lambda a: a.join_revision)
         if not a.leaving and len(ready[a.agent_id]) < a.slots
     ]
-    # a line of the log is read by a person: a thousand names help nobody
+    # a person reads this log line: a thousand names do not help
     shown = lacking[:8] + ([f"and {len(lacking) - 8} more"] if len(lacking) > 8 else [])
     # its agent is there, and has given up all its slots
     shown += [f"{a.node_name} starts no more workers" for a in view.agents.values() if a.slots == 0][:8]

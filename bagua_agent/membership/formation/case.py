@@ -1,4 +1,4 @@
-"""All that a decision about the next generation looks at, and the forms that its answers share. Pure."""
+"""The input of a decision about the next generation, and the forms that its answers share. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Waiters:
-    """ready: complete nodes that wait to come in. reserve: those in quarantine. next_at_s: when another is complete.
+    """ready: complete nodes that wait to join. reserve: those in quarantine. next_at_s: when another is complete.
     released_at_s: when the next quarantine ends."""
 
     ready: list[Offer]

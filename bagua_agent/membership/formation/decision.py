@@ -1,34 +1,35 @@
-"""What generation should be written now, if any? Rules 1 to 8 of docs/design/membership.md.
+"""Decides which generation is written now, if any: rules 1 to 8 of docs/design/membership.md.
 
-Looks at the whole picture each time (level-triggered) and remembers nothing, so it never matters how the
-picture came about. The result is an action or a wait, always with a reason a person can act on.
+Reads the whole picture each time (level-triggered) and keeps no memory, so the order of past events never matters.
+The result is an action or a wait, always with a reason that a person can act on.
 
-Invariants: after a first commit no generation without a holder (I6), except an empty one, in which nobody
+Invariants: after a first commit no generation without a holder (I6), except an empty one, in which no worker
 steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless that one can't come into
-force any more, for a newcomer of it died or somebody could not build it; nodes that stay are never more than the most.
+force any more, since one of its joiners died or a member could not build it; nodes that stay never exceed the maximum.
 
-**Nothing planned before a commit.** Also a FAILOVER or first generation is followed by a planned one only once a
-commit in it is known. The store keeps the newest record alone: a commit proves that every member has taken
-this one, so none can be left behind in an older generation by a record that it never saw.
+**Nothing planned before a commit.** A planned generation follows a FAILOVER or first generation, too, only once a
+commit in it is known. The store keeps only the newest record: a commit proves that every member has received
+it, so no member stays in an older generation because of a record that it never saw.
 
 **Too few nodes would remain.** Workers do not know the minimum, so a generation below it would step. A leave
 that brings the job below the minimum therefore writes an empty generation: the leaver goes, the others step
-aside at the same boundary, keep their state and wait. Once enough nodes are there again a FAILOVER generation
-takes in those who kept the state together with the newcomers. After a loss nothing is written instead, since
-the survivors cannot step anyhow; unless one of them wants to leave and waits for a generation without it.
+aside at the same boundary, keep their state and wait. Once there are enough nodes again, a FAILOVER generation
+contains the workers that kept the state, and the joiners. After a loss nothing is written instead, since
+the survivors cannot step anyway, unless one of them wants to leave and waits for a generation without it.
 
-**The last holders leave.** As long as a newcomer could take over the state, they stay until it has committed.
-Until then they do not count towards the most: the state matters more than one node too many for some steps.
+**The last holders leave.** As long as a joiner could take over the state, they stay until it has committed.
+Until then they do not count towards the maximum: the state matters more than one extra node for some steps.
 
-**Everybody lives and it does not work.** A generation that breaks, or a pending one that can't be built, is written
-again, each time later, and after some attempts without somebody (left_out.py). Who is left out is in quarantine: its
-workers are offered again after a while, or at once where the minimum can't be met without them.
+**All live, but the generation does not work.** A generation that breaks, or a pending one that can't be built, is
+written again after growing delays, and after some attempts without one of the nodes (left_out.py). That node is in
+quarantine: its workers are offered again after a while, or at once if the minimum can't be met without them.
 
-**Everybody waits.** hang.py says for whom a step waits. If all of them wait and connections between them are cut, or it
-lasts, the same members meet again; a cut that is still there then costs a node at once, for its ends name each other.
+**All members wait.** hang.py decides for which members a step waits. If all wait and connections between them are cut,
+or the wait lasts, the same members build a new communicator; if a cut persists, a node is left out at once, since both
+ends of the cut name each other.
 
-**Nobody holds the state.** If the job has checkpoints, all begin again from the newest: a FAILOVER record with base 0.
-Its members are all new in it, so whatever anybody kept of the generations before counts as none from then on.
+**No worker holds the state.** If the job has checkpoints, all begin again from the newest: a FAILOVER record with base
+0. Its members are all new in it, so any state kept from earlier generations is void.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _who_is_there(case: Case) -> Decision | None:
         return asking(case, inquiry)
     if inquiry.broken:
         broken = some([s.worker_id for s in standing.suspicions if s.broken])
-        return _made_again(case, f"the communicator of {broken} is broken and everybody lives")
+        return _made_again(case, f"the communicator of {broken} is broken and all members live")
     return None
 
 
@@ -141,12 +142,12 @@ def _who_should_be_there(case: Case) -> Decision:
     if view.committed_generation < record.number and not standing.newcomers_gone:
         # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
         wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: nobody has committed in generation {record.number} yet", wake_s)
+        return Decision(None, f"waiting: no worker has committed in generation {record.number} yet", wake_s)
     if standing.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
-        # them would never be brought by all, and if somebody misses them a suspicion will say so.
+        # them would never be brought by all, and if a worker misses them, a suspicion reports it.
         wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: {some(standing.missing)} gone and nobody suspects them", wake_s)
+        return Decision(None, f"waiting: {some(standing.missing)} gone and no worker suspects them", wake_s)
     return _planned(case, record)
 
 
@@ -173,14 +174,14 @@ def _first(case: Case) -> Decision:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
         return Decision(None, f"last call: {len(complete)} of at most {counted(most)} ready", wake_s)
     chosen = targets.first(case.view, complete[:most])
-    # base 0: it follows nothing, so nobody has to bring a state
+    # base 0: it follows nothing, so no worker has to bring a state
     return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most))} ready")
 
 
 def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
     """A FAILOVER generation of the survivors, with newcomers only where they are too few.
 
-    broken: somebody cannot go on; else everybody waits already (the record is empty, or lost).
+    broken: a member cannot go on; else all members wait already (the record is empty, or lost).
     """
     view, standing, record = case.view, case.standing, case.view.generation
     waiters = case.offers(s.worker_id for s in standing.survivors)
@@ -205,7 +206,7 @@ def _may_be_written(case: Case, target: targets.Target) -> bool:
 
 
 def _made_again(case: Case, why: str) -> Decision:
-    """A communicator is broken and everybody lives: the same once more, but not in a tight loop and not forever."""
+    """A communicator is broken and all live: the same members again, but not in a tight loop and not forever."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     # what was tried before this pending record was about its newcomers, and these go now
     failed = 0 if case.standing.pending else attempts.count
@@ -223,7 +224,7 @@ def _made_again(case: Case, why: str) -> Decision:
 
 
 def _renewed(case: Case, hang: HangDecision) -> Decision:
-    """Everybody lives and waits. hang.py has spaced the attempts already."""
+    """All members live and wait. hang.py has spaced the attempts already."""
     failed = case.view.attempts.count
     tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
     # A cut that outlasts a new communicator is no accident, and both its ends have said of whom they hear nothing.
@@ -298,7 +299,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         held, spare = some(target.held_back), some(o.agent.node_name for o in ready)
         return Decision(
             None,
-            f"generation {record.number} stands with {counted(record.world_size, 'worker')}"
+            f"generation {record.number} has {counted(record.world_size, 'worker')}"
             + f" on {counted(record.node_count)}"
             + (f"; {held} leaves once another node has the state" if held else "")
             + (f"; spare: {spare}" if spare else "")
@@ -311,7 +312,7 @@ def _planned(case: Case, record: Generation) -> Decision:
     if waiters.next_at_s is not None:
         # a node that is nearly complete may save the job a stop
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
-    # While another is pending nobody can say whom a second planned one reaches, so it is taken at once.
+    # While another is pending, it is unknown which workers a second planned one reaches, so it is entered at once.
     kind = GenerationKind.FAILOVER if case.standing.pending else GenerationKind.PLANNED
     remain = f"{target.nodes} of at least {counted(case.desired.min_nodes)} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
@@ -329,12 +330,12 @@ def _base(case: Case) -> int:
     record = case.view.generation
     if record is None:
         return case.view.committed_generation
-    # nobody steps in an empty generation: in force before was what it followed
+    # no worker steps in an empty generation: the one that it followed was in force before
     return case.standing.in_force if record.members else record.base
 
 
 def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
-    """Its base is the record that lists whoever keeps the state; see standing.py."""
+    """Its base is the record that lists the workers that keep the state; see standing.py."""
     record = case.view.generation
     base = 0 if record is None else record.number if record.members else record.base
     stay = [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
@@ -349,7 +350,7 @@ def _no_holder(case: Case, why: str) -> Decision:
     held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
     since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
     left = parting(view)
-    if left is not None:  # nobody will come back with the state, so there is nothing to wait for
+    if left is not None:  # no worker will come back with the state, so there is nothing to wait for
         if left.failed and not view.has_checkpoints:
             return fail(f"workers failed while others left ({left.reason})")
         return _begin_again(case, left.reason, case.now_s)
@@ -359,7 +360,7 @@ def _no_holder(case: Case, why: str) -> Decision:
         since_s += limit_s
         why = f"no worker that holds the state came back within {limit_s:g} s ({why})"
     else:
-        reason = f"waiting: nobody that holds the state is there ({why})"
+        reason = f"waiting: no worker that holds the state is present ({why})"
         return Decision(None, reason, since_s + limit_s, Waiting.HOLDER)
     return _begin_again(case, why, since_s) if view.has_checkpoints else fail(why)
 

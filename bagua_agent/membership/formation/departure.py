@@ -1,7 +1,7 @@
-"""Have all workers that may hold the job's state left on purpose, and is the state saved? Pure.
+"""Decides whether all workers that may hold the job's state left on purpose, and the state is saved. Pure.
 
-Used by ending.py for the result *stopped*, by decision.py for a start after such an end, and by an agent for what it
-says when it leaves. Invariant L1 of docs/design/leaving.md: a worker counts as gone only by the word of its own agent.
+Used by ending.py for the result *stopped*, by decision.py for a start after such an end, and by an agent for its report
+when it leaves. Invariant L1 of docs/design/leaving.md: a worker counts as gone only if its own agent reports it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _saved(view: JobView) -> Parting:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What becomes of the job without this node, as far as it is known here.
+    """The future of the job without this node, as far as it is known here.
 
     goes_on: other nodes stay. awaits_result: the leader is about to say how the job ended. text: for people, once this
     node waits no longer.

@@ -1,6 +1,6 @@
-"""Is the job over, and how did it end?
+"""Decides whether the job is over, and with which result.
 
-Decides the result from what has happened; forms no generation. Rules 6 and 8 of docs/design/membership.md.
+Forms no generation. Rules 6 and 8 of docs/design/membership.md.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _awaiting_cause(
             f"{failed}; asking whether the other nodes live",
             inquiry.again_at_s,
         )
-    # After a generation without somebody who was gone, the failed worker's agent will say that this explains it.
+    # After a generation without a lost worker, the failed worker's agent reports that the loss explains the failure.
     is_known_soon = view.attempts.newest_since_s > since_s
     until_s = since_s + (policy.cause_window_s if is_known_soon else policy.blame_window_s)
     return Decision(None, f"{failed}; waiting for what else fails", until_s) if now_s < until_s else None

@@ -1,13 +1,13 @@
-"""What should happen before the job's first step, where scripts ask for ranks before they have a model? Pure.
+"""Decides what happens before the first step of a job whose scripts need ranks before they have a model. Pure.
 
 The job's first workers, the *cohort*, meet in init_process_group(): a GATHERING record gives them ranks and a
-communicator, and no state. Once all of them stand at their first step boundary the first generation follows, with the
-same workers and ranks. If one of them is lost before, none can go on: what it had done before the loop (a download, its
-part in a broadcast) is gone, and the others have passed it. So an empty GATHERING record follows, which ends them all,
-and their successors gather anew.
+communicator, and no state. Once all of them are at their first step boundary the first generation follows, with the
+same workers and ranks. If one of them is lost before, none can go on: its work before the loop (a download, its part in
+a broadcast) is gone, and the others have passed it. So an empty GATHERING record follows, which ends them all, and
+their successors gather anew.
 
 A worker in init_process_group() (WAITING) is in no other generation. One that comes while the job trains goes on by
-itself (PREPARING) and joins at its first step boundary (LOOP). A script that asks for nothing before is LOOP at once.
+itself (PREPARING) and joins at its first step boundary (LOOP). A script that needs nothing before is LOOP at once.
 
 Invariants: a gathering lists whole nodes; the ranks of the first generation are those of its gathering; no gathering
 follows a generation with a holder.

@@ -1,8 +1,8 @@
-"""Which workers should the next generation hold, and what does its record say?
+"""Chooses the workers of the next generation, and builds its record.
 
-Chooses among survivors and offers; decision.py decides whether the choice may be written. Nodes that are in
-stay before others come in; above the most the youngest go first. A node that only stays until somebody else
-has the state does not count towards the most.
+Chooses among survivors and offers; decision.py decides whether the choice may be written. Present nodes have
+precedence over new ones; above the maximum the youngest leave first. A node that stays only until another worker has
+the state does not count towards the maximum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bagua_contract.records import Generation, GenerationKind
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """held_back: names of leaving nodes that stay because nobody else has the state yet."""
+    """held_back: names of leaving nodes that stay because no other worker has the state yet."""
 
     workers: tuple[Chosen, ...]
     held_back: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def next_number(view: JobView) -> int:
 def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
     """The fewest nodes that the next generation may have.
 
-    A minimum raised above what is in force stops nobody: as many nodes as before may go on.
+    A minimum raised above the generation in force stops no worker: as many nodes as before may go on.
     """
     record = view.generation
     if record is None or not record.members or standing.pending:
@@ -79,7 +79,7 @@ def planned(
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """All that are in and stay, and whoever may come in. without: agents whose newcomers are left out."""
+    """All members that stay, and the joiners that may join. without: agents whose joiners are left out."""
     carried = {s.worker_id for s in standing.survivors}
     inside = [_carried(view, standing, s) for s in standing.survivors] + [
         # came with the pending record: in it without a break, but without state

@@ -1,9 +1,8 @@
-"""The leader as a state machine: what follows an event, and what is to be done about it.
+"""The leader as a state machine: the consequences of each event.
 
-Every agent keeps the state warm, so that whoever is elected knows the picture; only the leader acts. Owns
-what is remembered between decisions: the picture, evidence, and what was asked of the shell and not yet
-answered. No IO and no clock: time arrives inside events. Invariants: no action from an agent that does not
-lead; at most one WriteGeneration is under way.
+Every agent keeps the state up to date, so that a new leader knows the picture; only the leader acts. Owns the memory
+between decisions: the picture, evidence, and actions that the shell has not answered yet. No IO and no clock: time
+arrives inside events. Invariants: no action from an agent that does not lead; at most one WriteGeneration is under way.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
     except IllegalEvent as error:
         raise IllegalTransition(str(error), event, before) from error
     if view.generation is not state.view.generation:
-        # whoever wrote it: the refusal is explained
+        # whichever agent wrote it, the refusal is explained
         state = replace(state, refusal=None)
     state = replace(state, view=view, evidence=evidence)
     if state.writing is not None and view.generation_number >= state.writing:
@@ -229,7 +228,7 @@ def _reason(note: str, decision: Decision) -> str:
 
 
 def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:
-    """Ask for the refusal of whoever does not fit until it stands in the store; also when to ask again."""
+    """Request the refusal of each misfit until it is in the store; also when to request it again."""
     refusing: dict[str, float] = {}
     for worker_id, what in sorted(misfits(state.view).items()):
         asked_at_s = state.refusing.get(worker_id)
@@ -244,7 +243,7 @@ def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tupl
 def _order(
     state: State, order: HangOrder | None, actions: list[Action], policy: Policy
 ) -> tuple[State, float | None]:
-    """Ask for `order` to be written until it stands in the store; also when to ask again."""
+    """Request the write of `order` until it is in the store; also when to request it again."""
     if order == state.view.hang_order:
         return replace(state, ordering=None), None
     asked = state.ordering

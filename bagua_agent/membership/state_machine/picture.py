@@ -1,4 +1,4 @@
-"""How an event changes the picture. Knows no rule: what a change calls for is decided elsewhere.
+"""Applies events to the picture. Contains no rule: the consequences of a change are decided elsewhere.
 
 Stale and repeated events are ordinary and ignored with a reason; what cannot be raises IllegalEvent.
 """
@@ -34,7 +34,7 @@ _RECORDS_KEPT = 64
 
 
 class IllegalEvent(ValueError):
-    """Contradicts what is known in a way that neither delay nor loss explains."""
+    """Contradicts the picture in a way that neither delay nor loss explains."""
 
 
 def absorb(
@@ -84,7 +84,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
         case ev.SuspicionRaised():
             return replace(view, suspicions=_with(view.suspicions, event.worker_id, _suspicion(view, event)))
         case ev.SuspicionCleared():
-            # that of a worker which is gone as well; nobody asks after it
+            # also that of a worker which is gone; nothing reads it
             went_on = _with(view.went_on, event.worker_id, event.now_s)
             return replace(view, suspicions=_without(view.suspicions, event.worker_id), went_on=went_on)
         case ev.HangOrderSeen():
@@ -228,7 +228,7 @@ def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
 
 
 def _committed(view: JobView, number: int) -> JobView:
-    """Somebody committed in `number`, the newest so far: no attempt at that generation has failed."""
+    """A worker committed in `number`, the newest so far: no attempt at that generation has failed."""
     works = view.generation is not None and number >= view.generation.number
     attempts = replace(view.attempts, count=0) if works else view.attempts
     replacements = 0 if works else view.replacements

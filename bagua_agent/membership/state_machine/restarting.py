@@ -1,17 +1,17 @@
-"""Which generation should there be of workers that are started again for each? Restart mode's rules.
+"""Decides the next generation in restart mode, where workers start again for each generation.
 
 A job whose workers open no session follows its membership by nodes: every change ends all workers and starts
-those of the next generation. Looks at the whole picture each time, as decision.py does for live jobs.
+those of the next generation. Reads the whole picture each time, as decision.py does for live jobs.
 
 States of the job, all read from the picture:
 
     no members      (no record, or an empty one)  -> enough ready nodes, last call over -> members
-    members         runs; nobody knows how far it is
+    members         runs; its progress is unknown
       lost          an agent of it is gone or confirmed dead       -> next generation at once
       failed        a worker of it ended with an error             -> ask whether agents live; blame; next, or the end
       leaving       an agent of it wants to go                     -> next at once
       changed       ready newcomers, or another number is desired  -> next after the last call
-      ending        some worker ended with 0                       -> as above, but nobody is let in any more
+      ending        some worker ended with 0                       -> as above, but no node joins any more
       finished      all workers of all its agents ended with 0     -> success
 
 Invariants: one generation of one number (the store's transaction); workers of a generation are started only after
@@ -155,12 +155,12 @@ def _after_failure(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    """Everybody lives, so a worker is to blame: the first by cause."""
+    """All agents live, so a worker is the cause: the first one by cause."""
     until_s = min(a.run_since_s for a in failed) + policy.blame_window_s
     over = {a.agent_id for a in inside if _run(a, record) is Run.FINISHED} | view.failures.keys()
     undecided = any(m.worker_id not in over and m.agent_id not in over for m in record.members)
     if undecided and now_s < until_s:
-        # whoever fails first by the clock is often the one that only noticed first, also on one node
+        # the first failure by the clock is often that of a worker that only noticed first, also on one node
         return Decision(None, "a worker failed; waiting for what else fails", until_s)
     failures = [f for f in view.failures.values() if f.generation == record.number]
     cause = first_cause(failures)
@@ -186,11 +186,11 @@ def _change(
 ) -> Decision:
     target = _candidates(view, there)[: desired.max_nodes]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
-    stands = f"generation {record.number} stands with {_count(record.world_size, 'worker')}"
+    stands = f"generation {record.number} has {_count(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
         return Decision(None, stands)
     if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
-        return Decision(None, f"{stands}; workers have begun to end, so nobody is let in")
+        return Decision(None, f"{stands}; workers have begun to end, so no node joins any more")
     newcomers = [a for a in target if a.agent_id not in before]
     if newcomers:
         until_s = max(a.ready_since_s for a in newcomers) + policy.last_call_s
@@ -210,7 +210,7 @@ def _next(
     why: str,
     failed: tuple[int, int] | None = None,
 ) -> Decision:
-    """The generation of those who are there; an empty one, in which nobody runs, if they are too few."""
+    """The generation of the present agents; an empty one, in which no worker runs, if they are too few."""
     target = _candidates(view, there)[: desired.max_nodes]
     if len(target) < desired.min_nodes:
         target, why = [], f"{why}; {len(target)} of {_count(desired.min_nodes)} remain"

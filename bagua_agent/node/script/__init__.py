@@ -1,1 +1,1 @@
-"""What the text of a user's script says about how its workers start."""
+"""Finds out from the text of a user's script how its workers start."""

@@ -1,7 +1,7 @@
 """Finds out from a script's text whether it sets library variables before it imports torch. Pure, but it reads.
 
-Such a script gets an interpreter of its own instead of a fork that has torch loaded. The text is a first look: what it
-does not show (a helper module sets the variable) bagua_core/worker/fresh_start.py finds when the script imports torch.
+Such a script gets an interpreter of its own instead of a fork that has torch loaded. The text is a first check: if a
+helper module sets the variable, bagua_core/worker/fresh_start.py notices it when the script imports torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How will a script's workers follow a new generation: in process, or by being started again?
+"""Guesses whether a script's workers follow a new generation in process or by a new start.
 
-Looks at the program's text without running it: whoever calls `init_process_group` of `bagua_core` follows in process,
-anything else knows nothing of this runtime and is restarted. A guess only: a worker that opens a session all the
-same makes its job LIVE (see membership/state_machine/picture.py), so a wrong guess costs nothing but a later start.
+Reads the program's text without running it: a script that calls `init_process_group` of `bagua_core` follows in
+process, any other does not know this runtime and is restarted. Only a guess: a worker that opens a session nevertheless
+makes its job LIVE (see membership/state_machine/picture.py), so a wrong guess costs only a later start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Serves torch.distributed.elastic.timer: workers set deadlines, and one that misses its deadline is signalled.
 
 The agent's side of torch's FileTimerClient, on if TORCHELASTIC_ENABLE_FILE_TIMER is 1. Requests are lines of JSON in a
-FIFO whose path workers find in TORCHELASTIC_TIMER_FILE. What a worker says is not trusted: no process outside the
+FIFO whose path workers find in TORCHELASTIC_TIMER_FILE. Requests of workers are not trusted: no process outside the
 sessions of this node's workers is ever signalled.
 """
 

@@ -1,7 +1,7 @@
 """Answers health checks over HTTP at the port that TORCHELASTIC_HEALTH_CHECK_PORT names.
 
-200 if the agent's loop takes a message within five seconds; 503 if not: the agent is stuck. Until the loop has taken
-its first one the agent joins the job, which may take as long as its peers need, so the answer is 200. Any path will do.
+200 if the agent's loop takes a message within five seconds; 503 if not: the agent is stuck. Before the first message
+the agent is joining the job, which may take as long as its peers need, so the answer is 200. Any path is accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How is a node's daemon configured? Its TOML file, checked as a whole: whoever holds an AgentConfig can use it.
+"""Reads the TOML file of a node's daemon and checks it as a whole: an AgentConfig is valid.
 
-`check` is pure; `read_agent_config` reads the file and looks at the files that it names. Each complaint is one line
-with the key, the value and what to do. Single values and the defaults: agent_config_keys.py.
+`check` is pure; `read_agent_config` reads the file and checks the files that it names. Each error is one line with the
+key, the value and what to do. Single values and the defaults: agent_config_keys.py.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def check_named_files(config: AgentConfig, where: str, now: datetime) -> None:
 
 
 def _flattened(content: Mapping[str, object], where: str) -> dict[str, object]:
-    """Values by path. Raises UserError for keys that nobody knows."""
+    """Values by path. Raises UserError for unknown keys."""
     sections = {key.section for key in KEYS if key.section}
     said: dict[str, object] = {}
     for name, value in content.items():
@@ -256,12 +256,12 @@ def _exposed_etcd(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str |
             continue
         if plain:
             return (
-                f"etcd.endpoints {str(endpoint)!r} is plain and beyond this host, and whoever writes to etcd runs "
+                f"etcd.endpoints {str(endpoint)!r} is plain and beyond this host, and any client of etcd can run "
                 f"programs on the nodes; give etcd.ca_file, etcd.cert_file and etcd.key_file, or say insecure = true"
             )
         if not config.etcd_cert_file and not config.etcd_user:
             return (
-                f"etcd.endpoints {str(endpoint)!r} lets everybody in if it asks for no certificate; give "
+                f"etcd.endpoints {str(endpoint)!r} lets every client in if it asks for no certificate; give "
                 f"etcd.cert_file and etcd.key_file (or etcd.user and etcd.password_file), or say insecure = true"
             )
     return None
@@ -279,7 +279,7 @@ def _exposed_daemon(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str
             return None
         place = "listen.address is not given, so the daemon listens"
     return (
-        f"{place} beyond this host, and whoever calls the daemon runs programs here; give tls.ca_file, tls.cert_file "
+        f"{place} beyond this host, and any caller of the daemon runs programs here; give tls.ca_file, tls.cert_file "
         f"and tls.key_file, or say insecure = true"
     )
 

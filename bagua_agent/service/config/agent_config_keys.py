@@ -1,7 +1,7 @@
-"""Which keys has the daemon's configuration file, what is written there, and what if nothing is?
+"""The keys of the daemon's configuration file, with their values and defaults.
 
-One table; reading, checking and the example all use it. Knows what a single value may be, not how values
-go together (agent_config.py).
+One table; reading, checking and the example all use it. Defines the range of single values, not how values go together
+(agent_config.py).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def node_name(value: object) -> str:
 
 
 def address(value: object) -> str:
-    """A particular host: others are told to call there."""
+    """A particular host: the address that others use."""
     host = text(value)
     try:
         if not host or not ipaddress.ip_address(host).is_unspecified:
@@ -219,8 +219,8 @@ KEYS: tuple[Key, ...] = (
         "insecure",
         switch,
         False,
-        "true lets etcd and this daemon be used beyond this host without TLS and authentication. Whoever reaches "
-        "either can then run programs on the nodes.",
+        "true lets etcd and this daemon be used beyond this host without TLS and authentication. A client that "
+        "reaches either can then run programs on the nodes.",
     ),
     Key(
         "etcd.endpoints",

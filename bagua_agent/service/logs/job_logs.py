@@ -1,7 +1,7 @@
-"""What have a job's workers written on this node? Finds their files and reads them, whoever wrote what into them.
+"""Finds and reads the files that a job's workers wrote on this node, whatever they contain.
 
-Names come from strangers, so nothing of them is followed: a name is one component of a path, a file must be an
-ordinary one and no link. Bytes are counted in the whole stream, whatever of it is kept (`log_parts.py`).
+Names are untrusted: a name must be one component of a path, a file must be an ordinary one and no link. Positions count
+the bytes of the whole stream, also of removed parts (`log_parts.py`).
 """
 
 from __future__ import annotations

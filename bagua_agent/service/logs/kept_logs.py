@@ -1,7 +1,7 @@
-"""Knows of which submission a job's logs on this node are, and removes them once that one is removed, or replaced.
+"""Records to which submission a job's logs on this node belong, and removes them with it or after its replacement.
 
-Names of jobs are used again, so a name alone does not say whose logs lie there. What is known lies in the daemon's own
-state directory, a file a job.
+Names of jobs are used again, so a name alone does not identify the owner of logs. The records are in the daemon's own
+state directory, one file for each job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Serves a node's logs as soon as its port can be had. The daemon follows its orders meanwhile.
+"""Serves a node's logs once its port is free. The daemon follows its orders meanwhile.
 
-A job may have taken the port while the daemon was restarted. That costs `bagua-launch logs` on this node and nothing
-else, so the node's record holds it as a note. A note keeps no job away: otherwise one job could drive others from its
-node.
+A job may have taken the port while the daemon was restarted. Only `bagua-launch logs` fails on this node then, so the
+node's record holds it as a note. A note does not keep jobs away: otherwise one job could keep others from its node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is wrong with this node? Looks at what jobs need here; each finding says what it means and the next move.
+"""Checks that the node has what jobs need; each finding says what it means and what to do.
 
-A trouble keeps jobs away (the daemon tells the scheduler, which replaces the node first); a note does not. Judging is
-pure, looking is beside it. A look is bounded: a driver that hangs is itself a trouble.
+A trouble keeps jobs away (the daemon reports it to the scheduler, which replaces the node first); a note does not. The
+decisions are pure, separate from the measurements. A measurement is bounded: a driver that hangs is itself a trouble.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bagua_contract.distribution import CUPY_HINT, original_beside
 ETCD_TIMEOUT_S = 5.0
 PROGRAM_TIMEOUT_S = 30.0
 # A disk is nearly full below 5 % of it; but 4 GiB are enough on any, and less than 256 MiB on none: a job's logs and an
-# etcd's last words fit into that. Below, writing fails at the worst moment.
+# etcd's final writes fit into that. Below, writing fails at the worst moment.
 LEAST_FREE_SHARE = 0.05
 ENOUGH_FREE_BYTES = 4 << 30
 LEAST_FREE_BYTES = 256 << 20
@@ -52,7 +52,7 @@ class Finding:
 
 
 def troubles(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """As the scheduler is told them."""
+    """As reported to the scheduler."""
     return tuple(f"{f.what}: {f.text}" for f in findings if f.weight is Weight.TROUBLE)
 
 
@@ -190,7 +190,9 @@ def _etcd(config: AgentConfig) -> Finding:
 def _clock() -> Finding:
     said = _output(["timedatectl", "show", "--property=NTPSynchronized", "--value"])
     if said is None or said.strip() not in ("yes", "no"):
-        return Finding("clock", Weight.NOTE, "nobody says whether it is synchronized; only certificates mind")
+        return Finding(
+            "clock", Weight.NOTE, "it is unknown whether it is synchronized; only certificates mind"
+        )
     if said.strip() == "no":
         return Finding(
             "clock",

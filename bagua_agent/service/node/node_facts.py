@@ -1,4 +1,4 @@
-"""What has this node: slots, GPUs; and which boot is this?"""
+"""Reads the facts of this node: slots, GPUs, and the id of its boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a daemon tell people's commands? The service they call, over mutual TLS where there are certificates."""
+"""The service of a daemon that people's commands call, over mutual TLS where there are certificates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.caller_limits import MOST_READERS, CallerLimits, TooManyReaders, caller_name
 from bagua_contract import node_pb2, node_pb2_grpc
 
-MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are told, while all readers read
+MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are answered, while all readers read
 STOP_GRACE_S = 1.0
 LARGEST_OFFSET = 1 << 62
 
-# What workers print may hold anything, so whoever may look may look at it: viewers, not strangers.
+# Workers' output may contain anything, so reading it needs the role of a viewer.
 LEAST_ROLES = {
     "/bagua.v1.NodeService/ListLogs": Role.VIEWER,
     "/bagua.v1.NodeService/ReadLog": Role.VIEWER,

@@ -1,4 +1,4 @@
-"""Removes a job from etcd, whole and for good: one transaction takes all of its keys and leaves a removal behind.
+"""Removes a job from etcd: one transaction deletes all of its keys and writes a removal.
 
 The removal is found under the submission's nonce. Each write that puts a key of the job back
 compares that it is absent.

@@ -1,7 +1,7 @@
-"""What the scheduler tidies beside its orders: removes jobs beyond retention, old removals, and etcd's old history.
+"""Removes jobs beyond retention, old removals and etcd's old history, for the scheduler.
 
-Which ones is decided in cluster/retention.py. Every write compares the scheduler's key, and the submission as it was
-read. Done a part at a time, so that orders never wait long.
+cluster/retention.py decides which ones. Every write compares the scheduler's key, and the submission as it was read.
+Works in small parts, so that orders never wait long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
 
 
 class JobRetention:
-    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, as `picture` was told."""
+    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, the source of `picture`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class JobRetention:
 
     @property
     def due_s(self) -> float:
-        """When `tidy` should be called again, if nothing is heard until then."""
+        """When `tidy` should be called again, if nothing changes until then."""
         return min(self._pass_due_s, self._compact_due_s)
 
     def tidy(self, now_s: float) -> None:

@@ -1,11 +1,11 @@
-"""How do the scheduler's decisions reach the store? Every daemon stands; the one that holds the key decides and writes.
+"""Runs the scheduler: every daemon stands for election, and the winner decides and writes.
 
-One thread: it waits for the key to be free, and once it is ours mirrors the cluster, plans after every change
-(cluster/scheduling.py), and writes what the plan says in transactions that compare the key it won and each order as
-read. Whatever is refused was overtaken: the next picture gives the next plan. A store that lost its keys has lost ours
-too, so it is an election like any other, and the plan's settling time begins anew. Whoever is overtaken again and again
-trusts its picture no more and reads the cluster anew. Whoever is refused, or meets a bug, gives the key up and
-stands again later: the next one may do better. Beside that it tidies (job_retention.py).
+One thread: it waits until the key is free; once it owns the key, it mirrors the cluster, plans after every change
+(cluster/scheduling.py), and writes the plan in transactions that compare its key and each order as read. A refused
+transaction was overtaken by a change: the next picture gives the next plan. A store that lost its keys has lost ours
+too, so an ordinary election follows, and the plan's settling time begins anew. A scheduler that is overtaken again and
+again reads the cluster anew. A scheduler without permission, or with a bug, gives the key up and stands again later,
+since another one may succeed. It also removes old jobs (job_retention.py).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
         self._won: int | None = None  # as we last won it
-        self._bug = ""  # that was told last
+        self._bug = ""  # the last one that was reported
         self._outage = ""
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
@@ -108,7 +108,7 @@ class Scheduler:
                 self._say(f"this node can't schedule, so another may: {error}")
                 self._give_up()
                 self._stopping.wait(REFUSED_AGAIN_S)
-            except Exception as error:  # our bug may lie in what stands in the store, which changes
+            except Exception as error:  # our bug may depend on the store's content, which changes
                 bug = describe(error)
                 if bug != self._bug:
                     self._bug = bug
@@ -125,7 +125,7 @@ class Scheduler:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Our lease is kept for the node's other keys, so without this the key would stand and nobody would decide."""
+        """Our lease is kept for the node's other keys, so without this the key would stay without a scheduler."""
         self._won = None
         self._leased.remove(cluster_keys.SCHEDULER)
 

@@ -1,8 +1,8 @@
-"""How are units run where there is no systemd? As processes in sessions of their own, which outlive the daemon.
+"""Runs units without systemd: as processes in sessions of their own, which outlive the daemon.
 
 Each records itself in its folder and holds a lock there (unit_process.py), so a daemon that starts again finds it,
-whenever the one before was killed. What is in a unit beyond its agent's reach is ended by the agent's guardian; a
-process that left its session and wiped its environment is not: only a control group holds such a one.
+whenever the one before was killed. The agent's guardian ends processes that its agent can't reach, except one that
+left its session and wiped its environment: only a control group contains such a process.
 """
 
 from __future__ import annotations

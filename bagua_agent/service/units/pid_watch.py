@@ -1,4 +1,4 @@
-"""Which of these processes has ended? They need not be our children; told once each, from a thread of its own."""
+"""Reports the end of processes that need not be our children; once each, from a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagua_agent.base.background import Failed, OperationEnd, background_thread
 
 class PidWatch:
     """on_end(name): after the process of that name has ended. on_failed: called once if the thread ends by an error; no
-    end is told from then on."""
+    end is reported from then on."""
 
     def __init__(
         self, on_end: Callable[[str], None], on_failed: Callable[[Failed], object] = lambda failed: None

@@ -1,4 +1,4 @@
-"""What runs in a unit: the job agent that a person's `bagua-launch` would be, as a daemon asked for it."""
+"""The program of a unit: the job agent that a person's `bagua-launch` would be, started by a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD_PROCESS = "--record-process"
 
 
 def main(folder: Path, *, record: bool = False) -> int:
-    """The agent's exit code, which is also left in `folder`: whoever reads it may not be our parent.
+    """The agent's exit code, which is also left in `folder`: its reader may not be our parent.
 
     Beside it lies the error that ended the agent, if one did. record: write down there that the unit is this process,
     before anything else.

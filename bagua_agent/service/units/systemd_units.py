@@ -1,4 +1,4 @@
-"""How are units run by systemd? As transient services: a control group each, which ends whole, and a journal.
+"""Runs units as transient systemd services, each with a control group that ends whole, and a journal.
 
 A service stays known after its agent has ended (RemainAfterExit, or failed), so that a daemon that was away learns how.
 """

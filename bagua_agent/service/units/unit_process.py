@@ -1,7 +1,7 @@
-"""Records which process is a unit's, where there is no systemd to say so, and whether it lives.
+"""Records which process belongs to a unit, where there is no systemd to record it, and whether it lives.
 
-The process records itself. The lock is taken before the process exists and passed to it, so there is no moment at
-which a unit runs and nothing says so, whenever its daemon is killed. It ends with the process, whatever ends that.
+The process records itself. The lock is taken before the process exists and passed to it, so a running unit always holds
+it, whenever its daemon is killed. The lock ends with the process.
 """
 
 from __future__ import annotations

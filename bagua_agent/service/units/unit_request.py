@@ -1,6 +1,6 @@
-"""What exactly does this node run for a submission, and may it? Pure, but for asking what is there.
+"""Decides exactly what this node runs for a submission, and whether it may. Pure, apart from checks of what exists.
 
-The submission says what its submitter may say; account, log directory, store and slots are this node's.
+The submission contains what its submitter may choose; account, log directory, store and slots are this node's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is a unit, and what can a daemon do with one? A job agent that runs beside the daemon and outlives it.
+"""The interface to units. A unit is a job agent that runs beside the daemon and outlives it.
 
-The seam between deciding (cluster/unit_plan.py) and systemd or plain processes. A unit is known by its job, so a daemon
-that starts again finds those of the one before. Everything a unit needs lies in a folder of its own, root's alone: what
-is secret in it is in no command line and in no property that others can read.
+Separates the decisions (cluster/unit_plan.py) from systemd and plain processes. A unit is identified by its job, so a
+daemon that starts again finds the units of the one before. A unit's files are in a folder of its own that only root can
+read: no secret is in a command line or in a property that others can read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASON = "reason"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of agents and workers
 REASON_CHARACTERS = 1000  # it travels in the node's record
 NOT_KNOWN = 128 + 9
-"""Exit code of one that ended without a word: killed."""
+"""Exit code of one that ended without a report: killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Why and when a worker's process ended, and ending it."""
+"""Watches for the end of a worker's process, finds its cause, and ends workers."""

@@ -1,4 +1,4 @@
-"""Why did a worker end? Pure: from return code, error file and the tail of stderr.
+"""Finds why a worker ended, from its return code, error file and the tail of stderr. Pure.
 
 Owns the rule which endings are the script's fault and draw on the budget of restarts.
 """
@@ -81,7 +81,7 @@ def signal_name(returncode: int) -> str | None:
 
 
 def _recorded(text: str | None) -> tuple[str, str]:
-    """Message and traceback of an error file; empty for what it lacks, whoever wrote it."""
+    """Message and traceback of an error file; empty for missing parts. The file is untrusted."""
     if not text:
         return "", ""
     try:

@@ -1,4 +1,4 @@
-"""When did a worker end? One thread that waits on pidfds and reports each exit once, at once.
+"""Reports the exit of each worker once, at once: one thread that waits on pidfds.
 
 Reaps the worker (which kills what is left of its group) before it reports. Does not judge the exit:
 see exit_cause.py.

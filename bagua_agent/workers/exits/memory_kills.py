@@ -1,7 +1,7 @@
 """Finds the kernel's record of a process that it killed for lack of memory. Best effort, bounded, never raises.
 
-The kernel's log names the process, where the agent may read it and the process ids are the host's; else the counter of
-the agent's memory cgroup tells that something in it was killed since the last look.
+The kernel's log names the process, if the agent may read it and the process ids are the host's; else the counter of
+the agent's memory cgroup shows that a process in it was killed since the last check.
 """
 
 from __future__ import annotations

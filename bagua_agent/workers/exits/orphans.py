@@ -1,7 +1,7 @@
-"""Whose child becomes a process whose parent ends: the agent's, while a worker is handed over to it.
+"""Adopts the child processes of an ended parent while a worker is handed over to the agent.
 
-The agent is a subreaper only for those moments, so that whatever a script leaves behind goes where it always
-went. What comes along by chance, or because the agent is process 1 of a container, is reaped here.
+The agent is a subreaper only for those moments, so that processes that a script leaves behind go to their usual parent.
+Processes that arrive by chance, or because the agent is process 1 of a container, are reaped here.
 Invariant: no child that the agent started itself is ever reaped here.
 """
 

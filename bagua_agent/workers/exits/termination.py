@@ -1,7 +1,7 @@
-"""How workers are ended: SIGTERM to the whole group, a grace period, SIGKILL; always bounded.
+"""Ends workers: SIGTERM to the whole group, a grace period, SIGKILL. Always bounded.
 
 Returns when the groups are gone, so that ports, GPUs and files they held are free. A process that the
-kernel does not let go (state D) is reported, not waited for.
+kernel does not end (state D) is reported, not waited for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _wait_for_leaders(workers: Sequence[WorkerProcess], deadline: float) -> None
 
 
 def _wait_for_group(pgid: int, deadline: float) -> bool:
-    # The kernel tells nobody when a group becomes empty, so this looks; members are dying by then.
+    # The kernel does not report when a group becomes empty, so this polls; members are dying by then.
     while is_group_running(pgid):
         if time.monotonic() >= deadline:
             return False
@@ -69,7 +69,7 @@ def _wait_for_group(pgid: int, deadline: float) -> bool:
 
 
 def is_group_running(pgid: int) -> bool:
-    """Whether a process of the group runs. Zombies don't count: nobody may be there to reap them."""
+    """Whether a process of the group runs. Zombies don't count: there may be no parent to reap them."""
     try:
         os.killpg(pgid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
 """Makes the directories and files of a job's output, and says who may read them.
 
-The files belong to the job's account and are readable by the group of the directory that holds all jobs' output, which
-an operator chooses; by nobody else. The directories are the agent's own: the account may pass through them to its
-files, and can put nothing else there for the agent to open.
+The files belong to the job's account and are readable only by it and by the group of the directory that holds all jobs'
+output, which an operator chooses. The directories are the agent's own: the account may pass through them to its files,
+and can create no other files there for the agent to open.
 """
 
 from __future__ import annotations

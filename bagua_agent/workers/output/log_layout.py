@@ -1,4 +1,4 @@
-"""Where do files about a worker lie?
+"""Paths of the files about a worker.
 
     <log_dir>/<job_id>/<node_name>/slot<k>-<worker_id>/{stdout.log, stderr.log, error.json}
     <log_dir>/<job_id>/<node_name>/{filtered_stdout.log, filtered_stderr.log}

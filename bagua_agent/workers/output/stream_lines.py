@@ -1,7 +1,7 @@
 """Cuts a stream of bytes into lines, and keeps the last of them. Pure; memory is bounded.
 
-A carriage return ends a segment too (progress bars), and the reader of the segments is told which it
-was. Bytes need not be text.
+A carriage return ends a segment too (progress bars), and each segment says which of the two ended it.
+Bytes need not be text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One place where several streams write: whole lines, a bounded backlog, never a blocking write.
+"""One output that several streams write to: whole lines, a bounded backlog, never a blocking write.
 
-Owns who has an unfinished line there. Knows no worker; an owner is any hashable name. A caller that
-sees `is_full` reads no more from what feeds it, so the backlog stays bounded.
+Owns the record of which stream has an unfinished line. Does not know workers; an owner is any hashable name. A caller
+that sees `is_full` reads no more from its source, so the backlog stays bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Terminal:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.is_tty = os.isatty(fd)
-        self.is_shared = False  # workers write to it themselves, so where its cursor stands is not known
+        self.is_shared = False  # workers write to it themselves, so its cursor's position is unknown
         # A pipe or terminal that polls writable takes this many bytes without blocking.
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         self._write_bytes = FILE_WRITE_BYTES if self._is_file else select.PIPE_BUF
@@ -146,7 +146,7 @@ class Terminal:
         except BlockingIOError:
             return  # someone else made it non-blocking
         except OSError:
-            # The reader is gone (a closed terminal, `| head`): nobody to tell, and training goes on.
+            # The reader is gone (a closed terminal, `| head`): there is no output, and training goes on.
             self._broken = True
             self._backlog.clear()
             return

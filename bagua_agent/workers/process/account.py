@@ -1,4 +1,4 @@
-"""Whose account do workers run under, and what may that account touch?
+"""The account that workers run under, and what it may access.
 
 A foreground agent's workers run under its own. A service's agent, which is root, runs them under the account that the
 job asks for: they get that account's ids, groups and home, and of the agent's files only what is given to them here.

@@ -1,7 +1,7 @@
-"""What does the kernel say about a process? Reads /proc; a process that ends meanwhile is ordinary.
+"""Reads a process's status from /proc; a process that ends meanwhile is ordinary.
 
-Owns the parsing of /proc/<pid>. Judges nothing. What may not be read (kernel stacks, without privileges) is
-empty.
+Owns the parsing of /proc/<pid>. Judges nothing. A part that may not be read (kernel stacks, without privileges)
+is empty.
 """
 
 from __future__ import annotations

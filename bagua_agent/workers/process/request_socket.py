@@ -1,6 +1,6 @@
 """Requests to a helper process: a length, JSON, and file descriptors beside the first bytes; all bounded.
 
-One end of a socket pair. Knows nothing of what is asked. One request at a time: its owner holds a lock.
+One end of a socket pair. Does not know the requests' meaning. One request at a time: its owner holds a lock.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class StackChannel:
         return os.fstat(self._answers).st_size
 
     def ask(self) -> bool:
-        """Ask the worker's thread. False if nobody listens, or does any more."""
+        """Ask the worker's thread. False if the worker no longer reads, or never did."""
         try:
             os.write(self._requests, b"?")
         except OSError:

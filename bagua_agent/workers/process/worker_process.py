@@ -16,7 +16,7 @@ from bagua_agent.workers.process.stack_channel import StackChannel
 
 
 class AdoptedProcess:
-    """A child that a helper started for us; stands where a Popen does."""
+    """A child that a helper started for us; used like a Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -42,7 +42,7 @@ class WorkerProcess:
         self.slot = slot
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
-        self.stdout_fd = stdout_fd  # read ends, non-blocking; whoever reads them closes them
+        self.stdout_fd = stdout_fd  # read ends, non-blocking; their reader closes them
         self.stderr_fd = stderr_fd
         self.stack_channel = stack_channel  # None: an executable, which knows nothing of it
         self._popen = popen

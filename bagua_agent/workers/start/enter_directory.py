@@ -1,7 +1,7 @@
-"""Makes a directory this process's own with the rights of another account, and not with ours.
+"""Changes this process's working directory with the rights of another account, and not with ours.
 
-A process that is in a directory reaches what lies below it whatever the directories above allow. A root agent that
-changed into a directory which a job names would take the job's workers along into places that are closed to them.
+A process that is in a directory can access the files below it, whatever the directories above allow. A root agent that
+changed into a directory which a job names would give the job's workers access to places that are closed to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which processors may a worker use? `--numa-binding`, decided as torchrun documents it. Pure.
+"""Chooses the processors of each worker: `--numa-binding`, as torchrun documents it. Pure.
 
 A worker belongs to the NUMA node of the GPU with its slot's index; on a node without GPUs (or with fewer than
 workers) the slots are spread over the NUMA nodes in order. How a machine is built is read in numa_topology.py.

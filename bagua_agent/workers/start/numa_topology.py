@@ -1,4 +1,4 @@
-"""How is this machine built: processors, NUMA nodes, caches, GPUs? Read from /sys.
+"""Reads the machine's processors, NUMA nodes, caches and GPUs from /sys.
 
 GPUs are NVIDIA's, in the order of their PCI addresses, which is CUDA's for equal devices; those that
 CUDA_VISIBLE_DEVICES names by number count in its order. Decides nothing: see numa_binding.py.

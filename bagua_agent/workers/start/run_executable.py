@@ -1,4 +1,4 @@
-"""What a `--no-python` worker is before it becomes the user's executable.
+"""The process of a `--no-python` worker before it becomes the user's executable.
 
 Run by path as `python -I -S -E run_executable.py PARENT_PID EXECUTABLE ARGUMENTS...`: ties its life to
 the agent's, waits at the gate, then replaces itself. A program of its own rather than Popen's

@@ -1,4 +1,4 @@
-"""How a worker's process comes to be: own session, tied to the agent's life, held at a gate.
+"""Starts a worker's process: its own session, tied to the agent's life, held at a gate.
 
 Forked from the warm parent where that is the same (warm_fit.py). Else by vfork (no preexec_fn), so that the
 cost does not grow with the agent. The parent-death signal is set by the runner in the child. Linux sends it

@@ -1,7 +1,7 @@
-"""May a worker be forked from the warm parent, and when is a dead warm parent started again? Pure.
+"""Decides whether a worker may be forked from the warm parent, and when a dead warm parent starts again. Pure.
 
-A fork inherits what libraries read when they were loaded, so it may differ from its parent only in what is
-known to be read later. Everything else is started as ever.
+A fork inherits what libraries read when they were loaded, so it may differ from its parent only in variables that are
+known to be read later. Any other worker is spawned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process that workers are forked from, as the agent holds it: started, asked, watched, replaced.
+"""The agent's handle of the warm parent, from which workers are forked: starts, asks, watches and replaces it.
 
-`fork` never fails because of it: without a usable warm parent it says None, and the worker is spawned. Its
-death harms no worker. The other side is bagua_core/worker/warm_parent.py; what may be forked is warm_fit.py.
+`fork` never fails because of it: without a usable warm parent it returns None, and the worker is spawned. Its death
+harms no worker. The other side is bagua_core/worker/warm_parent.py; warm_fit.py decides which workers may be forked.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class WarmParent:
         os.eventfd_write(self._stop_fd, 1)
         popen = self._popen
         if popen is not None:
-            popen.kill()  # whoever waits for its imports, with the lock, sees its end
+            popen.kill()  # the thread that waits for its imports, with the lock, sees its end
         if self._watch.ident is not None:
             self._watch.join(FORK_TIMEOUT_S + STOP_TIMEOUT_S)
         with self._lock:

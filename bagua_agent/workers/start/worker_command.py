@@ -1,4 +1,4 @@
-"""Which command line runs the user's program, and can it run at all?
+"""Builds the command line that runs the user's program, and checks that it can run.
 
 Owns the four kinds of command (script, -m module, --no-python executable, --run-path) as argument
 vectors, and the check that the target exists before anything is started. Starts nothing.

@@ -1,4 +1,4 @@
-"""Which variables does torchrun give a worker? Pure: a place in the job in, a dict out.
+"""Builds the variables that torchrun gives a worker. Pure: a place in the job in, a dict out.
 
 Owns torchrun's names and their meaning here. The BAGUA_* variables are bagua_contract's.
 """

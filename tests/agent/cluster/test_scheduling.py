@@ -432,7 +432,7 @@ def test_what_runs_without_a_key_is_taken_as_ordered() -> None:
 def test_a_job_whose_submission_is_unknown_is_left_alone() -> None:
     view = picture(nodes("a b"), job("y", 2), orders={"a": "lost:4:1"})
     assert planned(view).changes_nothing
-    assert planned(view).jobs["lost"].reason.startswith("runs, but nobody knows its submission")
+    assert planned(view).jobs["lost"].reason.startswith("runs, but its submission is unknown")
     assert planned(absent(view, "a", 0.0)).changes_nothing
 
 

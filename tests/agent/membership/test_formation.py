@@ -98,7 +98,7 @@ def test_scaling_down_drops_the_youngest_and_up_takes_it_back() -> None:
 def test_nothing_is_planned_before_a_commit_is_known() -> None:
     view = running("a0", "b0")
     view = replace(view, generation=record(3, "a0", kind=FAILOVER))
-    assert decided(view).reason == "waiting: nobody has committed in generation 3 yet"
+    assert decided(view).reason == "waiting: no worker has committed in generation 3 yet"
 
 
 def test_a_pending_one_is_superseded_only_when_its_newcomer_died() -> None:
@@ -259,12 +259,12 @@ def test_broken_without_a_loss_is_made_anew_with_the_same() -> None:
 def test_a_stall_of_the_living_changes_nothing() -> None:
     view = running("a0 b0", suspicions=[suspicion("a0", 2, broken=False)])
     assert decided(view, evidence=replace(LEADER, alive_agents={"b": 5.0})).reason.startswith(
-        "generation 2 stands"
+        "generation 2 has"
     )
 
 
 def test_suspicions_of_older_generations_are_stale() -> None:
-    assert decided(running("a0 b0", suspicions=[suspicion("a0", 1)])).reason.startswith("generation 2 stands")
+    assert decided(running("a0 b0", suspicions=[suspicion("a0", 1)])).reason.startswith("generation 2 has")
 
 
 def test_after_an_election_a_missing_key_is_given_time_unless_somebody_suspects() -> None:

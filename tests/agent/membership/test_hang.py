@@ -100,7 +100,7 @@ def test_a_silent_agent_is_another_ones_case() -> None:
 def test_the_only_holder_is_named_and_not_killed() -> None:
     situation = with_member(job(0.0, None), 0, holder=False)
     decision = decide_hang(situation, 1e6, LIMITS)
-    assert decision.outcome is HangOutcome.NAME and "nobody else has the job's state" in decision.reason
+    assert decision.outcome is HangOutcome.NAME and "no other worker has the job's state" in decision.reason
 
 
 def test_never_means_never() -> None:

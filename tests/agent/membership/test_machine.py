@@ -91,7 +91,9 @@ def test_one_write_is_under_way_until_it_is_seen_or_refused() -> None:
     waiting = step(outcome.state, agent("d", now_s=1.0), POLICY)
     assert (waiting.actions, waiting.reason) == ((), "waiting: generation 1 is being written")
     seen = step(waiting.state, ev.GenerationSeen(now_s=1.0, generation=write.generation), POLICY)
-    assert seen.state.writing is None and seen.reason == "waiting: nobody has committed in generation 1 yet"
+    assert (
+        seen.state.writing is None and seen.reason == "waiting: no worker has committed in generation 1 yet"
+    )
 
 
 def test_a_refused_write_is_tried_again_later_not_at_once() -> None:

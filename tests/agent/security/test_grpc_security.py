@@ -216,10 +216,10 @@ def test_streams_are_guarded_as_well(daemon: Daemon, people: People, connect: Ca
     assert daemon.calls == []
 
 
-def test_a_method_that_the_table_forgot_is_for_nobody(
+def test_a_method_that_the_table_forgot_is_allowed_for_no_role(
     daemon: Daemon, people: People, connect: Callable[..., Caller]
 ) -> None:
-    with pytest.raises(UserError, match="Forgotten is for nobody"):
+    with pytest.raises(UserError, match="Forgotten is allowed for no role"):
         connect(daemon, people.files["ann"]).call("Forgotten")
     with pytest.raises(UserError, match="does not know this command; upgrade it"):
         connect(daemon, people.files["ann"]).call("NeverWritten")

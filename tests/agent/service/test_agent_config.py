@@ -215,7 +215,7 @@ def test_a_plain_endpoint_beyond_this_host_needs_words(endpoint: str) -> None:
 
 def test_tls_without_showing_who_one_is_needs_words() -> None:
     content = {"etcd": {"endpoints": ["https://etcd-1"], "ca_file": "/ca.pem"}, "tls": TLS_FILES}
-    assert "lets everybody in if it asks for no certificate" in complaint(content)
+    assert "lets every client in if it asks for no certificate" in complaint(content)
     assert checked({**content, "insecure": True})
     with_password = {**content["etcd"], "user": "u", "password_file": "/p"}
     assert checked({**content, "etcd": with_password})
@@ -231,7 +231,7 @@ def test_a_plain_endpoint_beside_certificates_is_a_mistake_whatever_the_words() 
 @pytest.mark.parametrize("listen", [{}, {"address": "10.0.0.5"}, {"address": "node-1"}])
 def test_a_daemon_without_tls_beyond_this_host_needs_words(listen: dict[str, str]) -> None:
     content = {"etcd": SAFE["etcd"], "listen": listen}
-    assert "beyond this host, and whoever calls the daemon runs programs here" in complaint(content)
+    assert "beyond this host, and any caller of the daemon runs programs here" in complaint(content)
     assert checked({**content, "insecure": True})
     assert checked({**content, "tls": TLS_FILES})
     assert checked({**content, "listen": {"address": "127.0.0.1"}})
