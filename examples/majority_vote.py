@@ -18,7 +18,7 @@ MOST_VOTES = 127  # that an int8 counts
 
 
 class MajorityVote(Algorithm):
-    """The gradient that optimizers see is -1, 0 (a tie, or nobody has one) or 1."""
+    """The gradient that optimizers see is -1, 0 (a tie, or no worker has one) or 1."""
 
     name = "majority_vote"
 

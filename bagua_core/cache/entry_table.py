@@ -77,7 +77,7 @@ class EntryTable:
     def entries(self) -> int:
         return self._number(_ENTRIES_AT)
 
-    # -- by whoever holds the writers' lock
+    # -- only with the writers' lock held
 
     def can_take(self, key: KeyDigest) -> bool:
         return self._place_of(key) is not None

@@ -87,7 +87,7 @@ class _Connection:
         self.health = ServerHealth()
         self._notices = notices
         errors = package.exceptions
-        # InvalidResponse: whoever answers there is no Redis
+        # InvalidResponse: the server that answers is not Redis
         self._failures = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
         place: dict[str, Any] = (
             {"unix_socket_path": server.socket_path}

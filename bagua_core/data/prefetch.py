@@ -47,7 +47,7 @@ class BatchKey(NamedTuple):
 
 
 class Plan(Protocol):
-    """Whoever knows the split. Both are called in the training thread."""
+    """The split of the samples. Both methods are called in the training thread."""
 
     def indices_of(self, key: BatchKey) -> list[int]: ...
 
@@ -64,7 +64,7 @@ class Request(NamedTuple):
 
 
 class Stale:
-    """Stands for a batch that was not loaded because nobody wants it any more."""
+    """A placeholder for a batch that was not loaded because it is no longer needed."""
 
 
 class LoadFailure:

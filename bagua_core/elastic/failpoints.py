@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# A test that died holds nobody for longer; one that hangs a worker on purpose sees it replaced before.
+# A test that died holds no process for longer; a worker hung on purpose is replaced before.
 HOLD_LIMIT_S = 60.0
 _HOLD_LOOK_S = 0.002
 
@@ -134,7 +134,7 @@ def _say(point: Failpoint, step: int, more: str = "") -> None:
 
 
 def _is_held(point: Failpoint, step: int) -> bool:
-    """Whether somebody asked for it; returns when they let go. Raises FailpointRaised if that is what they want."""
+    """Whether a test asked for it; returns when the test lets go. Raises FailpointRaised if the test asks for that."""
     asked = Path(point.directory, point.name)
     standing = asked.with_name(f"{point.name}.{os.getpid()}")
     try:

@@ -66,7 +66,7 @@ def _from_cache(directory: Path, digest: str) -> Found:
 
 
 def address_of(values: array[Any]) -> int:
-    """As the library's functions take it; good for as long as somebody holds `values`."""
+    """As the library's functions take it; valid while a reference to `values` exists."""
     return values.buffer_info()[0]
 
 
@@ -81,7 +81,7 @@ def _check_private(directory: Path) -> None:
 
 def _compile_once(path: Path) -> None:
     with open(path.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it ends: its compiler has a deadline
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

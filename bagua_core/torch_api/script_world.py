@@ -29,7 +29,7 @@ from bagua_core.elastic.step.engine import Engine
 from bagua_core.torch_api.errors import LateWorkerError, NotLaunchedError
 from bagua_core.torch_api.loop_steps import LoopSteps
 
-LOOK_AGAIN_S = 1.0  # in vain: news wake whoever waits for them
+LOOK_AGAIN_S = 1.0  # a fallback only: news wakes the threads that wait for it
 
 
 class ScriptWorld:
@@ -83,7 +83,7 @@ class ScriptWorld:
         if record is not None and (absent := absent_here(record, environment)):
             say(
                 f"the job begins without {absent} of this node's {environment.slots} workers, which were not ready in "
-                "time, and a plain loop takes nobody in later; --rdzv-conf node_window=60 waits longer for them"
+                "time, and a plain loop takes in no late workers; --rdzv-conf node_window=60 waits longer for them"
             )
 
 
@@ -147,8 +147,8 @@ def await_beginning(member: Member, worker_id: str) -> None:
             case Arrival.TOO_LATE:
                 raise LateWorkerError(
                     f"{_LATE}, and they are too few to go on. Start the job again from the script's own checkpoint; "
-                    "with a range of nodes (--nnodes 1:4) it goes on with whoever is left, and with ElasticDataLoader "
-                    "(docs/original-scripts.md) it takes in others"
+                    "with a range of nodes (--nnodes 1:4) it goes on with the workers that are left, and with "
+                    "ElasticDataLoader (docs/original-scripts.md) it takes in others"
                 )
             case Arrival.WAIT:
                 with member.changed:
@@ -156,7 +156,7 @@ def await_beginning(member: Member, worker_id: str) -> None:
                         member.changed.wait(LOOK_AGAIN_S)
 
 
-_LATE = "it came when the others had begun, and a plain loop takes nobody in later"
+_LATE = "it came when the others had begun, and a plain loop takes in no late workers"
 
 
 class BeforeModels:
@@ -193,7 +193,7 @@ class BeforeModels:
         engine = self._engine
         is_out = engine.generation_number == 0 and engine.state.name.is_none
         if self._world.joined and is_out:
-            say("worker ends: the others went on without it, and a plain loop takes nobody in later")
+            say("worker ends: the others went on without it, and a plain loop takes in no late workers")
             raise SystemExit(0)
 
 

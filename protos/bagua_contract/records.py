@@ -13,7 +13,7 @@ from enum import Enum
 from bagua_contract import membership_pb2 as pb
 
 PROTOCOL_VERSION = 3
-# A record of a greater number was written by nobody: after it there would soon be no number left.
+# No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 
 
@@ -152,7 +152,7 @@ class Generation:
     def from_proto(message: pb.Generation) -> Generation:
         """Raises ValueError for a record that no leader of this protocol would write."""
         if message.HasField("parts"):
-            # taken for a whole one it would send everybody away
+            # taken for a whole one it would send all workers away
             raise ValueError(
                 f"generation {message.number} is a head; its members stand in {message.parts.folder}"
             )

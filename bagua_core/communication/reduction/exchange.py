@@ -70,7 +70,7 @@ class Exchange:
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """Further tensors that belong to the job's state and are alike on all ranks that hold it: they are
-        checkpointed, and whoever heals gets them. The same names and the very same tensors for ever."""
+        checkpointed, and a rank that heals gets them. Every call returns the same names and the same tensor objects."""
         return {}
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:

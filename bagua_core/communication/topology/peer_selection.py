@@ -77,7 +77,7 @@ def peer_of(select: PeerSelection, number: int, index: int, count: int) -> int |
             raise PeerSelectionError(f"{asked}; return None or another index from 0 to {count - 1}")
         if chosen[peer] != i:
             raise PeerSelectionError(
-                f"{asked}, but for {peer} it is {chosen[peer]!r}; whoever is named must name the other in turn"
+                f"{asked}, but for {peer} it is {chosen[peer]!r}; two peers must name each other"
             )
     return chosen[index]
 

@@ -93,7 +93,7 @@ class Checkpointer:
         assert self._writer is not None
         return self._writer
 
-    # -- a generation in which nobody has any state
+    # -- a generation in which no member has any state
 
     def choose(
         self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]
@@ -124,7 +124,7 @@ class Checkpointer:
             return None
 
     def could_not_read(self, choice: Choice) -> None:
-        """Nobody could read it: do not choose it again."""
+        """No member could read it: do not choose it again."""
         if choice.place is not None:
             self._refused |= {choice.place}
 

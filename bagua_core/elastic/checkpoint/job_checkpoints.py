@@ -70,7 +70,7 @@ class JobCheckpoints:
     def resume(
         self, generation: Generation, plan: HealPlan, infos: list[entry.Info]
     ) -> tuple[HealPlan, list[entry.Info]]:
-        """What to go on with: as it was, unless nobody has any state and there is a checkpoint.
+        """The plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
 
         Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
         """

@@ -32,7 +32,7 @@ class CheckpointMismatch(RuntimeError):
 
 
 class CheckpointsUnreadable(RuntimeError):
-    """Nobody can say what the directory holds."""
+    """The directory cannot be listed, so no checkpoint can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from statistics import median
 
 SLOWER_BY = 1.5
 WINDOWS = 3  # in a row, of digest_every_steps steps each
-# Below this the difference costs nobody anything: schedulers differ by more.
+# A smaller difference has no cost: scheduling noise is larger.
 LEAST_GAP_S = 0.002
 MICROSECONDS = 1_000_000
 UNKNOWN = -1  # as exchanged: no whole step in the window, as on a newcomer

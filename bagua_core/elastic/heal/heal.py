@@ -171,7 +171,7 @@ class Transfer:
         try:
             with self._handover.taken_over():
                 self.result = self._run()
-        except Exception as error:  # noqa: BLE001 (whoever waits for the transfer raises it)
+        except Exception as error:  # noqa: BLE001 (the waiter for the transfer raises it)
             self.error = error
         with self._changed:
             self.done = True

@@ -242,7 +242,7 @@ class Ledger:
                         f"step {step}, generation {generation}: world sizes {sorted(sizes)} do not agree"
                     )
                 there = {line.global_rank for line in lines}
-                # One by one and not all: a size that nobody had must not be counted out.
+                # One by one and not all: a false huge size must not be counted out.
                 missing = list(islice((r for r in range(max(sizes)) if r not in there), _MOST_VIOLATIONS))
                 beyond = sorted(rank for rank in there if not 0 <= rank < max(sizes))
                 if missing or beyond:

@@ -69,7 +69,7 @@ class Info:
 def exchange(
     communicator: Communicator, generation: Generation, own: Info, wait: Callable[[Pending], None]
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
-    """Every member's row, and what follows from them. Raises CollectiveFailed, and StateGone on whoever must end."""
+    """Every member's row, and the heal plan. Raises CollectiveFailed, and StateGone on the members that must end."""
     row = torch.tensor(own.to_row(), dtype=torch.int64)
     rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
     wait(communicator.allgather(rows, row))
@@ -90,6 +90,6 @@ def exchange(
     except StateGone as error:
         if communicator.global_rank in error.ranks:
             raise
-        # The others wait, as newcomers do, for somebody who has the state.
+        # The others wait, as joiners do, for a member that has the state.
         raise CollectiveFailed(str(error)) from error
     return plan, infos

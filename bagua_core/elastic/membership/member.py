@@ -86,7 +86,7 @@ class Member:
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
         # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
         self.usual_step_s = 0.0
-        self.waited_s = 0.0  # in collectives, since somebody put it to 0
+        self.waited_s = 0.0  # in collectives, since it was last reset to 0
         self._stall_said: int | None = None  # generation of the stall that stands at the agent
         self._silent_said: frozenset[str] = frozenset()
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
@@ -171,7 +171,7 @@ class Member:
                     return
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
-                # The leader finds everybody alive and makes the generation anew, at once and with this worker.
+                # The leader finds all members alive and makes the generation anew, at once and with this worker.
                 self.session.suspect(
                     decision.generation.base, SuspicionKind.BROKEN, hosts=(), detail=decision.reason
                 )
@@ -277,7 +277,7 @@ class Member:
         self.agreed = None
         self.broken = False
         self._ready_said = False
-        # A generation without any workers ends nobody's history: too few nodes are left, and the state waits.
+        # A generation without any workers ends no worker's history: too few nodes are left, and the state waits.
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 
     def first_commit_done(self) -> None:
@@ -381,7 +381,7 @@ class Member:
             )
 
     def _building_failed(self, number: int, error: Exception) -> None:
-        """Builder's thread. No break: the generation in force goes on. But somebody should hear why no other comes."""
+        """Builder's thread. No break: the generation in force goes on. The agent learns why no other comes."""
         self.session.suspect(
             number,
             SuspicionKind.UNBUILT,

@@ -2,7 +2,7 @@
 
 Owns letting go of groups that gloo.py retired. A destructor waits for operations that still run, so each group has a
 thread of its own for it, which holds no lock of the interpreter meanwhile; the connections that close with one group
-end what peers' groups still wait for. Invariant: only a group that nobody can use any more is let go.
+end what peers' groups still wait for. Invariant: only a group that no rank can use any more is let go.
 """
 
 from __future__ import annotations

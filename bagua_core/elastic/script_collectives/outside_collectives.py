@@ -38,7 +38,7 @@ class MembersChanged(RuntimeError):
 
 
 class PeerLostError(MembersChanged):
-    """Somebody who can't be done without is gone. ranks: of the lost, as they were when it was called."""
+    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called."""
 
     def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
         super().__init__(text)
@@ -257,7 +257,7 @@ class OutsideCollectives:
         unconfirmed: list[Result],
         what: str | None,
     ) -> Result:
-        """unconfirmed: gets what this rank has before it knows that everybody has theirs. what: the name of
+        """unconfirmed: gets what this rank has before it knows that all ranks have theirs. what: the name of
         an operation that the runtime asks for."""
         member, newcomers = self._member, self._steps.newcomers
         unconfirmed.clear()
@@ -280,7 +280,7 @@ class OutsideCollectives:
                 wait(communicator.barrier())
         return result
 
-    # -- outside steps, by some: nobody else knows of it, so there is no log, and it is not run again
+    # -- outside steps, by some: no other worker knows of it, so there is no log, and it is not run again
 
     def _send_or_receive(self, request: Request, workers: Sequence[str]) -> Result:
         communicator, place = self._member.communicator, request.root

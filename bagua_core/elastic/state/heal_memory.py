@@ -1,7 +1,7 @@
 """Is there memory to put a copied state beside the one that is there? A pure decision, and the reading of what is free.
 
 Owns the margin. The user's limit is `BAGUA_STAGING_BYTES`, a variable of bagua_contract/environment.py. Knows nothing
-of tensors but their size. Whoever gets "in place" must count as stateless before the first byte.
+of tensors but their size. A worker that gets "in place" must count as stateless before the first byte.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def decode(
         raise
     except _STUMBLES as error:
         if is_out_of_memory(error):
-            raise  # whoever asked may find another place for it
+            raise  # the caller may find another place for it
         raise StateCodecError(f"the state's manifest is not one of ours: {error}") from error
 
 

@@ -62,7 +62,7 @@ class ScriptModel:
             if not bucket.operations:
                 raise UnsupportedAlgorithmError(
                     f"{type(self.impl).__name__}.init_operations appended nothing to bucket {bucket.name}, so its "
-                    "gradients would be shared with nobody"
+                    "gradients would not be shared"
                 )
 
 
@@ -191,7 +191,7 @@ class Operations(BucketOperation):
 
 
 class _Later(Pending):
-    """Work that is done when somebody waits for it."""
+    """Work that is done when it is waited for."""
 
     def __init__(self, work: Callable[[Callable[[Pending], None]], None]) -> None:
         self._work: Callable[[Callable[[Pending], None]], None] | None = work
