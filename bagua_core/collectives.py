@@ -1,4 +1,4 @@
-"""What may a script ask of the other workers, and what does it get? The public collectives; see docs/collectives.md.
+"""The public collectives that a script can call; see docs/collectives.md.
 
 Each exists twice: `name` leaves its arguments alone and returns new tensors; `name_inplace` writes into its first
 argument and returns it. Ranks are those of get_rank(), and [members, ...] means get_world_size() rows, or the size of

@@ -1,7 +1,7 @@
-"""What a script wraps its model in: the counterpart of torch's DistributedDataParallel.
+"""Provides DistributedDataParallel, which wraps a script's model: the counterpart of torch's.
 
-Owns the wiring of one model: its algorithm's reducer, its buffers, the gates on its optimizers. When a step
-begins, commits or fails is the engine's affair.
+Owns the wiring of one model: its algorithm's reducer, its buffers, the gates on its optimizers. The engine decides
+when a step begins, commits or fails.
 """
 
 from __future__ import annotations

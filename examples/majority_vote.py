@@ -1,4 +1,4 @@
-"""An algorithm of one's own: every worker votes on the sign of each gradient element, and the majority decides.
+"""A custom algorithm: every worker votes on the sign of each gradient element, and the majority decides.
 
 One byte an element travels instead of four. `train_with_majority_vote.py` uses it; docs/algorithms.md explains it.
 """

@@ -1,4 +1,4 @@
-"""What is an algorithm? A name with arguments that can begin to act on a model."""
+"""Defines the base class of algorithms: a name with arguments, which attaches to a model."""
 
 from __future__ import annotations
 

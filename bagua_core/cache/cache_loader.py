@@ -1,4 +1,4 @@
-"""Has this value been computed before? `CacheLoader.get`: out of the cache, or computed, and kept for the next time."""
+"""Provides CacheLoader, whose `get` returns a value from the cache, or computes it and stores it."""
 
 from __future__ import annotations
 

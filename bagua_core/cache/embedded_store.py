@@ -1,4 +1,4 @@
-"""How does a node keep frames without a server? One file of data and one table, shared by its processes.
+"""Keeps frames on a node without a server: one file of data and one table, shared by the node's processes.
 
 Frames are appended and never moved, overwritten or evicted. When the capacity is used up, further ones are refused:
 an epoch reads every sample once, so evicting the least recently used would throw out exactly what is needed next,

@@ -1,8 +1,9 @@
-"""Where do a node's processes meet, and who removes what they leave? A directory that lives as long as its users.
+"""Provides the directory that a node's processes share; it exists as long as a process uses it.
 
 Every process that uses it holds a shared lock on one file in it; the kernel lets go of it however the process ends.
-Whoever can take that lock alone knows that nobody uses the directory: the last one to leave removes it, and whoever
-enters removes others that all users were killed out of. Only this user may enter, and no symbolic link is followed.
+A process that gets that lock exclusively knows that no other uses the directory: the last one to leave removes it,
+and each process that enters removes directories whose users were all killed. Only this user may enter, and no
+symbolic link is followed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where does a node's cache lie, and how large may it be? A pure decision.
+"""Decides where a node's cache is placed and how large it may be. Pure.
 
 Shared memory also carries what DataLoader's processes hand over, and counts as memory; so the cache never plans with
 all of it.

@@ -1,4 +1,4 @@
-"""How are frames kept in Redis? Sharded over servers, each of which may be lost and come back.
+"""Keeps frames in Redis, sharded over servers that may be lost and come back.
 
 A server that does not answer within TIMEOUT_S counts as lost: its keys are missing and what should be written to it is
 dropped, until a try after a pause succeeds. No call raises for it. Needs the package `redis`, imported on first use.

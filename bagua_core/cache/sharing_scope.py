@@ -1,5 +1,5 @@
-"""Which processes share a cache? On a node, those of one job, or else this process and its children; on given servers,
-whoever uses the same name.
+"""Decides which processes share a cache: on a node, those of one job, or else this process and its children; on
+given servers, all processes that use the same name.
 
 The scope on a node is unique to one run of one job, so what an earlier run left behind is never taken for this one's.
 """

@@ -1,4 +1,4 @@
-"""What does the cache ask of a store, whatever it is? To read frames, to write frames, and to say how full it is."""
+"""Defines the interface of a store: it reads frames, writes frames, and reports how full it is."""
 
 from __future__ import annotations
 

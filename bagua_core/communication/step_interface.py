@@ -1,4 +1,4 @@
-"""What loader, reducer and engine may ask of each other within a step.
+"""Defines the interfaces between loader, reducer and engine within a step.
 
 The engine (engine.py) owns boundaries, commits and generations. Loader and reducer know only these
 types, so each is tested with a small fake of the other side.

@@ -1,4 +1,4 @@
-"""What carries the tensors of a GPU in a generation: NCCL, or Gloo by way of the CPU? Pure.
+"""Chooses the transport of a generation's GPU tensors: NCCL, or Gloo by way of the CPU. Pure.
 
 Takes what every member says about itself; one member asks, and tells the others (transport_agreement.py), so all do the
 same. Tensors of the CPU travel by Gloo in any case.

@@ -1,5 +1,5 @@
-"""How are batches loaded ahead although the split may change? One torch DataLoader, created once,
-fed by a sampler without end that predicts which batch comes next.
+"""Loads batches ahead although the split may change: one torch DataLoader, created once, and fed by an endless
+sampler that predicts the next batch.
 
 Owns the loader's worker processes and the queue of requests. What it hands out is always the batch
 asked for: when the prediction was wrong (new generation, roll-back, heal) the requests under way are

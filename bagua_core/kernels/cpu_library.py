@@ -1,4 +1,4 @@
-"""Which compiled library serves the CPU, and where does it come from?
+"""Finds the compiled library for the CPU, or compiles it.
 
 First the one that an installation built beside this file; then the user's cache; then it is compiled into the cache, by
 one process at a time. A library of other sources than those here is never used. Knows nothing of tensors.

@@ -1,4 +1,4 @@
-"""Which elementwise programs can the CPU's library run, and how is one handed to it? See elementwise.h.
+"""Builds elementwise programs for the CPU's library. See elementwise.h.
 
 A program is a list of operations on registers: first the memories that it is given, then temporaries of its own. It
 runs over all parts, tile by tile, so that what its operations make of an element stays in the cache. fp32 only.

@@ -1,4 +1,4 @@
-"""Who runs a kernel for this tensor, and why? Chosen once per process for the CPU, by availability.
+"""Chooses the target that runs a kernel for a tensor; for the CPU once per process, by availability.
 
 `BAGUA_KERNELS` decides for the CPU: "auto" (the default), "extension" (an error where there is none) or "fallback".
 """

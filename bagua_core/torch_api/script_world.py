@@ -1,7 +1,7 @@
-"""Who is in a script's world, and from when on? A script that asks for its ranks before it has a model must be told.
+"""Decides which workers are in a script's world when it asks for its ranks before it has a model.
 
 Scripts of the original compute shards and learning rates from rank and world size right after `init_process_group`, and
-count their own epochs. So their workers join before there is a model, and nobody can come in later: a plain loop would
+count their own epochs. So their workers join before there is a model, and none can come in later: a plain loop would
 begin at its first batch while the others are in the middle. Such a world only shrinks. `elastic` scripts promise to
 draw from ElasticDataLoader (or to call next_step) instead and join at their first step, as all others of this runtime.
 """

@@ -1,4 +1,4 @@
-"""Where do messages lie while they travel? In memory that is used again, and never again once it was given up."""
+"""Provides reusable memory for messages in transit; memory of an abandoned operation is not reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a model's algorithm do in the course of a step? The calls that every algorithm's acting part answers.
+"""Defines the interface between a wrapped model and its algorithm: the calls in the course of a step.
 
 A step: `forward_begins` once or more (micro-batches), then the hooks on the gradients, then exactly one of
 `step_committed` and `step_rolled_back`. Between steps `communicator_changed` may come. Everything runs in the script's

@@ -1,4 +1,4 @@
-"""Which workers meet in each lane of a generation? Pure: knows ranks and nodes, no transport."""
+"""Lists the workers of each lane of a generation. Pure: knows ranks and nodes, no transport."""
 
 from __future__ import annotations
 

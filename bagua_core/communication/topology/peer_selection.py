@@ -1,4 +1,4 @@
-"""Who exchanges weights with whom in this step? Pure: every rank finds the same pairs and rings without a message.
+"""Chooses the peers of a step's weight exchange. Pure: every rank computes the same pairs and rings without a message.
 
 A party is what has one copy of the model to exchange: a rank, or a node whose workers average among themselves first.
 Parties that only heal have no model of the job yet and no place here.

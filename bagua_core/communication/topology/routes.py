@@ -1,4 +1,4 @@
-"""Between whom does a bucket travel, and on which lanes? Pure but for the communicators it hands out."""
+"""Chooses the ranks and lanes over which a bucket travels. Pure but for the communicators it returns."""
 
 from __future__ import annotations
 

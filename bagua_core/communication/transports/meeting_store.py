@@ -1,4 +1,4 @@
-"""Where do the members of a generation leave their addresses for each other? A small key-value server in each worker.
+"""The meeting store: a small key-value server in each worker, at which a generation's members exchange addresses.
 
 torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where
 that does not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or

@@ -1,4 +1,4 @@
-"""How do all members of a generation come to the same transport? Each tells the first, and the first tells each.
+"""Makes all members of a generation use the same transport: each reports to the first, which replies to each.
 
 Owns the keys in the meeting store: one is written and one read by every member. The decision is transport_choice.py's.
 """

@@ -1,4 +1,4 @@
-"""What does the engine ask of checkpoints: one call when a generation begins without state, one per commit, one at
+"""The engine's interface to checkpoints: one call when a generation begins without state, one per commit, one at
 the end.
 
 Owns the agreement on what is due (the only collectives), the run's number and the last look. When is due.py, which

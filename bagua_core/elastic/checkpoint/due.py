@@ -1,4 +1,4 @@
-"""After which steps is a checkpoint due? Pure: time and durations are arguments.
+"""Decides after which steps a checkpoint is due. Pure: time and durations are arguments.
 
 Every rank must pick the same step. By steps it follows from the step's number. By seconds only one rank's clock can
 say, so at agreed steps, called looks, global rank 0 decides whether one is due and at which step all look again.

@@ -1,7 +1,7 @@
-"""How do checkpoints meet the rest of a worker? What the engine calls, in terms of its state, member and ledger.
+"""Connects checkpoints with the rest of a worker: the engine's calls in terms of its state, member and ledger.
 
-Owns the way a generation in which nobody has any state becomes one that has it: the chosen checkpoint is read beside
-the script's thread, then names are exchanged again, and heal_plan.py decides as ever. Without a directory every call
+Owns how a generation in which no member has any state gets one: the chosen checkpoint is read beside
+the script's thread, then names are exchanged again, and heal_plan.py decides as always. Without a directory every call
 returns at once.
 """
 

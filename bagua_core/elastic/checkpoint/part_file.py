@@ -1,8 +1,8 @@
-"""What is in the file of one rank's part, how is it written so that a half one never counts, and read back?
+"""Writes and reads the file of one rank's part of a checkpoint, so that an incomplete file never counts.
 
 A line of magic, the length and checksum of a JSON header, the header, the manifests, the bytes. Written under another
-name, brought to the disk, then renamed: a file of the right name is whole unless the disk lies, and then its
-digests tell. No pickle. Which parts make a checkpoint is catalogue.py.
+name, synced to the disk, then renamed: a file of the right name is complete unless the disk is at fault, and then its
+digests show it. No pickle. Which parts make a checkpoint is catalogue.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which checkpoint does a job without any state go on from, and how do its members read it?
+"""Restores a job without any state: chooses the checkpoint, and reads it on every member.
 
-Global rank 0 chooses the newest complete one that fits and tells the others; each reads it whole. Whoever can't
-read it copies it from those who could, by the ordinary way of who is behind; if nobody could, rank 0 chooses the
+Global rank 0 chooses the newest complete one that fits and tells the others; each reads it whole. A member that
+can't read it heals from one that could, like any member that is behind; if no member could, rank 0 chooses the
 next older one. Knows nothing of generations and of how a state is taken over.
 """
 

@@ -1,8 +1,8 @@
-"""Which rank makes the others wait, step after step, without hanging? Pure arithmetic over durations; no clock.
+"""Finds stragglers: ranks that make the others wait in every step. Pure arithmetic over durations; no clock.
 
 A rank's *computing* time is its step's time minus what it waited in collectives: in a synchronous job all steps last
 equally long, and only this differs. Every rank learns all ranks' means in the exchange that is made every so many
-steps anyhow, and all come to the same conclusion. Who tells it is the caller's affair. Invariants: a rank is named
+steps anyhow, and all come to the same conclusion. Reporting is the caller's. Invariants: a rank is named
 once until it has recovered, and never for one slow window alone (a checkpoint, an evaluation, a page cache).
 """
 

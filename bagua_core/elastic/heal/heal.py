@@ -1,4 +1,4 @@
-"""How does a worker that is behind get the job's state? Copies between members of one generation.
+"""Copies the job's state to a worker that is behind, between members of one generation.
 
 The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
 digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be

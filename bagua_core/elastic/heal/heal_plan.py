@@ -1,4 +1,4 @@
-"""Who has the job's state, who copies it, and when? Decided alike by every member from the exchanged names.
+"""Decides which members hold the job's state, which copy it, and when. All members decide alike, from their names.
 
 Owns rules 3 and 4 of a step. Pure: knows no tensors and no sockets. Every member calls it with the same
 arguments: they are indexed by global_rank and come from the exchange and the generation's record.

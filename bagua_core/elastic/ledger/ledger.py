@@ -1,4 +1,4 @@
-"""Which samples did every committed step use? One JSON line per rank and committed step.
+"""The ledger: records the samples of every committed step, one JSON line per rank and step.
 
 Owns the files' form, writing and reading them, and what a correct history looks like. When a line is
 due, and whose it is, is decided in the engine. Imports no torch: benchmarks and tools read ledgers too.

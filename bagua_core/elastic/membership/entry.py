@@ -1,4 +1,4 @@
-"""Who has which state? The first exchange of every generation.
+"""Exchanges which state each member has: the first exchange of every generation.
 
 Owns the wire form of one fixed-size row per member. The decision over the rows is heal_plan.py.
 """

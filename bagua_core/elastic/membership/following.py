@@ -1,4 +1,4 @@
-"""Which generation does this worker go to next? A pure decision over what it knows.
+"""Decides which generation this worker enters next. Pure.
 
 Knows nothing of communicators, heals or the store. `floor` is the newest generation that this worker can't
 use any more: it failed to enter it, or was in it and it broke.

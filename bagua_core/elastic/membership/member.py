@@ -1,4 +1,4 @@
-"""Which generation is this worker in, and how does it get to the next?
+"""Keeps this worker in the job's current generation, and takes it to the next one.
 
 Owns the session, the communicators and the way through following.py's decisions: build, exchange names, step out,
 end. Knows nothing of steps, data or ledgers: the engine hears of a new generation through `Host`.

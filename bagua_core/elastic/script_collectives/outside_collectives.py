@@ -1,9 +1,9 @@
-"""How does a script's own collective end, outside a step or in one?
+"""Runs a script's own collectives, outside a step or in one.
 
-Outside it is a commit of its own: run again among the members that are left until it succeeded, or answered from the
-log of those that others returned. What can't be run again (a lost rank's part, a message between two, a group's
-affairs) raises instead. In a step it is part of the step and fails with it. The log is operations.py's, what there is
-to ask requests.py's; where the job goes meanwhile is member.py's. Invariant: newcomers take part in none before their
+Outside a step a collective is a commit of its own: run again among the members that are left until it succeeded, or
+answered from the log of those that others returned. What can't be run again (a lost rank's part, a message between two,
+a group's affairs) raises instead. In a step it is part of the step and fails with it. operations.py owns the log,
+requests.py the collectives, member.py the changes of generation. Invariant: joiners take part in none before their
 first step.
 """
 

@@ -1,4 +1,4 @@
-"""Which lines of the ledger must this rank write now? The committed steps whose lines may still be missing.
+"""Decides which lines of the ledger this rank must write now, from the committed steps whose lines may be missing.
 
 Owns the release rule (rule 5 of a step). Pure: knows no file and no samples; a `Line` names what to write.
 Invariants: a line is returned only when every member of the generation in force has the step, so it cannot be

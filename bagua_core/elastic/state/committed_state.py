@@ -2,7 +2,8 @@
 
 Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps
 that are final, beside the registry's models and optimizers. Knows no peers: who copies from whom is heal_plan.py's,
-when a step commits the engine's. Invariant: while `half` says so, the name is none.
+when a step commits the engine's. Invariant: after a copy that
+failed midway (`half` is not NONE) the state has no name.
 """
 
 from __future__ import annotations

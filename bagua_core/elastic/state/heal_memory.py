@@ -1,4 +1,4 @@
-"""Is there memory to put a copied state beside the one that is there? A pure decision, and the reading of what is free.
+"""Decides whether memory suffices for a copied state beside the live one, and reads how much memory is free.
 
 Owns the margin. The user's limit is `BAGUA_STAGING_BYTES`, a variable of bagua_contract/environment.py. Knows nothing
 of tensors but their size. A worker that gets "in place" must count as stateless before the first byte.

@@ -1,4 +1,4 @@
-"""How does state travel between workers? As a JSON manifest and one run of bytes, without pickle.
+"""Encodes state for transfer between workers: a JSON manifest and one run of bytes, without pickle.
 
 Owns the mapping of nested plain values and tensors to (manifest, tensors) and back, the virtual
 concatenation of the tensors' bytes (any range of which can be read or written without a copy of the

@@ -4,7 +4,7 @@ Owns the step under way; its states are step_states.py's. What is committed is c
 copying.py's, the script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines
 are due commit_history.py. Everything runs in the script's thread.
 
-The *resume point* of a step is where the script stands when the step is done again: the loader's yield, or the return
+The *resume point* of a step is where the script goes on when the step is done again: the loader's yield, or the return
 of next_step(). What a failed step changed goes back to its values there.
 """
 

@@ -1,4 +1,4 @@
-"""How does a script name an algorithm, and how does it write one? A declaration, and what it becomes for a model.
+"""The base classes of algorithms, for scripts that name one or write their own.
 
 Owns the two base classes. A declaration (`Algorithm`) holds arguments; `reify` makes of it the `AlgorithmImpl` of one
 model, whose hooks say what happens to the gradients in a bucket. The runtime's own algorithms are declarations too, but

@@ -1,4 +1,4 @@
-"""How is an algorithm run that a script has written? Its hooks are called at the moments of a step that they mean.
+"""Runs an algorithm that a script has written, by calling its hooks at their moments of a step.
 
 Owns the way from an AlgorithmImpl to an exchange of the core: gradients fill the reducer's buckets, and when the
 backward is through the operations that the script has appended run one after the other, in the script's thread and in
