@@ -246,7 +246,7 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
 
 
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
-    """What rank `source` sends. tensor: in its shape and dtype; its values come back where the step has failed.
+    """The tensor from rank `source`. tensor: in its shape and dtype; its values come back where the step has failed.
 
     Raises as send does.
     """

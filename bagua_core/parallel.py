@@ -31,7 +31,7 @@ from bagua_core.sync_batchnorm import SyncBatchNorm
 class DistributedDataParallel(nn.Module):
     """`module`, trained by all workers of the job together.
 
-    optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and newcomers
+    optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and joiners
     receive their state. None: no torch optimizer steps on this model.
     broadcast_buffers: rank 0's buffers are used by all from the start of each training forward.
     find_unused_parameters: one that took part on no rank keeps a .grad of None instead of zero, for optimizers that

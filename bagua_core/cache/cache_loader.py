@@ -145,7 +145,7 @@ class CacheLoader:
         return self._cache().flush(FLUSH_WITHIN_S)
 
     def stats(self) -> CacheStatistics:
-        """What has happened so far, in all processes of this node."""
+        """The counts so far, over all processes of this node."""
         opened = self._cache()
         usage = opened.store.usage()
         return CacheStatistics(

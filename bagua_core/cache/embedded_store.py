@@ -34,7 +34,7 @@ _DATA, _TABLE, _WRITERS = "data", "table", "writers"
 
 
 def places_for(capacity_bytes: int, entries: int | None) -> int:
-    """How many entries should the table have room for? A pure decision."""
+    """The number of entries that the table has room for. Pure."""
     wanted = capacity_bytes // _USUAL_FRAME_BYTES if entries is None else int(entries * _ROOM_BESIDE) + 1
     most = int(capacity_bytes * _LARGEST_TABLE) // (table_bytes(1) - table_bytes(0))
     places = max(_LEAST_PLACES, min(wanted, most)) | 1

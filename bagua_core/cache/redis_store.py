@@ -104,7 +104,7 @@ class _Connection:
         )
 
     def ask(self, work: Callable[[Any], T]) -> T | None:
-        """What `work` makes of the client; None if the server is lost, or has been and is not asked again yet."""
+        """The result of `work` on the client; None if the server is lost, or was lost and is not tried again yet."""
         if not self.health.may_ask(time.monotonic()):
             return None
         name = self.server.name

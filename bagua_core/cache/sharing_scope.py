@@ -31,12 +31,12 @@ class Scope:
 
 
 def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
-    """Who else is meant by this environment?"""
+    """The scope that this environment gives."""
     if WorkerEnvironment.is_present(environ):
         agent = environ.get(variable("agent_id"), "")
         return Scope(f"agent-{agent}", True, "the workers of this node's agent")
     if _TORCHRUN in environ:
-        # the run's id may be "none", so the launcher's process stands for it
+        # the run's id may be "none", so the launcher's process identifies the run
         started = _start_time(parent_pid)
         return Scope(
             f"torchrun-{environ[_TORCHRUN]}-{parent_pid}-{started}",

@@ -65,7 +65,7 @@ class DataSource(Protocol):
         """Samples of a batch, at most."""
 
     def fingerprint(self) -> dict[str, str]:
-        """What must agree on all workers: dataset length, seed, global batch size, ..."""
+        """The properties that must agree on all workers: dataset length, seed, global batch size, ..."""
 
     def position(self) -> dict[str, int]:
         """{"epoch": e, "batch": b}: the global batch that the next step uses."""

@@ -38,7 +38,7 @@ class Setting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a member says about itself.
+    """A member's report about itself.
 
     uses_gpu: the script has something on a GPU. obstacle: why NCCL can't be used here, and what to do about it; empty
     if it can. The rest counts only where there is none: nccl_version as NCCL numbers it; gpu: its name among all GPUs

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 class Division(Protocol):
     def prepare(self) -> None:
-        """What takes long, before anybody in the job waits for it."""
+        """Does the slow preparation before any worker of the job waits for it."""
 
     def batch_count(self, epoch: int) -> int: ...
 

@@ -154,7 +154,7 @@ class ElasticDataLoader:
     def epochs(self, count: int) -> Iterator[int]:
         """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
 
-        A newcomer begins with the epoch that the others are in. An epoch comes again if its loop was
+        A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
         left early.
         """
         while True:

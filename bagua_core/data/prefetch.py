@@ -56,7 +56,7 @@ class Plan(Protocol):
 
 
 class Request(NamedTuple):
-    """What is sent to a worker process. serial: stale if less than the shared one."""
+    """A request to a worker process. serial: stale if less than the shared one."""
 
     serial: int
     epoch: int

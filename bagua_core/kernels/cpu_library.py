@@ -51,7 +51,7 @@ def find() -> Found:
 
 
 def cache_directory() -> Path:
-    """Where libraries compiled on demand are kept; not made here."""
+    """The directory of libraries compiled on demand; not created here."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "bagua-kernels"
 

@@ -35,7 +35,7 @@ class Target:
 
 
 def target(device: str | torch.device = "cpu") -> Target:
-    """What serves tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
+    """The target for tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
     return _chosen_for(torch.device(device))[0]
 
 

@@ -29,7 +29,7 @@ MIN_MAX_UINT8 = "MinMaxUInt8"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an operation acts on. weight: this worker's share of the step's samples. communicator: None if alone."""
+    """The input of an operation. weight: this worker's share of the step's samples. communicator: None if alone."""
 
     bucket: Bucket
     number: int

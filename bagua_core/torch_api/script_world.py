@@ -92,7 +92,7 @@ def say(text: str) -> None:
 
 
 def absent_here(record: Generation, environment: WorkerEnvironment) -> int:
-    """How many of this node's workers are not in `record`."""
+    """The number of this node's workers that are not in `record`."""
     return environment.slots - sum(1 for m in record.members if m.agent_id == environment.agent_id)
 
 
@@ -117,7 +117,7 @@ class Arrival(Enum):
 
 
 def arrival(news: News, worker_id: str) -> Arrival:
-    """What is a worker to do that says it is ready, and can begin at the first batch only? The leader has judged."""
+    """The action of a ready worker that can begin at the first batch only, after the leader's decision."""
     if news.close or news.leave or news.refused:
         return Arrival.BEGIN
     record = news.generation
@@ -126,7 +126,7 @@ def arrival(news: News, worker_id: str) -> Arrival:
         return Arrival.WAIT
     if record.base == 0 or placement.since_generation <= record.base:
         return Arrival.BEGIN
-    # newcomers are in a record of a loss only where the survivors are fewer than the least
+    # joiners are in a record of a loss only where the survivors are fewer than the least
     return Arrival.TOO_LATE if record.kind is GenerationKind.FAILOVER else Arrival.SUPERFLUOUS
 
 
@@ -161,7 +161,7 @@ _LATE = "it came when the others had begun, and a plain loop takes in no late wo
 
 class BeforeModels:
     """Stands in the engine for the models to come: generations are made before there are any, and must bring
-    all that these may need. Ends a worker that was left out: its loop has stood still, the others' have not."""
+    all that these may need. Ends a worker that was left out: its loop has made no progress, the others' have."""
 
     module = nn.Module()
     optimizers: list[torch.optim.Optimizer] = []  # noqa: RUF012 (as in step_interface.Model)
@@ -202,7 +202,7 @@ class BeforeModels:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What this surface knows of the running script."""
+    """The state of this surface for the running script."""
 
     engine: Engine
     world: ScriptWorld

@@ -25,7 +25,7 @@ def own_version() -> str | None:
 
 
 def original_beside() -> str | None:
-    """What to tell people if a distribution of the original Bagua is in this environment; None if none is."""
+    """The message for the user if a distribution of the original Bagua is in this environment; None if none is."""
     for name in _ORIGINALS:
         try:
             found = version(name)

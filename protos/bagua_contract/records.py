@@ -1,6 +1,6 @@
 """The records of one job as values: frozen, checked at birth, and their protobuf form.
 
-Owns the meaning of what stands in etcd. Knows nothing of etcd, processes or torch, so that agent and
+Owns the meaning of the records in etcd. Knows nothing of etcd, processes or torch, so that agent and
 core can share it.
 """
 
@@ -19,7 +19,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """Which committed state this is; ordered, so the greatest is the furthest.
+    """The name of a committed state; ordered, so the greatest is the furthest.
 
     generation: the one of the last commit. step: steps committed. operations: collectives outside
     steps finished since then. All zero names "no state".
@@ -42,7 +42,7 @@ class GenerationKind(Enum):
 
 
 class Stage(Enum):
-    """How far a worker is on its way into the job; see membership.proto."""
+    """A worker's progress on its way into the job; see membership.proto."""
 
     LOOP = pb.LOOP
     WAITING = pb.WAITING
@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 class SuspicionKind(Enum):
-    """What keeps a worker from going on with its peers."""
+    """The reason why a worker can't go on with its peers."""
 
     BROKEN = pb.Suspicion.BROKEN
     STALLED = pb.Suspicion.STALLED

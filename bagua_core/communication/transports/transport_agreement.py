@@ -26,7 +26,7 @@ def tell(store: Store, global_rank: int, statement: Statement) -> None:
 
 
 def agree(store: Store, global_rank: int, world_size: int) -> Choice:
-    """What the first member has chosen. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
+    """The first member's choice. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
     try:
         if global_rank == 0:
             said = [Statement.from_text(_text(store, _said_by(r))) for r in range(world_size)]

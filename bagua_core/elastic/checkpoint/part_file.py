@@ -251,7 +251,7 @@ def _read_into(file: Any, piece: torch.Tensor) -> None:
 
 
 def _read_header(file: Any) -> tuple[Header, int]:
-    """The header, and how many bytes it took; the file stands behind it."""
+    """The header, and how many bytes it took; the file is positioned after it."""
     start = file.read(len(MAGIC) + _PREFIX.size)
     if len(start) < len(MAGIC) + _PREFIX.size or not start.startswith(MAGIC):
         raise CorruptPart("it is not a checkpoint's part")

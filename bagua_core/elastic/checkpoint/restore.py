@@ -37,7 +37,7 @@ class CheckpointsUnreadable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What rank 0 chose; place None: there is nothing to go on from. run: the number of the run that begins."""
+    """Rank 0's choice; place None: there is no checkpoint to go on from. run: the number of the run that begins."""
 
     run: int
     place: Place | None
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A state as it was captured, with where the loader stood and the step committed last."""
+    """A state as it was captured, with the loader's position and the step committed last."""
 
     step: int
     position: Mapping[str, int]

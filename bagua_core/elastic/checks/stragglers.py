@@ -17,7 +17,7 @@ WINDOWS = 3  # in a row, of digest_every_steps steps each
 # A smaller difference has no cost: scheduling noise is larger.
 LEAST_GAP_S = 0.002
 MICROSECONDS = 1_000_000
-UNKNOWN = -1  # as exchanged: no whole step in the window, as on a newcomer
+UNKNOWN = -1  # as exchanged: no whole step in the window, as on a joiner
 
 
 class ComputingTime:
@@ -83,7 +83,7 @@ def slow_ranks(
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a window brought. named: slow for long enough, told now. recovered: global ranks named before that kept
+    """A window's findings. named: slow for long enough, reported now. recovered: global ranks named before that kept
     pace again for as long."""
 
     named: tuple[Straggler, ...] = ()

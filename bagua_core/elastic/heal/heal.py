@@ -27,7 +27,7 @@ LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors tra
 
 
 class HealMismatch(CollectiveFailed):
-    """What arrived is not what was sent."""
+    """The received state differs from the one that was sent."""
 
 
 def send_state(

@@ -28,7 +28,7 @@ class StateGone(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HealPlan:
-    """What entering a generation asks of its members; ranks are of that generation.
+    """The actions by which members enter a generation; ranks are of that generation.
 
     furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
     copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
@@ -66,7 +66,7 @@ class HealPlan:
 
     @property
     def rounds(self) -> tuple[frozenset[int], ...]:
-        """Who copies the state at once, round by round: one begins when all copies of the one before are verified."""
+        """The members that copy at once, round by round: a round begins when all earlier copies are verified."""
         return tuple(r for r in (self.at_once - self.spared - self.replaying, self.spared) if r)
 
     @property
@@ -80,7 +80,7 @@ class HealPlan:
 
 
 def counted_name(name: StateName, since_generation: int) -> StateName:
-    """What a member's name is worth: none, unless it committed while it was a member without interruption.
+    """The name of a member that counts: none, unless it committed while it was a member without interruption.
 
     A worker that was dropped, rightly or not, may carry steps that the job has since done otherwise; its
     placement then says a `since_generation` after its last commit, even if it never noticed.
@@ -99,7 +99,7 @@ def plan(
     joining: Sequence[bool] | None = None,
     parts: Sequence[int] | None = None,
 ) -> HealPlan:
-    """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
+    """names, outside (is outside a step), since (`Placement.since_generation`), stages (keeps its own state until
     a copy is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all
     alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
     under way; default: 0), by global_rank. equal_states: of all holders.
@@ -124,8 +124,8 @@ def plan(
     holders = tuple(r for r in holders if not joining[r]) or holders
     healing = frozenset(range(len(names))) - frozenset(holders)
     # A member that is one commit behind may stand before the same evaluation as the others, and must not go
-    # into it with old parameters: only those without any state copy beside the step. One that stands outside a step
-    # without a state lost it in a copy: it is in the middle of that collective, unlike a newcomer.
+    # into it with old parameters: only those without any state copy beside the step. One that is outside a step
+    # without a state lost it in a copy: it is in the middle of that collective, unlike a joiner.
     newcomers = frozenset(r for r in healing if (counted[r].is_none or joining[r]) and not outside[r])
     beside = newcomers if not any(outside) else frozenset()
     at_once = healing - beside

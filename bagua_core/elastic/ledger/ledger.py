@@ -211,7 +211,7 @@ class Ledger:
         return len({line.step for line in self.lines})
 
     def check(self, dataset_length: int, epochs: int, *, samples_per_epoch: int | None = None) -> list[str]:
-        """What is wrong, in words; empty if this is one whole history.
+        """The violations, as text; empty if this is one complete history.
 
         epochs: how many are finished; a later one may be under way. samples_per_epoch: how many of the
         data set's samples each epoch uses (fewer than all with drop_last).
@@ -293,7 +293,7 @@ class Ledger:
 
 
 def _in_order(resumptions: Iterable[Resumption]) -> tuple[Resumption, ...]:
-    """Every rank writes its own; the earliest of each stands for all."""
+    """Every rank writes its own; the earliest of each counts for all."""
     first: dict[tuple[int, str, int], Resumption] = {}
     for one in sorted(resumptions, key=lambda r: r.order):
         first.setdefault((one.run, one.job, one.generation), one)

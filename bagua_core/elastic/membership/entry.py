@@ -21,7 +21,7 @@ _COLUMNS = 11
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One member's row. outside: it stands in a collective outside a step, not at a boundary. stages: a copy would
+    """One member's row. outside: it is in a collective outside a step, not at a boundary. stages: a copy would
     not touch its own state until it is verified. half: what a copy that failed has left of its state.
     layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: final parts of
     the step under way. equal_states: holders have the same parameters; it follows from the algorithm, so it is not

@@ -41,7 +41,7 @@ class Decision:
 
 
 def decide(s: FollowingSituation) -> Decision:
-    """What this worker does at a boundary, or while it waits for one."""
+    """Decides what this worker does at a boundary, or while it waits for one."""
     if s.current is None:
         return _newcomer(s)
     if s.current.is_gathering:
@@ -120,7 +120,7 @@ def _towards(s: FollowingSituation, generation: Generation) -> Decision:
 
 
 def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:
-    """Give up entering `entering`? A newcomer follows any newer record; a member of the generation before, having
+    """Whether to stop entering `entering`. A joiner follows any newer record; a member of the generation before, having
     switched with all others, only a loss: a newer planned one cannot have been agreed without it. One that follows
     a later generation than `entering` shows that a loss was missed."""
     if newest is None or newest.number <= entering.number:

@@ -45,7 +45,7 @@ class JoinRefused(RuntimeError):
 
 
 class Host(Protocol):
-    """What the member asks of the engine."""
+    """The calls of a member to the engine."""
 
     def info(self) -> entry.Info: ...
 
@@ -87,7 +87,7 @@ class Member:
         # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
         self.usual_step_s = 0.0
         self.waited_s = 0.0  # in collectives, since it was last reset to 0
-        self._stall_said: int | None = None  # generation of the stall that stands at the agent
+        self._stall_said: int | None = None  # generation of the stall that the agent knows of
         self._silent_said: frozenset[str] = frozenset()
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
         self.rendezvous = Rendezvous(
@@ -189,7 +189,7 @@ class Member:
                     continue
                 self._wait_for_news(news, given_up)
                 if self.broken and self.generation is not None and not given_up():
-                    # Whatever became of the first report: as long as nothing follows, the break stands.
+                    # Whatever became of the first report: as long as nothing follows, the break remains.
                     self.session.suspect(
                         self.generation.number,
                         SuspicionKind.BROKEN,
@@ -337,7 +337,7 @@ class Member:
                 self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)
         except CollectiveFailed as error:
-            # A newcomer is still none; a member still holds its state and waits for a loss.
+            # A joiner is still none; a member still holds its state and waits for a loss.
             self._retire("entering failed")
             self.generation = previous
             self._entry_failed(generation, error)
@@ -427,7 +427,7 @@ class Member:
             ):
                 self._building = self._start_building(newest)
 
-    # -- a group without newcomers
+    # -- a group without joiners
 
     def side_communicator(self, members: tuple[int, ...]) -> Communicator:
         """The group of `members` (global ranks) of the generation in force. Raises CollectiveFailed."""
@@ -487,7 +487,7 @@ class Member:
         waits: WaitMonitor,
         waits_in: Callable[[], CollectiveWait | None] = lambda: None,
     ) -> None:
-        """waits_in: what it is in, asked only when it is told."""
+        """waits_in: what it is in, called only when it is reported."""
         due = waits.is_stalled(waited_s)
         if not due and self._stall_said is None:
             return

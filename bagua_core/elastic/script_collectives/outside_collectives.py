@@ -34,7 +34,7 @@ from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
 
 class MembersChanged(RuntimeError):
     """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
-    on some and not on others. All that took part are told; ranks are new ones from now on."""
+    on some and not on others. It is raised on all that took part; ranks are new ones from now on."""
 
 
 class PeerLostError(MembersChanged):
@@ -50,7 +50,7 @@ class SourceHasNoState(RuntimeError):
 
 
 class Steps(Protocol):
-    """What such a collective asks of the engine."""
+    """The calls of such a collective to the engine."""
 
     @property
     def in_step(self) -> bool: ...
@@ -73,7 +73,7 @@ class Steps(Protocol):
     def reduction_failed(self, error: Exception) -> None: ...
 
     def operation_done(self, index: int) -> None:
-        """All members but newcomers completed collective `index` after the last step."""
+        """All members but joiners completed collective `index` after the last step."""
 
 
 class OutsideCollectives:
@@ -129,7 +129,7 @@ class OutsideCollectives:
         return communicator is None or (not steps.in_step and communicator.global_rank in steps.newcomers)
 
     def _takes_part(self) -> tuple[int, ...]:
-        """Global ranks, ascending; outside steps without newcomers."""
+        """Global ranks, ascending; outside steps without joiners."""
         communicator, steps = self._member.communicator, self._steps
         if communicator is None:
             return ()

@@ -52,7 +52,7 @@ class CommittedState:
         self.name = StateName(generation, self.name.step, index + 1)
 
     def forget(self) -> None:
-        """What this worker holds is not the job's any more."""
+        """Drops the name: this worker's state is not the job's any more."""
         with self.guard.held():
             self._be_none()
             self._script_step = 0

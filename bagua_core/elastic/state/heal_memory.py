@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> Decision:
-    """Stage a state of `needed_bytes`? available_bytes None: unknown; then trying is the only way to learn."""
+    """Whether to stage a state of `needed_bytes`. available_bytes None: unknown; then it is tried."""
     if limit_bytes is not None and needed_bytes > limit_bytes:
         return Decision(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
     if available_bytes is not None and needed_bytes + MARGIN_BYTES > available_bytes:

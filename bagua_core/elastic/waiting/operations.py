@@ -65,7 +65,7 @@ class MismatchedCollective(RuntimeError):
 def check_agreement(
     communicator: Communicator, index: int, asked: str, wait: Callable[[Pending], None]
 ) -> None:
-    """All members ask for the same collective? asked: the same words on all that agree.
+    """Checks that all members ask for the same collective. asked: the same text on all that agree.
 
     Raises MismatchedCollective, CollectiveFailed.
     """
