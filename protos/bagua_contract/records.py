@@ -104,7 +104,7 @@ class Generation:
 
     @property
     def is_gathering(self) -> bool:
-        """Its members stand before the loop and hold no state."""
+        """Its members are before the loop and hold no state."""
         return self.kind is GenerationKind.GATHERING
 
     @property
@@ -154,7 +154,7 @@ class Generation:
         if message.HasField("parts"):
             # taken for a whole one it would send all workers away
             raise ValueError(
-                f"generation {message.number} is a head; its members stand in {message.parts.folder}"
+                f"generation {message.number} is a head; its members are in {message.parts.folder}"
             )
         if message.number > LARGEST_NUMBER:
             raise ValueError(f"generation {message.number} is beyond any that can follow another")

@@ -64,7 +64,7 @@ def decide(s: FollowingSituation) -> Decision:
 
 
 def _gathered(s: FollowingSituation, current: Generation) -> Decision:
-    """Before the loop. The first generation follows once all members stand at their first step boundary."""
+    """Before the loop. The first generation follows once all members are at their first step boundary."""
     if s.closed:
         return Decision(Move.END, "the job is closing and needs no more workers")
     if s.newest is not None and s.newest.number > current.number:

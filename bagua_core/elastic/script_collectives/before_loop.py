@@ -136,7 +136,7 @@ class BeforeLoop:
     def refuse(self, what: str) -> LateWorkerError:
         """what: something that a late worker can't do."""
         return LateWorkerError(
-            f"{what}: this worker came while the job trains and stands before its first step, so it has no peers. "
+            f"{what}: this worker came while the job trains and is before its first step, so it has no peers. "
             f"Instead {_RECIPE}"
         )
 
