@@ -146,7 +146,7 @@ def is_launched() -> bool:
 def get_rank() -> int:
     """Global rank in the generation in force. Joins the job if init_process_group() was not called; see there.
 
-    Between steps newcomers, which cannot take part in a collective there yet, do not count.
+    Between steps joiners, which cannot take part in a collective there yet, do not count.
     """
     return _runtime.engine().place_of_script()[0]
 

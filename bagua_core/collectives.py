@@ -1,4 +1,4 @@
-"""What may a script ask of the other workers, and what does it get? The public collectives; see docs/collectives.md.
+"""The public collectives that a script can call; see docs/collectives.md.
 
 Each exists twice: `name` leaves its arguments alone and returns new tensors; `name_inplace` writes into its first
 argument and returns it. Ranks are those of get_rank(), and [members, ...] means get_world_size() rows, or the size of
@@ -46,7 +46,7 @@ _LENGTH_BYTES = 8
 def new_group(ranks: Sequence[int] | None = None) -> Group:
     """The workers of `ranks` (default: all) as a group, for the `group` argument of the collectives.
 
-    Makes no connection and asks nobody: the group connects at its first use, among its workers only. It stays good as
+    Makes no connection and sends nothing: the group connects at its first use, among its workers only. It stays good as
     long as all of them are in the job, whatever ranks they get, and once one is lost every use of it raises
     PeerLostError: make another when bagua.generation() has changed. A rank in the group is a place in the sorted
     `ranks`. Outside steps its collectives are not run again (see MembersChanged).
@@ -116,7 +116,7 @@ def reduce_scatter(
 ) -> torch.Tensor:
     """tensor: [members, ...]. Row `rank` of its reduction over all workers.
 
-    Raises PeerLostError if a worker is lost: its row would be nobody's.
+    Raises PeerLostError if a worker is lost: its row would have no owner.
     """
     return _ask(ReduceScatter(tensor, op), group)[0]
 
@@ -187,7 +187,7 @@ def scatter(
     """Row `rank` of the source's `parts`: [members, *part.shape], needed there only. part: in the shape and dtype of a
     row; its values are what a worker gets where the step has failed.
 
-    Raises PeerLostError if a worker is lost: its row would be nobody's.
+    Raises PeerLostError if a worker is lost: its row would have no owner.
     """
     return _ask(Scatter(part, parts, source), group)[0]
 
@@ -246,7 +246,7 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
 
 
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
-    """What rank `source` sends. tensor: in its shape and dtype; its values come back where the step has failed.
+    """The tensor from rank `source`. tensor: in its shape and dtype; its values come back where the step has failed.
 
     Raises as send does.
     """

@@ -1,7 +1,7 @@
-"""What a script wraps its model in: the counterpart of torch's DistributedDataParallel.
+"""Provides DistributedDataParallel, which wraps a script's model: the counterpart of torch's.
 
-Owns the wiring of one model: its algorithm's reducer, its buffers, the gates on its optimizers. When a step
-begins, commits or fails is the engine's affair.
+Owns the wiring of one model: its algorithm's reducer, its buffers, the gates on its optimizers. The engine decides
+when a step begins, commits or fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bagua_core.sync_batchnorm import SyncBatchNorm
 class DistributedDataParallel(nn.Module):
     """`module`, trained by all workers of the job together.
 
-    optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and newcomers
+    optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and joiners
     receive their state. None: no torch optimizer steps on this model.
     broadcast_buffers: rank 0's buffers are used by all from the start of each training forward.
     find_unused_parameters: one that took part on no rank keeps a .grad of None instead of zero, for optimizers that

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: every worker votes on the sign of each gradient element, and the majority decides.
+"""A custom algorithm: every worker votes on the sign of each gradient element, and the majority decides.
 
 One byte an element travels instead of four. `train_with_majority_vote.py` uses it; docs/algorithms.md explains it.
 """
@@ -18,7 +18,7 @@ MOST_VOTES = 127  # that an int8 counts
 
 
 class MajorityVote(Algorithm):
-    """The gradient that optimizers see is -1, 0 (a tie, or nobody has one) or 1."""
+    """The gradient that optimizers see is -1, 0 (a tie, or no worker has one) or 1."""
 
     name = "majority_vote"
 

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: makes .venv once, and again when what it should hold has changed.
+# Sourced by the other scripts: creates .venv, and creates it again when its requirements have changed.
 # Sets PYTHON.
 
 bagua_packages() {
-  # Debian packages that pip can't bring. Installed only where they are missing and we may.
+  # Debian packages that pip can't install. Installed only where they are missing and the user may install them.
   local missing=()
   command -v ip >/dev/null || missing+=(iproute2)
   command -v unshare >/dev/null || missing+=(util-linux)

@@ -1,4 +1,4 @@
-"""How do workers share what they learned? One file an algorithm; here they are found by name."""
+"""Algorithms by which workers combine their gradients or weights: one module each, looked up here by name."""
 
 from __future__ import annotations
 

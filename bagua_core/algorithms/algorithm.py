@@ -1,4 +1,4 @@
-"""What is an algorithm? A name with arguments that can begin to act on a model."""
+"""Defines the base class of algorithms: a name with arguments, which attaches to a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bagua_core.communication.step_interface import StepEngine
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What an algorithm acts on. parameters: those that need gradients, in registration order, each once."""
+    """The model that an algorithm acts on. parameters: those that need gradients, in registration order, each once."""
 
     parameters: tuple[torch.nn.Parameter, ...]
     optimizers: Sequence[torch.optim.Optimizer]
@@ -31,7 +31,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
 
     equal_states: ClassVar[bool] = True
-    """Whether all ranks hold the same parameters after each step. If not, digests are not compared, a newcomer copies
+    """Whether all ranks hold the same parameters after each step. If not, digests are not compared, a joiner copies
     from one holder instead of all, and `Exchange.finish` averages the replicas at the end."""
 
     @property

@@ -5,7 +5,7 @@ learned meanwhile stays. Everything that touches parameters runs in the script's
 round's thread sees copies only.
 
 Commits: a step is final when all members have computed it (a vote of two numbers at the end of backward); the models'
-exchange takes no part in that, so its traffic never stops a step. Heals: a newcomer copies one holder's model and
+exchange takes no part in that, so its traffic never stops a step. Heals: a joiner copies one holder's model and
 optimizer. A change of membership ends the round under way without a trace. Exactly once: every sample is computed
 and counted once; what a worker learned since its last round goes with it when it is lost.
 """

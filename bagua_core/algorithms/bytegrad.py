@@ -1,4 +1,4 @@
-"""Gradients in eight bits: a quarter of the traffic, for networks that training waits for.
+"""Compresses gradients to eight bits: a quarter of the traffic, for jobs whose network is the bottleneck.
 
 Commits and heals as plain data parallelism does, and all ranks hold the same bits after each step. Each step's gradient
 differs from the exact mean by what eight bits lose (docs/kernels.md): per block of 2,048 values at most half a step

@@ -43,7 +43,7 @@ class Decentralized(Algorithm):
     steps. Raises ValueError.
 
     Commits: a step is final when every worker's exchange and vote have succeeded; the mean comes in with that, or
-    never. Heals: a newcomer copies one holder's model and optimizer beside its first step, where its own weights
+    never. Heals: a joiner copies one holder's model and optimizer beside its first step, where its own weights
     count nothing; with "all" it takes the mean as well. A worker that missed a commit copies one that did not.
     Exactly once: every sample is computed and counted once; what a worker learned since its last exchange goes with
     it when it is lost.

@@ -6,12 +6,12 @@ its distance from the anchor as a gradient. The result is the new anchor, and ev
 
 That exchange is part of a step, which can fail as a whole. Anchor and momentum stay as they are until the step's
 vote; the model trains on provisionally, and is put back if the step fails. The vote is an allreduce that each rank
-joins after its exchange: if it succeeds anywhere, every exchange has succeeded, and whoever missed that heals. The
+joins after its exchange: if it succeeds anywhere, every exchange has succeeded, and a rank that missed it heals. The
 survivors begin the same round anew, with what they have learned.
 
-Anchor, momentum and the step in which the round began travel with the job's state, so that a newcomer copies them
-beside its first step. Nothing of them may be written meanwhile: a round that is due in that step (the plan says to
-all that somebody heals) begins one step later.
+Anchor, momentum and the step in which the round began travel with the job's state, so that a joiner copies them
+beside its first step. Nothing of them may be written meanwhile: a round that is due in a step in which a worker heals
+(the plan tells all ranks) begins one step later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LocalSGD(Algorithm):
     parameters that can't be compressed.
 
     Commits: a step is final when all members have computed it; one that begins a round, when all have the new model
-    too. Heals: a newcomer copies one holder's model and optimizer, and the round's anchor and outer momentum. Exactly
+    too. Heals: a joiner copies one holder's model and optimizer, and the round's anchor and outer momentum. Exactly
     once: every sample is computed and counted once; what a worker learned since its round began goes with it when it
     is lost.
     """

@@ -1,8 +1,8 @@
 """Decentralized averaging in a ring with one byte a weight: what travels is how far a model has moved from what its
 neighbours know of it.
 
-Each party keeps W, its public copy, and L and R, those of its neighbours; whoever holds a copy of one W holds the same
-bits. Once a step: t = x + L/3 + R/3 - 5W/3 and C = Q(t); both neighbours get C; L, R and W each grow by what C says of
+Each party keeps W, its public copy, and L and R, those of its neighbours; all copies of one W have the same bits. Once
+a step: t = x + L/3 + R/3 - 5W/3 and C = Q(t); both neighbours get C; L, R and W each grow by what C says of
 their owner; x becomes W. Q's error is a small part of t, of how far the model moves, and not of the weights.
 
 When. The original does this after the optimizer's step of steps 0, interval, 2 * interval, ... Here it is done before
@@ -19,7 +19,7 @@ two steps is therefore the model before the exchange that follows the step. When
 A new ring. In the first step of a generation in which no worker heals, each party publishes W := x to its neighbours,
 in full precision; x stays. In the job's first step that is the model that all workers begin with, as in the original. A
 step in which a worker heals (the plan says so to all) exchanges nothing: its ring would be another one a step later. So
-x is never written while copies of it are sent, and newcomers are in the ring from their second step on.
+x is never written while copies of it are sent, and joiners are in the ring from their second step on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LowPrecisionDecentralized(Algorithm):
     are neither float32 nor half precision.
 
     Commits: a step is final when every worker's exchange and vote have succeeded; else the weights are put back.
-    Heals: a newcomer copies one holder's model and optimizer beside its first step, in which nobody exchanges, and is
+    Heals: a joiner copies one holder's model and optimizer beside its first step, which exchanges nothing, and is
     in the ring from its second on. Exactly once: every sample is computed and counted once; what a worker learned
     that had not come round the ring when it was lost goes with it.
     """

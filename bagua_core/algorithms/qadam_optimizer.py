@@ -100,7 +100,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return state["seen"].isfinite() if state["late"] else None
 
     def late_count(self, parameter: Tensor) -> int:
-        """How many elements of the parameter are late after the warm-up."""
+        """The number of elements of the parameter that are late after the warm-up."""
         state = self.state.get(parameter)
         return int(state["late"]) if state else parameter.numel()
 

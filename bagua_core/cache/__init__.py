@@ -1,6 +1,6 @@
-"""What was computed once for a sample and how to have it again: the cache behind CachedDataset and CacheLoader.
+"""The cache of samples behind CachedDataset and CacheLoader: each value is computed once and then read back.
 
 Values become bytes without pickle (`layout`, `encoding`, `decoding`), lie in this node's shared memory
-(`embedded_store`) or in Redis (`redis_store`), and are written behind the training's back (`write_behind`).
-Invariant: whatever happens to the cache, a sample is what the data set gave; a fault costs time.
+(`embedded_store`) or in Redis (`redis_store`), and are written in the background (`write_behind`).
+Invariant: a sample is always what the data set gave; a fault of the cache costs time only.
 """

@@ -1,4 +1,4 @@
-"""Has this value been computed before? `CacheLoader.get`: out of the cache, or computed, and kept for the next time."""
+"""Provides CacheLoader, whose `get` returns a value from the cache, or computes it and stores it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class CacheLoader:
         return self._cache().flush(FLUSH_WITHIN_S)
 
     def stats(self) -> CacheStatistics:
-        """What has happened so far, in all processes of this node."""
+        """The counts so far, over all processes of this node."""
         opened = self._cache()
         usage = opened.store.usage()
         return CacheStatistics(

@@ -1,7 +1,7 @@
-"""Which cache does a script ask for, and is that possible? Everything that can be known before it is opened.
+"""Describes and checks the cache that a script requests, before it is opened.
 
-A plan travels to child processes, however they are started; each opens for itself what the plan says (`open_cache`).
-The plan's arguments are checked here, so a mistake is one error when the cache is made and none in the training.
+A plan is passed to child processes, however they are started; each opens its own cache from it (`open_cache`).
+The arguments are checked here, so a mistake is one error when the cache is created, not during training.
 """
 
 from __future__ import annotations

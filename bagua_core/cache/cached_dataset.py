@@ -1,4 +1,4 @@
-"""How does a data set remember its samples? `CachedDataset`: the data set, each sample of which is computed once."""
+"""Provides CachedDataset, which wraps a data set and computes each of its samples once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are these bytes the ones that were written? Sums of 64-bit words, many values at once, near memory's speed.
+"""Checksums of cached bytes: sums of 64-bit words, many values at once, near memory bandwidth.
 
 Every block's sum is multiplied with an odd number of its own. Found for certain: whatever changes the sum of one
 block, so any change within one word, and zeros or other data in a page's place but for 1 chance in 2**64; likewise

@@ -1,4 +1,4 @@
-"""How often was the cache hit, summed over all processes of a node? Rows of counters in one shared file.
+"""Counts cache hits and misses over all processes of a node, in rows of counters in one shared file.
 
 Every process adds to a row of its own, so nothing is lost between them. A row whose process has ended, however it
 ended, keeps its counts and is continued by the next process: the kernel lets go of the lock on its byte.

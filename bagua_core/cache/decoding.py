@@ -1,7 +1,7 @@
-"""How do bytes become values again? Many frames in one go, without running anything that they say.
+"""Decodes frames into values, many at once, and never runs code from a frame.
 
 Frames of one layout and length are copied side by side, checked together, and cut into columns, so a batch of equal
-samples costs little more than the copy. What comes out is the caller's: writable, and nobody else's memory.
+samples costs little more than the copy. The decoded values belong to the caller: writable, in memory of their own.
 Samples of one call may share that memory's storage, each its own part of it.
 """
 

@@ -1,4 +1,4 @@
-"""How does a node keep frames without a server? One file of data and one table, shared by its processes.
+"""Keeps frames on a node without a server: one file of data and one table, shared by the node's processes.
 
 Frames are appended and never moved, overwritten or evicted. When the capacity is used up, further ones are refused:
 an epoch reads every sample once, so evicting the least recently used would throw out exactly what is needed next,
@@ -26,7 +26,7 @@ from bagua_core.cache.stores import Item, Usage, Written
 
 _ALIGNMENT_BYTES = 64
 _LEAST_PLACES = 1024
-_USUAL_FRAME_BYTES = 16384  # for the number of places where nobody says how many entries there will be
+_USUAL_FRAME_BYTES = 16384  # for the number of places when the number of entries is not known
 _ROOM_BESIDE = 4 / 3  # places for an entry, so that keys that are no numbers find one soon
 _LARGEST_TABLE = 1 / 8  # of the capacity
 _LOCKED_WITHIN_S = 5.0
@@ -34,7 +34,7 @@ _DATA, _TABLE, _WRITERS = "data", "table", "writers"
 
 
 def places_for(capacity_bytes: int, entries: int | None) -> int:
-    """How many entries should the table have room for? A pure decision."""
+    """The number of entries that the table has room for. Pure."""
     wanted = capacity_bytes // _USUAL_FRAME_BYTES if entries is None else int(entries * _ROOM_BESIDE) + 1
     most = int(capacity_bytes * _LARGEST_TABLE) // (table_bytes(1) - table_bytes(0))
     places = max(_LEAST_PLACES, min(wanted, most)) | 1
@@ -102,10 +102,10 @@ class EmbeddedStore:
             os.close(data)
         fresh = path.with_name(f"{_TABLE}.new")
         EntryTable.create(fresh, places, limit)
-        fresh.rename(path)  # whoever finds it finds it whole
+        fresh.rename(path)  # other processes see only a complete table
 
     def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
-        """The frames lie in shared memory, where nobody may write to them."""
+        """The frames lie in shared memory and must not be written to."""
         frames: list[Buffer | None] = []
         for key in keys:
             place = self._table.find(key)
@@ -193,7 +193,7 @@ class EmbeddedStore:
         return True
 
     def close(self) -> None:
-        # the maps go with this object: a frame that somebody still reads must not become a fault
+        # the maps go with this object: a frame that is still being read must not become a fault
         os.close(self._writers)
         os.close(self._data)
 

@@ -1,4 +1,4 @@
-"""How does a value become bytes? A frame: head, layout, payload, in one run.
+"""Encodes a value as a frame: head, layout and payload, contiguous.
 
 The head holds a checksum of all that follows it, the key's digest, and the lengths; see `FRAME`. Tensors and arrays
 lie in the payload as they lie in memory. No pickle, unless the caller allows it for what has no other form.

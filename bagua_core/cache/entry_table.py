@@ -1,7 +1,7 @@
-"""Where does a key's frame lie? A table of fixed size in a shared file, in which an entry never moves or goes.
+"""Maps keys to the places of their frames: a table of fixed size in a shared file; entries are never moved or removed.
 
-Written by one process at a time, read by all without a lock: an entry's digest is written last, and whoever reads a
-half-written one finds a frame that is not the key's (`decoding`), which is a miss. The file is allocated whole, so
+Written by one process at a time, read by all without a lock: an entry's digest is written last, and the reader of
+a half-written one finds a frame that is not the key's (`decoding`), which is a miss. The file is allocated whole, so
 that neither reading nor writing through the map can meet a full file system.
 """
 
@@ -77,7 +77,7 @@ class EntryTable:
     def entries(self) -> int:
         return self._number(_ENTRIES_AT)
 
-    # -- by whoever holds the writers' lock
+    # -- only with the writers' lock held
 
     def can_take(self, key: KeyDigest) -> bool:
         return self._place_of(key) is not None

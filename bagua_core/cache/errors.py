@@ -1,4 +1,4 @@
-"""What can be wrong with a cache, and whose matter is it?"""
+"""The exceptions of the cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Has this fault been said already? Each kind once, by one process of the node.
+"""Reports each kind of cache fault once, by one process of the node.
 
-A file with the kind's name in the shared directory is the memory; where that cannot be written, each process says it
-once. A fault that is over is said too, by the process that named it, and may then be named again.
+A file with the kind's name in the shared directory records the report; where it cannot be written, each process
+reports once. The process that reported a fault also reports its end; after that the fault can be reported again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How does the share of hits reach the job's progress? The worker that made the data set says it every second or so.
+"""Adds the cache's hit rate to the job's progress reports, about once per second, in the worker that made the data set.
 
 Samples are read in a loader's processes, which have no session; their counts are in the shared counters, and this
 thread puts the share of hits since it last looked among the numbers that the engine reports. Only under an agent.

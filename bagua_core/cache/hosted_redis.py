@@ -1,4 +1,4 @@
-"""How does a node get a Redis of its own? The first process starts it, by a keeper; the others use it.
+"""Starts a node's own Redis: the first process starts it through a keeper; the others use it.
 
 The server listens on a Unix socket in the node's directory only, which this user alone can enter, and keeps nothing
 on disk. The keeper (`redis_keeper`) ends it when the last user of the directory is gone, however that ended.

@@ -1,4 +1,4 @@
-"""Under which 16 bytes is a key's value kept, and where would one look for it first?"""
+"""Digests a key to the 16 bytes under which its value is kept, and gives the first place to look for it."""
 
 from __future__ import annotations
 

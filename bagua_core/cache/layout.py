@@ -1,4 +1,4 @@
-"""What is a value made of, and where among its bytes does each part lie?
+"""Describes the structure of a cached value: its parts, and the offset of each among its bytes.
 
 A layout is a tree: containers, and leaves with their place in the payload. It is written as JSON, so values of one
 data set mostly have the same layout, letter by letter, and reading one is a look-up. Nothing in it names code: a

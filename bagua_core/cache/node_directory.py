@@ -1,8 +1,9 @@
-"""Where do a node's processes meet, and who removes what they leave? A directory that lives as long as its users.
+"""Provides the directory that a node's processes share; it exists as long as a process uses it.
 
 Every process that uses it holds a shared lock on one file in it; the kernel lets go of it however the process ends.
-Whoever can take that lock alone knows that nobody uses the directory: the last one to leave removes it, and whoever
-enters removes others that all users were killed out of. Only this user may enter, and no symbolic link is followed.
+A process that gets that lock exclusively knows that no other uses the directory: the last one to leave removes it,
+and each process that enters removes directories whose users were all killed. Only this user may enter, and no
+symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -92,13 +93,15 @@ def enter(base: Path, name: str) -> NodeDirectory:
 
 
 def sweep(base: Path, spare: str = "") -> list[Path]:
-    """Remove the directories that nobody uses. Returns them."""
+    """Remove the directories that no process uses. Returns them."""
     gone = []
     for path in base.iterdir():
         if path.name == spare or path.is_symlink() or not path.is_dir():
             continue
         if path.name.startswith(_REMOVED):
-            shutil.rmtree(path, ignore_errors=True)  # whoever renamed it was killed before the rest
+            shutil.rmtree(
+                path, ignore_errors=True
+            )  # the process that renamed it was killed before it removed it
             continue
         try:
             users = os.open(path / _USERS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -141,7 +144,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    # renamed first: whoever comes meanwhile makes a new one, and gigabytes take a while to be given back
+    # renamed first: a process that enters meanwhile makes a new one, and freeing gigabytes takes a while
     away = path.with_name(f"{_REMOVED}{path.name}-{os.getpid()}-{time.monotonic_ns()}")
     try:
         path.rename(away)

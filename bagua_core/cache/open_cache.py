@@ -1,6 +1,6 @@
-"""What of a cache does one process hold? The node's directory, counters, the store, and the writer behind it.
+"""Opens a cache in one process: the node's directory, the counters, the store, and the background writer.
 
-A fault on the way to any of these is said once, and what comes of it is a cache that keeps less or nothing: training
+A fault while opening any of these is reported once, and the cache then keeps less or nothing: training
 goes on. Not for use in a forked child, which opens its own from the same plan.
 """
 

@@ -1,4 +1,4 @@
-"""Where does a node's cache lie, and how large may it be? A pure decision.
+"""Decides where a node's cache is placed and how large it may be. Pure.
 
 Shared memory also carries what DataLoader's processes hand over, and counts as memory; so the cache never plans with
 all of it.
@@ -62,7 +62,7 @@ def place(rooms: list[Room], memory_bytes: int | None, asked_bytes: int | None) 
 
 
 def redis_bytes(memory_bytes: int | None, asked_bytes: int | None) -> int:
-    """How much a Redis that is started here may hold. memory_bytes: see place."""
+    """The capacity of a Redis that is started here. memory_bytes: see place."""
     if asked_bytes is not None:
         return asked_bytes
     free = UNKNOWN_MEMORY_BYTES if memory_bytes is None else memory_bytes

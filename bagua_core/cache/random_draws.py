@@ -1,4 +1,4 @@
-"""Does loading a sample draw random numbers? Then its augmentation would be kept, the same in every epoch.
+"""Detects samples that draw random numbers while they load: the cache would freeze their augmentation.
 
 Looks at the states of Python's, numpy's and torch's CPU generator, for the first few samples of a process only.
 """

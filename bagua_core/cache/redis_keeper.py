@@ -1,10 +1,10 @@
-"""Who ends a node's own Redis? This small process: it starts the server, and ends it when its users are gone.
+"""The keeper process of a node's own Redis: starts the server, and ends it when its users are gone.
 
     python redis_keeper.py DIRECTORY PROGRAM CAPACITY_BYTES
 
 Every user holds a shared lock on DIRECTORY/users, and the kernel lets go of it however a user ends. The keeper waits
-for that lock alone; then nobody is left, so it ends the server and removes the directory. If the keeper is killed the
-kernel ends the server. Imports nothing of the package: it is started in a moment and stays small.
+for that lock exclusively; when it has it, no user is left, and it ends the server and removes the directory. If the
+keeper is killed the kernel ends the server. Imports nothing of the package: it is started in a moment and stays small.
 """
 
 from __future__ import annotations

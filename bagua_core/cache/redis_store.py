@@ -1,4 +1,4 @@
-"""How are frames kept in Redis? Sharded over servers, each of which may be lost and come back.
+"""Keeps frames in Redis, sharded over servers that may be lost and come back.
 
 A server that does not answer within TIMEOUT_S counts as lost: its keys are missing and what should be written to it is
 dropped, until a try after a pause succeeds. No call raises for it. Needs the package `redis`, imported on first use.
@@ -87,7 +87,7 @@ class _Connection:
         self.health = ServerHealth()
         self._notices = notices
         errors = package.exceptions
-        # InvalidResponse: whoever answers there is no Redis
+        # InvalidResponse: the server that answers is not Redis
         self._failures = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
         place: dict[str, Any] = (
             {"unix_socket_path": server.socket_path}
@@ -104,7 +104,7 @@ class _Connection:
         )
 
     def ask(self, work: Callable[[Any], T]) -> T | None:
-        """What `work` makes of the client; None if the server is lost, or has been and is not asked again yet."""
+        """The result of `work` on the client; None if the server is lost, or was lost and is not tried again yet."""
         if not self.health.may_ask(time.monotonic()):
             return None
         name = self.server.name

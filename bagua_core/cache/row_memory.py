@@ -1,4 +1,4 @@
-"""Whose memory are frames copied to? That of the last batch, if nobody holds any part of it any more.
+"""Allocates the memory that frames are copied to, and reuses the last batch's when it has no references left.
 
 Fresh memory of a batch's size costs more in page faults than the copy itself. What was cut out of a
 buffer, tensor or array, holds a reference to it, so a buffer with no references but ours is free.
@@ -21,7 +21,7 @@ _kept: list[np.ndarray[Any, np.dtype[np.uint8]]] = []  # at most one; a list, so
 
 
 def rows(count: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[count, size_bytes], uninitialized, shared with nobody."""
+    """[count, size_bytes], uninitialized, not shared."""
     total = count * size_bytes
     if not _LEAST_KEPT_BYTES <= total <= _LARGEST_KEPT_BYTES:
         return np.empty((count, size_bytes), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""May a server that failed be asked again? A pure decision, so that a lost server costs a try now and then."""
+"""Decides when a server that failed is tried again, so that a lost server costs only an occasional try. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which server keeps a key? Pure, and the same in every process, whatever order the servers are listed in.
+"""Chooses the server that keeps a key. Pure: the same in every process and for every order of the list of servers.
 
 Rendezvous hashing: each server draws a number for the key, and the highest has it. A server that is added or taken off
 the list moves its own share of the keys and no others. One that is lost keeps its share: those keys are missing until
-it is back, and nobody else is asked for what they never had.
+it is back, and no other server is asked for them.
 """
 
 from __future__ import annotations

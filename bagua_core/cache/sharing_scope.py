@@ -1,5 +1,5 @@
-"""Which processes share a cache? On a node, those of one job, or else this process and its children; on given servers,
-whoever uses the same name.
+"""Decides which processes share a cache: on a node, those of one job, or else this process and its children; on
+given servers, all processes that use the same name.
 
 The scope on a node is unique to one run of one job, so what an earlier run left behind is never taken for this one's.
 """
@@ -31,12 +31,12 @@ class Scope:
 
 
 def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
-    """Who else is meant by this environment?"""
+    """The scope that this environment gives."""
     if WorkerEnvironment.is_present(environ):
         agent = environ.get(variable("agent_id"), "")
         return Scope(f"agent-{agent}", True, "the workers of this node's agent")
     if _TORCHRUN in environ:
-        # the run's id may be "none", so the launcher's process stands for it
+        # the run's id may be "none", so the launcher's process identifies the run
         started = _start_time(parent_pid)
         return Scope(
             f"torchrun-{environ[_TORCHRUN]}-{parent_pid}-{started}",

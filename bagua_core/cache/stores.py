@@ -1,4 +1,4 @@
-"""What does the cache ask of a store, whatever it is? To read frames, to write frames, and to say how full it is."""
+"""Defines the interface of a store: it reads frames, writes frames, and reports how full it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Item:
 
 @dataclass(slots=True)
 class Written:
-    """How many items are kept, refused for want of room, lost to a fault. Those already there count nowhere."""
+    """The numbers of items kept, refused for lack of space, and lost to a fault. Items already there don't count."""
 
     stored: int = 0
     refused: int = 0

@@ -1,9 +1,9 @@
-"""How do frames reach the store without training waiting for it? Through a bounded buffer and one thread.
+"""Writes frames to the store in the background, through a bounded buffer and one thread.
 
-Nothing is lost on a normal end: `close` writes what is left. Back-pressure: who puts into a full buffer waits, so the
+Nothing is lost on a normal end: `close` writes what is left. Back-pressure: a put into a full buffer waits, so the
 store's pace is the loader's; if for PATIENCE_S nothing at all is written, frames are dropped and counted until the
-store moves again. The thread starts with the first frame. Should it end by an error that nobody foresaw, that is said,
-and frames are dropped from then on.
+store moves again. The thread starts with the first frame. If it ends by an unexpected error, that is
+reported, and frames are dropped from then on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What do the parts of all ranks make together? The arithmetic of every reduction that a transport does not do itself.
+"""Combines the parts of all ranks: the arithmetic of every reduction that a transport does not do itself.
 
-Pure. Invariant: parts are taken in rank order, so whoever holds the same parts gets the same bits. Half precision is
+Pure. Invariant: parts are taken in rank order, so all ranks with the same parts get the same bits. Half precision is
 added in float32 and rounded once.
 """
 

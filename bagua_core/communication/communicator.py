@@ -1,7 +1,7 @@
 """The collectives of one generation: one interface, whatever carries the bytes.
 
-Every implementation passes tests/contracts/test_communicator.py. Operations are asynchronous; whoever
-waits can always be released by the abort flag, even when a peer is silent for ever.
+Every implementation passes tests/contracts/test_communicator.py. Operations are asynchronous; the
+abort flag releases any waiter, even when a peer never answers.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Communicator(ABC):
     ) -> list[Pending]:
         """Send `outgoing` to each rank in `incoming`, and receive what it sends: as many tensors, of the same sizes.
 
-        Nobody waits for another to go first. The tensors get tags from `tag` on; swaps with one tag between two ranks
+        No rank waits for another to go first. The tensors get tags from `tag` on; swaps with one tag between two ranks
         keep their order. All pendings must be waited for.
         """
         begun: list[Pending] = []

@@ -1,4 +1,4 @@
-"""How does a wait end? By completion or by the abort flag, whichever comes first.
+"""Waits for an operation: until it completes or the abort flag is set, whichever comes first.
 
 Owns the one waiting loop of all communicators. Knows no transport: each says when its operation is done.
 A wait sleeps on one queue that completion and abort both wake; inside a transport it blocks only briefly.

@@ -1,4 +1,4 @@
-"""As which type is a tensor reduced? Transports add few types; the others travel as one of those, with the same result.
+"""Chooses the type in which a tensor is reduced. Transports add few types; the others travel as one of those.
 
 Pure. A carrier is the same memory under another type where that gives the right bits, else a wider copy. Whole numbers
 wrap around as their own type does. Raises TypeError where the operation means nothing for the type.

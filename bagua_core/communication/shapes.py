@@ -1,4 +1,4 @@
-"""Do the tensors that a caller hands over fit the collective? Asked before any peer hears of it. Pure."""
+"""Checks that a caller's tensors fit the collective, before any message is sent. Pure."""
 
 from __future__ import annotations
 

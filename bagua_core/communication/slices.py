@@ -1,4 +1,4 @@
-"""In which order do large messages to several ranks travel? In slices that keep all links busy and none crowded.
+"""Orders large messages to several ranks: cut into slices that keep every link busy and overload none.
 
 All at once, every rank's messages meet at every receiver: queues in the network overflow, and flows that lost a packet
 end long after the others. In turns instead, rank r sends to r + 1, then to r + 2, ..., a slice at a time, and receives
@@ -29,8 +29,8 @@ _DISTINCT = 1 << 14  # all-to-alls; tags are 31 bits
 class Turn:
     """Send destination's bytes [begin, end) of a message, and receive as many from source."""
 
-    round: int  # nobody waits for one before all of the own are under way, so nobody waits in a circle
-    number: int  # of the slice in its message: the same for whoever sends it and whoever receives it
+    round: int  # a rank starts all its own slices of a round before it waits for one, so ranks never wait in a circle
+    number: int  # of the slice in its message: the same at its sender and its receiver
     destination: int
     source: int
     begin: int

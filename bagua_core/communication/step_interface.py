@@ -1,4 +1,4 @@
-"""What loader, reducer and engine may ask of each other within a step.
+"""Defines the interfaces between loader, reducer and engine within a step.
 
 The engine (engine.py) owns boundaries, commits and generations. Loader and reducer know only these
 types, so each is tested with a small fake of the other side.
@@ -65,7 +65,7 @@ class DataSource(Protocol):
         """Samples of a batch, at most."""
 
     def fingerprint(self) -> dict[str, str]:
-        """What must agree on all workers: dataset length, seed, global batch size, ..."""
+        """The properties that must agree on all workers: dataset length, seed, global batch size, ..."""
 
     def position(self) -> dict[str, int]:
         """{"epoch": e, "batch": b}: the global batch that the next step uses."""

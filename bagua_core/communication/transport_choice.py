@@ -1,4 +1,4 @@
-"""What carries the tensors of a GPU in a generation: NCCL, or Gloo by way of the CPU? Pure.
+"""Chooses the transport of a generation's GPU tensors: NCCL, or Gloo by way of the CPU. Pure.
 
 Takes what every member says about itself; one member asks, and tells the others (transport_agreement.py), so all do the
 same. Tensors of the CPU travel by Gloo in any case.
@@ -38,7 +38,7 @@ class Setting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a member says about itself.
+    """A member's report about itself.
 
     uses_gpu: the script has something on a GPU. obstacle: why NCCL can't be used here, and what to do about it; empty
     if it can. The rest counts only where there is none: nccl_version as NCCL numbers it; gpu: its name among all GPUs
@@ -64,8 +64,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """is_nccl: else Gloo. is_refused: a member insists on NCCL, and it can't be. is_notable: somebody's GPU is slower
-    for it, so people should read `reason`, which says what to do."""
+    """is_nccl: else Gloo. is_refused: a member insists on NCCL, and it can't be. is_notable: a member's GPU is slower
+    for it, so the user should read `reason`, which says what to do."""
 
     is_nccl: bool
     reason: str
@@ -107,7 +107,7 @@ def _against(said: Sequence[Statement], insisting: list[int], users: list[int]) 
     if refusing := _ranks(said, lambda s: s.setting is Setting.GLOO):
         return f"{VARIABLE}=gloo on global ranks {refusing}"
     if not users and not insisting:
-        return "nobody's script uses one"
+        return "no member's script uses one"
     if idle := _ranks(said, lambda s: not s.uses_gpu):
         return (
             f"global ranks {idle} had nothing on a GPU when they joined. Move the model there before it is wrapped; a "

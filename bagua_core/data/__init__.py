@@ -1,1 +1,1 @@
-"""How samples reach the training script: shares of a global batch, whoever is in the job."""
+"""Loads samples for the training script: each worker's share of the global batch, for any set of workers."""

@@ -1,4 +1,4 @@
-"""How does an epoch divide into global batches, and a batch into what each worker does? As the loader sees it.
+"""Defines how an epoch divides into global batches, and a batch into the workers' shares.
 
 Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
 cost is balancing/balanced_division.py.
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 class Division(Protocol):
     def prepare(self) -> None:
-        """What takes long, before anybody in the job waits for it."""
+        """Does the slow preparation before any worker of the job waits for it."""
 
     def batch_count(self, epoch: int) -> int: ...
 

@@ -154,7 +154,7 @@ class ElasticDataLoader:
     def epochs(self, count: int) -> Iterator[int]:
         """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
 
-        A newcomer begins with the epoch that the others are in. An epoch comes again if its loop was
+        A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
         left early.
         """
         while True:
@@ -255,7 +255,7 @@ class ElasticDataLoader:
 
     def _take_boundary(self) -> None:
         engine = self._attached_engine()
-        # before the first boundary: nobody in the job waits for our processes to start
+        # before the first boundary: no other worker waits for our processes to start
         self._prefetcher.start()
         self._next_plan = plan = engine.boundary()
         self._steady = (plan.global_rank, plan.world_size)
@@ -324,7 +324,7 @@ class ElasticDataLoader:
     def following(self, key: BatchKey) -> BatchKey:
         if key.micro + 1 < self._division.micro_batches(key.epoch, key.batch, key.active_count):
             return key._replace(micro=key.micro + 1)
-        # whoever is healing now takes its share in the next step
+        # a worker that heals now takes its share in the next step
         return BatchKey(*self._steady, *self._after(key.epoch, key.batch), 0)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Which rank uses which samples? The split of an epoch into global batches, shares and micro-batches.
+"""Splits an epoch into global batches, the ranks' shares of them, and micro-batches.
 
 Owns that arithmetic and nothing else: no engine, no loader, no state. All ranks compute it for
 themselves, so the same arguments give the same answer on every machine.

@@ -1,5 +1,5 @@
-"""How are batches loaded ahead although the split may change? One torch DataLoader, created once,
-fed by a sampler without end that predicts which batch comes next.
+"""Loads batches ahead although the split may change: one torch DataLoader, created once, and fed by an endless
+sampler that predicts the next batch.
 
 Owns the loader's worker processes and the queue of requests. What it hands out is always the batch
 asked for: when the prediction was wrong (new generation, roll-back, heal) the requests under way are
@@ -47,7 +47,7 @@ class BatchKey(NamedTuple):
 
 
 class Plan(Protocol):
-    """Whoever knows the split. Both are called in the training thread."""
+    """The split of the samples. Both methods are called in the training thread."""
 
     def indices_of(self, key: BatchKey) -> list[int]: ...
 
@@ -56,7 +56,7 @@ class Plan(Protocol):
 
 
 class Request(NamedTuple):
-    """What is sent to a worker process. serial: stale if less than the shared one."""
+    """A request to a worker process. serial: stale if less than the shared one."""
 
     serial: int
     epoch: int
@@ -64,7 +64,7 @@ class Request(NamedTuple):
 
 
 class Stale:
-    """Stands for a batch that was not loaded because nobody wants it any more."""
+    """A placeholder for a batch that was not loaded because it is no longer needed."""
 
 
 class LoadFailure:

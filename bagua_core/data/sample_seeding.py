@@ -1,6 +1,6 @@
-"""What random numbers does a sample's augmentation draw? Those that follow from (seed, epoch, sample).
+"""Seeds the random numbers of a sample's augmentation from (seed, epoch, sample).
 
-Whoever loads a sample, in whatever worker process and generation, augments it alike. Seeds Python's,
+A sample is augmented alike in every worker process and generation. Seeds Python's,
 numpy's (if imported) and torch's CPU generator; not CUDA's. Knows nothing of ranks or positions.
 """
 

@@ -1,4 +1,4 @@
-"""Where the original Bagua had its launchers: `python -m bagua_core.distributed.launch`, and `.run`.
+"""The original Bagua's launchers, under their original names: `python -m bagua_core.distributed.launch` and `.run`.
 
 They replace this process by the launcher, which the core does not import.
 """

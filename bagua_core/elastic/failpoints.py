@@ -1,13 +1,13 @@
-"""Where may a test make this process die, stop or wait? Named points at the protocol's edges.
+"""Failpoints: named points at the protocol's edges at which a test can make this process die, stop or wait.
 
 `BAGUA_FAILPOINTS` (through the worker's environment): `name=action[:argument][@step][#slot]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), exit:CODE, raise, sleep:SECONDS, and
-hold:DIRECTORY, which lets a test do anything at all to the process while it stands there. Every firing is printed,
+hold:DIRECTORY, which lets a test do anything to the process while it waits there. Every firing is printed,
 so a fault test can assert that its fault happened. Without the variable a point costs one dictionary look-up.
 
-Each fires once but `hold`, which fires whenever somebody asks for it: DIRECTORY/NAME is renamed to
-DIRECTORY/NAME.PID, which says who stands there, and the thread stays until that file is gone. If it says `raise`,
-the point raises instead.
+Each fires once but `hold`, which fires whenever a test asks for it: DIRECTORY/NAME is renamed to
+DIRECTORY/NAME.PID, which names the held process, and the thread stays until that file is gone. If the file contains
+`raise`, the point raises instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# A test that died holds nobody for longer; one that hangs a worker on purpose sees it replaced before.
+# A test that died holds no process for longer; a worker hung on purpose is replaced before.
 HOLD_LIMIT_S = 60.0
 _HOLD_LOOK_S = 0.002
 
@@ -134,7 +134,7 @@ def _say(point: Failpoint, step: int, more: str = "") -> None:
 
 
 def _is_held(point: Failpoint, step: int) -> bool:
-    """Whether somebody asked for it; returns when they let go. Raises FailpointRaised if that is what they want."""
+    """Whether a test asked for it; returns when the test lets go. Raises FailpointRaised if the test asks for that."""
     asked = Path(point.directory, point.name)
     standing = asked.with_name(f"{point.name}.{os.getpid()}")
     try:

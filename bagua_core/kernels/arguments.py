@@ -1,4 +1,4 @@
-"""Does this tensor fit this kernel? Checks of everything that comes from outside; targets trust their arguments."""
+"""Checks the arguments of the public kernel functions; targets trust their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile the CPU's library now, and say what serves this machine: python -m bagua_core.kernels.build"""
+"""Compiles the CPU's library and prints the targets of this machine: python -m bagua_core.kernels.build"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is the CPU's library compiled? One home for sources, flags and the digest that tells a stale library.
+"""Compiles the CPU's library: its sources, its flags, and the digest by which a stale library is recognised.
 
 Imports nothing beyond the standard library: setup.py loads this file by its path, before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""Which compiled library serves the CPU, and where does it come from?
+"""Finds the compiled library for the CPU, or compiles it.
 
 First the one that an installation built beside this file; then the user's cache; then it is compiled into the cache, by
 one process at a time. A library of other sources than those here is never used. Knows nothing of tensors.
@@ -51,7 +51,7 @@ def find() -> Found:
 
 
 def cache_directory() -> Path:
-    """Where libraries compiled on demand are kept; not made here."""
+    """The directory of libraries compiled on demand; not created here."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "bagua-kernels"
 
@@ -66,7 +66,7 @@ def _from_cache(directory: Path, digest: str) -> Found:
 
 
 def address_of(values: array[Any]) -> int:
-    """As the library's functions take it; good for as long as somebody holds `values`."""
+    """As the library's functions take it; valid while a reference to `values` exists."""
     return values.buffer_info()[0]
 
 
@@ -81,7 +81,7 @@ def _check_private(directory: Path) -> None:
 
 def _compile_once(path: Path) -> None:
     with open(path.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it ends: its compiler has a deadline
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -1,7 +1,7 @@
 /* The kernels on CUDA: what cpu.c and cpu_loops.h do, with the arithmetic of arithmetic.h, bit for bit.
  *
  * One thread block of 256 works on one block of values, four neighbours a thread, up to BAGUA_PASSES times: so a block of
- * values is read once and stays in registers. BAGUA_PASSES is defined by whoever compiles (1, 2, 4 or 8): small blocks
+ * values is read once and stays in registers. BAGUA_PASSES is defined by the compilation (1, 2, 4 or 8): small blocks
  * of values must not pay for registers that only large ones need. Compiled by NVRTC (on_gpu.py has the launches); the
  * tests also compile it as C++ beside an emulation of threads, so it includes nothing else.
  */

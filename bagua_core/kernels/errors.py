@@ -1,4 +1,4 @@
-"""What can go wrong on a call of a kernel?"""
+"""The exceptions of kernel calls."""
 
 from __future__ import annotations
 

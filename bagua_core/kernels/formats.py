@@ -1,4 +1,4 @@
-"""How many bytes does a compressed tensor take, and where do its parts lie? Pure, and the same as in arithmetic.h.
+"""The sizes of compressed tensors and the offsets of their parts. Pure, and the same as in arithmetic.h.
 
 A compressed tensor is [headers][payload], each padded with zeros to 16 bytes. It says neither its count nor its block
 size: peers agree on both, as on the shape of the tensor itself. Owns the default block sizes.

@@ -1,4 +1,4 @@
-"""What does every target do? The face behind the public functions, on arguments that are already checked.
+"""Defines the interface of a target: the kernels behind the public functions, on arguments already checked.
 
 Shapes: values, errors [rows, count]; compressed [rows or peers, bytes]; `flat` and the operands of averages [count].
 All contiguous, on one device, with at least one element. dtypes: float32, float16, bfloat16; errors float32.

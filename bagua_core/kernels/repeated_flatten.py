@@ -1,4 +1,4 @@
-"""How are ever new tensors of the same sizes flattened in the least time? On the CPU, by the compiled library.
+"""Flattens new tensors of the same sizes again and again, on the CPU, by the compiled library.
 
 What stays the same from call to call is worked out once, and nothing is checked: a call for two hundred tensors costs
 what a look at each of them does.

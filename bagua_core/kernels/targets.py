@@ -1,4 +1,4 @@
-"""Who runs a kernel for this tensor, and why? Chosen once per process for the CPU, by availability.
+"""Chooses the target that runs a kernel for a tensor; for the CPU once per process, by availability.
 
 `BAGUA_KERNELS` decides for the CPU: "auto" (the default), "extension" (an error where there is none) or "fallback".
 """
@@ -35,7 +35,7 @@ class Target:
 
 
 def target(device: str | torch.device = "cpu") -> Target:
-    """What serves tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
+    """The target for tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
     return _chosen_for(torch.device(device))[0]
 
 

@@ -2,7 +2,7 @@
  *
  * Helpers start when first needed and never end; signals go to other threads. After a fork the child has none of them and
  * whatever state they left is abandoned: a child makes a pool of its own at its first call. A caller
- * that finds the helpers busy with another caller's work does its own alone: nobody waits for a lock.
+ * that finds the helpers busy with another caller's work does its own alone: no caller waits for a lock.
  */
 #ifndef BAGUA_THREADS_H
 #define BAGUA_THREADS_H
@@ -91,7 +91,7 @@ static int bagua_start_helper(bagua_pool *pool) {
   return 1;
 }
 
-/* This process's pool, taken for one call; NULL if somebody has it or there is no memory. */
+/* This process's pool, taken for one call; NULL if it is in use or there is no memory. */
 static bagua_pool *bagua_take_pool(void) {
   bagua_pool *pool = __atomic_load_n(&bagua_the_pool, __ATOMIC_ACQUIRE);
   if (!pool || pool->owner != getpid()) {

@@ -1,6 +1,6 @@
 """The state of a GradScaler, copied and put back without a wait of the host for the device.
 
-`GradScaler.state_dict` reads its scale and its growth counter from the GPU, so the host stands still until all work
+`GradScaler.state_dict` reads its scale and its growth counter from the GPU, so the host is blocked until all work
 given so far is done: twice in every step that keeps a snapshot. Here both stay on the device. Relies on the two tensors
 that torch keeps in `_scale` and `_growth_tracker`; a scaler without them is read by `state_dict`.
 """

@@ -1,4 +1,4 @@
-"""What does a step get in the place of a closure that has been called before it?"""
+"""The replacement that an optimizer's step gets for a closure that was already called."""
 
 from __future__ import annotations
 

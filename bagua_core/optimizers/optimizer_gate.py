@@ -1,4 +1,4 @@
-"""When may an optimizer or a scheduler really step? After a step's last micro-batch, and only if it did not fail.
+"""Lets optimizers and schedulers step only after a step's last micro-batch, and only if the step did not fail.
 
 Owns the replacement of `step` on the objects of the script. Keeps what schedulers and GradScaler look for on
 an optimizer, so that neither warns. Decides nothing about steps itself: it asks the engine.

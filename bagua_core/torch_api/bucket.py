@@ -1,4 +1,4 @@
-"""What may an algorithm that a script has written do with a bucket of gradients? Operations, one after the other.
+"""A bucket of gradients for algorithms that a script has written: they append operations, which run in order.
 
 Owns the bucket as such a script sees it, and what each operation does. They run in the script's thread when the
 backward is through, the same on all workers. Before the first one the bucket holds the mean gradient of this worker's
@@ -29,7 +29,7 @@ MIN_MAX_UINT8 = "MinMaxUInt8"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an operation acts on. weight: this worker's share of the step's samples. communicator: None if alone."""
+    """The input of an operation. weight: this worker's share of the step's samples. communicator: None if alone."""
 
     bucket: Bucket
     number: int

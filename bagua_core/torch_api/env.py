@@ -1,4 +1,4 @@
-"""What the launcher has told this process, by the original's function names."""
+"""Returns what the launcher passed to this process, by the original's function names."""
 
 from __future__ import annotations
 

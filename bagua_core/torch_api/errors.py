@@ -1,4 +1,4 @@
-"""What this surface refuses or can't do, and what a script may do instead."""
+"""The exceptions of this surface; their messages name the alternative for a script."""
 
 from __future__ import annotations
 

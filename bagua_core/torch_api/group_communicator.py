@@ -1,4 +1,4 @@
-"""What collectives take as `comm`: the collectives of one group, in the original's form.
+"""The `comm` argument of collectives: the collectives of one group, in the original's form.
 
 Owns the layout of tensors: one that is sent, one that is received into, any shape, as many elements as all parts
 together. What a collective does, and what a lost worker means for it, is bagua_core/collectives.py. Ranks are places in

@@ -1,4 +1,4 @@
-"""What a model carries that was wrapped in place: a hook before its forward, and no_sync.
+"""The attributes of a model that was wrapped in place: a hook before its forward, and no_sync.
 
 Both stay with that very model: a copy or a pickle of it comes with objects that do nothing.
 """

@@ -1,4 +1,4 @@
-"""Where does a step begin and end in a loop that marks no boundaries? At the forward and at the optimizer.
+"""Finds the begin and end of steps in a loop that marks no boundaries, by the forward and the optimizer.
 
 A step begins with the first training forward and ends when every optimizer of the models that took part has stepped,
 or, if one never does, at the next training forward after another has. So what follows a loop (evaluation, saving) is

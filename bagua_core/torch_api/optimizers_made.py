@@ -1,7 +1,7 @@
-"""Which optimizers move a model's parameters, if the script does not say? Those made since this package was imported.
+"""Finds the optimizers of a model that the script does not pass: those made since this package was imported.
 
-Owns the note that is taken of each. Scripts that were written for torch's DistributedDataParallel make theirs after the
-model is wrapped and hand it to nobody, but a step that failed must hold it back.
+Owns the record of each. Scripts that were written for torch's DistributedDataParallel create their optimizer after the
+model is wrapped and pass it to no function, but a failed step must hold it back.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class BaguaProcessGroup:
         return len(self.ranks)
 
     def get_global_communicator(self) -> Any:
-        """What collectives take as `comm`; CommMember.NON_COMM_MEMBER outside the group."""
+        """The `comm` argument of collectives; CommMember.NON_COMM_MEMBER outside the group."""
         return self._communicator("global")
 
     def get_intra_node_communicator(self) -> Any:

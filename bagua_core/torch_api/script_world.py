@@ -1,7 +1,7 @@
-"""Who is in a script's world, and from when on? A script that asks for its ranks before it has a model must be told.
+"""Decides which workers are in a script's world when it asks for its ranks before it has a model.
 
 Scripts of the original compute shards and learning rates from rank and world size right after `init_process_group`, and
-count their own epochs. So their workers join before there is a model, and nobody can come in later: a plain loop would
+count their own epochs. So their workers join before there is a model, and none can come in later: a plain loop would
 begin at its first batch while the others are in the middle. Such a world only shrinks. `elastic` scripts promise to
 draw from ElasticDataLoader (or to call next_step) instead and join at their first step, as all others of this runtime.
 """
@@ -29,7 +29,7 @@ from bagua_core.elastic.step.engine import Engine
 from bagua_core.torch_api.errors import LateWorkerError, NotLaunchedError
 from bagua_core.torch_api.loop_steps import LoopSteps
 
-LOOK_AGAIN_S = 1.0  # in vain: news wake whoever waits for them
+LOOK_AGAIN_S = 1.0  # a fallback only: news wakes the threads that wait for it
 
 
 class ScriptWorld:
@@ -83,7 +83,7 @@ class ScriptWorld:
         if record is not None and (absent := absent_here(record, environment)):
             say(
                 f"the job begins without {absent} of this node's {environment.slots} workers, which were not ready in "
-                "time, and a plain loop takes nobody in later; --rdzv-conf node_window=60 waits longer for them"
+                "time, and a plain loop takes in no late workers; --rdzv-conf node_window=60 waits longer for them"
             )
 
 
@@ -92,7 +92,7 @@ def say(text: str) -> None:
 
 
 def absent_here(record: Generation, environment: WorkerEnvironment) -> int:
-    """How many of this node's workers are not in `record`."""
+    """The number of this node's workers that are not in `record`."""
     return environment.slots - sum(1 for m in record.members if m.agent_id == environment.agent_id)
 
 
@@ -117,7 +117,7 @@ class Arrival(Enum):
 
 
 def arrival(news: News, worker_id: str) -> Arrival:
-    """What is a worker to do that says it is ready, and can begin at the first batch only? The leader has judged."""
+    """The action of a ready worker that can begin at the first batch only, after the leader's decision."""
     if news.close or news.leave or news.refused:
         return Arrival.BEGIN
     record = news.generation
@@ -126,7 +126,7 @@ def arrival(news: News, worker_id: str) -> Arrival:
         return Arrival.WAIT
     if record.base == 0 or placement.since_generation <= record.base:
         return Arrival.BEGIN
-    # newcomers are in a record of a loss only where the survivors are fewer than the least
+    # joiners are in a record of a loss only where the survivors are fewer than the least
     return Arrival.TOO_LATE if record.kind is GenerationKind.FAILOVER else Arrival.SUPERFLUOUS
 
 
@@ -147,8 +147,8 @@ def await_beginning(member: Member, worker_id: str) -> None:
             case Arrival.TOO_LATE:
                 raise LateWorkerError(
                     f"{_LATE}, and they are too few to go on. Start the job again from the script's own checkpoint; "
-                    "with a range of nodes (--nnodes 1:4) it goes on with whoever is left, and with ElasticDataLoader "
-                    "(docs/original-scripts.md) it takes in others"
+                    "with a range of nodes (--nnodes 1:4) it goes on with the workers that are left, and with "
+                    "ElasticDataLoader (docs/original-scripts.md) it takes in others"
                 )
             case Arrival.WAIT:
                 with member.changed:
@@ -156,12 +156,12 @@ def await_beginning(member: Member, worker_id: str) -> None:
                         member.changed.wait(LOOK_AGAIN_S)
 
 
-_LATE = "it came when the others had begun, and a plain loop takes nobody in later"
+_LATE = "it came when the others had begun, and a plain loop takes in no late workers"
 
 
 class BeforeModels:
     """Stands in the engine for the models to come: generations are made before there are any, and must bring
-    all that these may need. Ends a worker that was left out: its loop has stood still, the others' have not."""
+    all that these may need. Ends a worker that was left out: its loop has made no progress, the others' have."""
 
     module = nn.Module()
     optimizers: list[torch.optim.Optimizer] = []  # noqa: RUF012 (as in step_interface.Model)
@@ -193,7 +193,7 @@ class BeforeModels:
         engine = self._engine
         is_out = engine.generation_number == 0 and engine.state.name.is_none
         if self._world.joined and is_out:
-            say("worker ends: the others went on without it, and a plain loop takes nobody in later")
+            say("worker ends: the others went on without it, and a plain loop takes in no late workers")
             raise SystemExit(0)
 
 
@@ -202,7 +202,7 @@ class BeforeModels:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What this surface knows of the running script."""
+    """The state of this surface for the running script."""
 
     engine: Engine
     world: ScriptWorld

@@ -20,7 +20,7 @@ from bagua_core.torch_api.process_group import BaguaProcessGroup, member_of
 
 
 class Done:
-    """What async_op=True returns: an operation that is over already."""
+    """The return value for async_op=True: an operation that is already complete."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What happens to a model that is handed over: it stays what it is, and learns together with its peers.
+"""Wraps a model in place: it keeps its type, and trains together with its peers.
 
 Owns the way from this surface's `with_bagua` and DistributedDataParallel to the core's, the calls around forward and
 optimizer, and the agreement of workers that joined before they had a model. When steps begin and end is loop_steps.py.

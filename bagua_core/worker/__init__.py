@@ -1,1 +1,1 @@
-"""What an agent starts: the runner of scripts, the warm parent, stacks on request, a worker's store."""
+"""The processes that an agent starts: the runner of scripts and the warm parent; also stack dumps and store hosts."""

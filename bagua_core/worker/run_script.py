@@ -3,7 +3,7 @@
 Started by the agent as `python -u run_script.py [options] script args...`. Owns everything between
 the first instruction of a worker and its exit code. The script must not be able to tell: it runs as
 the real `__main__`, and no frame of this file appears in what it prints. Knows nothing of generations;
-`bagua_core.elastic.step.runtime` is told of the end only if the script has imported it.
+`bagua_core.elastic.step.runtime` is notified of the end only if the script has imported it.
 
 Options, before the script: --module | --run-path, --parent-pid N; and --warm-fd N with --preimport a,b,c, with which
 this process is not a worker but forks them on request, imports done: see warm_parent.py. A process that runs the script

@@ -30,7 +30,7 @@ WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/process/stack_channel.py
 
 def answer_stack_requests() -> int | None:
     """From now on all threads' stacks are written on request, at the latest by the signal that is returned; None if
-    this system can't, or nobody gave a channel.
+    this system can't, or there is no channel.
 
     Forked children inherit the signal together with the file, but no thread. A stack dump is never worth failing a
     worker for.

@@ -1,4 +1,4 @@
-"""Who keeps the stores of torch.distributed that no worker hosts? A small process beside the workers.
+"""Hosts the stores of torch.distributed that no worker hosts: a small process beside the workers.
 
 It is asked over its standard input, a socket of the agent: a length and JSON, answered alike. It opens a
 TCPStore server of its own for every generation of a script that is restarted, and closes the old ones. It

@@ -1,4 +1,4 @@
-"""How is a worker forked from a process that has imported everything already?
+"""Forks workers from a process that has imported everything already.
 
 The warm parent's loop: it answers the agent's requests over one socket and ends when the agent closes it. It
 starts no thread, never touches CUDA, and is never a worker's parent: an intermediate process forks the

@@ -1,4 +1,4 @@
-"""What makes a forked worker look like a process that was started for it alone?
+"""Makes a forked worker look like a process that was started for it alone.
 
 Its streams, environment, directory, processors, random state and secrets, and what `ps` and /proc show.
 Signals, limits and flags need nothing: the warm parent never changed what it was started with. Only

@@ -1,4 +1,4 @@
-"""How a host and a port are written as one address, on both sides. Without look-ups."""
+"""Formats a host and a port as one address, and parses it. Without look-ups."""
 
 from __future__ import annotations
 

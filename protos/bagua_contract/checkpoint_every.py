@@ -1,6 +1,6 @@
-"""How often are checkpoints written? "500" is every 500 steps, "30s" every 30 seconds.
+"""Parses the interval of checkpoints: "500" is every 500 steps, "30s" every 30 seconds.
 
-The one codec of that setting: the launcher reads what a person typed with it, the core what the agent passed on.
+The one codec of that setting: the launcher parses the user's value with it, the core the agent's.
 """
 
 from __future__ import annotations

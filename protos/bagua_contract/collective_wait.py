@@ -1,6 +1,6 @@
-"""What a worker waits in, and the operations it did with all members of its generation before, as values.
+"""Values for what a worker waits in, and for its earlier operations with all members of its generation.
 
-Checked at birth: a report of another version or of a stranger raises ValueError where it enters.
+Checked at birth: a report of another version or of unknown origin raises ValueError where it enters.
 """
 
 from __future__ import annotations

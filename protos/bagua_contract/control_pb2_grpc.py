@@ -66,7 +66,7 @@ class AgentControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ProbeFor(self, request, context):
-        """Ask another agent to probe a third one: tells a dead agent from a cut between two.
+        """Ask another agent to probe a third one: distinguishes a dead agent from a cut between two.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""What this package is called where packages are installed, and who else owns its module names.
+"""The names under which this package is installed, and the other packages that own its module names.
 
 The original Bagua is published as `bagua` (0.9.2 and before), `bagua-cuda...` and `bagua-core` (0.4.1 and before); each
 brings a module named bagua_core. Installed into one environment, the files of whichever came last win.
@@ -25,7 +25,7 @@ def own_version() -> str | None:
 
 
 def original_beside() -> str | None:
-    """What to tell people if a distribution of the original Bagua is in this environment; None if none is."""
+    """The message for the user if a distribution of the original Bagua is in this environment; None if none is."""
     for name in _ORIGINALS:
         try:
             found = version(name)

@@ -1,4 +1,4 @@
-"""What an agent tells a worker through its environment: one codec writes it and reads it back.
+"""The environment variables that an agent passes to a worker: one codec writes them and reads them back.
 
 Owns every BAGUA_* variable that passes from agent to worker, or from the user through the agent. Values are checked
 when read, so a worker started by hand with half an environment gets one clear error.

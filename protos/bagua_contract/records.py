@@ -1,6 +1,6 @@
 """The records of one job as values: frozen, checked at birth, and their protobuf form.
 
-Owns the meaning of what stands in etcd. Knows nothing of etcd, processes or torch, so that agent and
+Owns the meaning of the records in etcd. Knows nothing of etcd, processes or torch, so that agent and
 core can share it.
 """
 
@@ -13,13 +13,13 @@ from enum import Enum
 from bagua_contract import membership_pb2 as pb
 
 PROTOCOL_VERSION = 3
-# A record of a greater number was written by nobody: after it there would soon be no number left.
+# No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """Which committed state this is; ordered, so the greatest is the furthest.
+    """The name of a committed state; ordered, so the greatest is the furthest.
 
     generation: the one of the last commit. step: steps committed. operations: collectives outside
     steps finished since then. All zero names "no state".
@@ -42,7 +42,7 @@ class GenerationKind(Enum):
 
 
 class Stage(Enum):
-    """How far a worker is on its way into the job; see membership.proto."""
+    """A worker's progress on its way into the job; see membership.proto."""
 
     LOOP = pb.LOOP
     WAITING = pb.WAITING
@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 class SuspicionKind(Enum):
-    """What keeps a worker from going on with its peers."""
+    """The reason why a worker can't go on with its peers."""
 
     BROKEN = pb.Suspicion.BROKEN
     STALLED = pb.Suspicion.STALLED
@@ -104,7 +104,7 @@ class Generation:
 
     @property
     def is_gathering(self) -> bool:
-        """Its members stand before the loop and hold no state."""
+        """Its members are before the loop and hold no state."""
         return self.kind is GenerationKind.GATHERING
 
     @property
@@ -152,9 +152,9 @@ class Generation:
     def from_proto(message: pb.Generation) -> Generation:
         """Raises ValueError for a record that no leader of this protocol would write."""
         if message.HasField("parts"):
-            # taken for a whole one it would send everybody away
+            # taken for a whole one it would send all workers away
             raise ValueError(
-                f"generation {message.number} is a head; its members stand in {message.parts.folder}"
+                f"generation {message.number} is a head; its members are in {message.parts.folder}"
             )
         if message.number > LARGEST_NUMBER:
             raise ValueError(f"generation {message.number} is beyond any that can follow another")

@@ -1,4 +1,4 @@
-"""Which part of a bucket does each rank sum up? Pure."""
+"""Divides a bucket into the chunks that the ranks sum. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sums a bucket with compressed messages. Every rank sums one chunk of it.
 
 A rank compresses its bucket in as many chunks as there are ranks and sends each to its owner (all-to-all); the owner
-decompresses and adds them in fp32, in rank order, and compresses the sum; all sums go to everybody (all-gather), who
-decompresses them, its own too, so that all ranks have the same bits. With several workers on a node the node's sum is
+decompresses and adds them in fp32, in rank order, and compresses the sum; all sums go to all ranks (all-gather), which
+decompress them, their own too, so that all ranks have the same bits. With several workers on a node the node's sum is
 made first, uncompressed, one worker of each node does the above, and passes on to the others what it gathered.
 
 Owns the messages and their memory. What becomes of lost precision is compression.py's, the order of the collectives

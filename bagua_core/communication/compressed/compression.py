@@ -18,7 +18,7 @@ from bagua_core import kernels
 from bagua_core.communication.compressed.chunks import Chunks
 from bagua_core.kernels.formats import minmax_payload_at, one_bit_payload_at
 
-# A value that is larger than what its sign stands for comes later than the others, and keeps the error of its block
+# A value that is larger than what its sign represents comes later than the others, and keeps the error of its block
 # large. Stretching delivers it sooner, at the price of more noise in the small ones; beyond 1.5 the noise wins.
 STRETCH = 1.5
 

@@ -1,4 +1,4 @@
-"""Where do messages lie while they travel? In memory that is used again, and never again once it was given up."""
+"""Provides reusable memory for messages in transit; memory of an abandoned operation is not reused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Block:
 
 
 class Scratch:
-    """Used by one thread at a time. Whoever does not give a block back, because an operation that was given up may
-    still write into it, leaves it to the garbage collector."""
+    """Used by one thread at a time. A block into which an abandoned operation may still write is not given back; the
+    garbage collector frees it."""
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []

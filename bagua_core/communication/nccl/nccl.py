@@ -251,7 +251,7 @@ class NcclCommunicator(Communicator):
         own = self.global_rank
         into[own].copy_(parts[own])
         moves: list[tuple[int, torch.Tensor, bool]] = []
-        for step in range(1, self.world_size):  # everybody begins with another peer
+        for step in range(1, self.world_size):  # each rank begins with a different peer
             to, source = (own + step) % self.world_size, (own - step) % self.world_size
             moves += [(to, as_bytes(parts[to]), True), (source, as_bytes(into[source]), False)]
         yield from move_bytes(self._line, moves)

@@ -19,7 +19,7 @@ from bagua_core.communication.nccl.nccl_library import NcclUnavailableError
 from bagua_core.communication.transport_choice import Setting, Statement
 
 SEVERAL_RANKS_A_GPU = 23000
-"""NCCL can from this version on, if it is told to."""
+"""NCCL can from this version on, if it is enabled."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

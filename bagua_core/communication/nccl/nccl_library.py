@@ -69,7 +69,7 @@ class NcclHandle(Protocol):
 
 
 class Nccl:
-    """cupy.cuda.nccl, or what stands for it in a test."""
+    """cupy.cuda.nccl, or its replacement in a test."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

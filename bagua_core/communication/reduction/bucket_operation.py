@@ -1,4 +1,4 @@
-"""What becomes of a full bucket between backward and optimizer? Summed over the job, or something an algorithm does.
+"""The operation on a full bucket between backward and optimizer: the sum over the job, or an algorithm's own.
 
 Owns the interface and the plain sum. Invariants that every operation keeps: all ranks launch the same buckets in the
 same order; a failed step leaves nothing of it in the operation, so whatever it remembers from step to step changes in

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and in which order do the groups leave?
+"""Plans the buckets: which gradients travel together, and the order in which buckets leave.
 
 Owns the plan of buckets and their default sizes. Pure: knows shapes, not tensors, and no communicator.
 Every rank computes the same plan from the same parameters, so the order is agreed without a message.

@@ -1,4 +1,4 @@
-"""What does a model's algorithm do in the course of a step? The calls that every algorithm's acting part answers.
+"""Defines the interface between a wrapped model and its algorithm: the calls in the course of a step.
 
 A step: `forward_begins` once or more (micro-batches), then the hooks on the gradients, then exactly one of
 `step_committed` and `step_rolled_back`. Between steps `communicator_changed` may come. Everything runs in the script's
@@ -70,7 +70,7 @@ class Exchange:
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """Further tensors that belong to the job's state and are alike on all ranks that hold it: they are
-        checkpointed, and whoever heals gets them. The same names and the very same tensors for ever."""
+        checkpointed, and a rank that heals gets them. Every call returns the same names and the same tensor objects."""
         return {}
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:

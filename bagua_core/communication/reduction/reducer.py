@@ -1,4 +1,4 @@
-"""When is a gradient ready, what does it count, and when has the whole job's gradient arrived?
+"""Reduces a model's gradients over the job: bucket by bucket, as they become ready in the backward.
 
 Owns the hooks on the parameters, the buckets and the order in which they leave. Knows the engine only as
 StepEngine. Invariants: a bucket holds weight times this rank's gradient, and the weights of all ranks sum to

@@ -1,4 +1,4 @@
-"""Every rank gets the sum of all ranks' buckets, made node by node: one bucket a node crosses the network."""
+"""Sums a bucket over all ranks, node by node: one bucket per node crosses the network."""
 
 from __future__ import annotations
 

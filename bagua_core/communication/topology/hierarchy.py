@@ -1,9 +1,9 @@
-"""How is a tensor reduced when links inside a node are quicker than those between nodes? Node by node.
+"""Reduces a tensor node by node, for jobs whose links inside a node are faster than those between nodes.
 
 The workers of a node reduce to the node's first, those reduce among each other, and each gives the result to its node:
-one tensor a node crosses the slow links instead of one a worker. Two forms of one thing: `stages` for whoever runs
-several such at a time (conveyor.py), `allreduce` for whoever waits. All ranks get the same bits, and none gets a result
-before every rank has contributed.
+one tensor a node crosses the slow links instead of one a worker. It has two forms: `stages` for a caller that runs
+several at a time (conveyor.py), `allreduce` for a caller that waits. All ranks get the same bits, and none gets a
+result before every rank has contributed.
 """
 
 from __future__ import annotations

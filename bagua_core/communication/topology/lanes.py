@@ -1,4 +1,4 @@
-"""Which workers meet in each lane of a generation? Pure: knows ranks and nodes, no transport."""
+"""Lists the workers of each lane of a generation. Pure: knows ranks and nodes, no transport."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nodes_of(agent_ids: Sequence[str]) -> Nodes:
 def members_of(lane: Lane, nodes: Nodes, global_rank: int) -> tuple[int, ...] | None:
     """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one.
 
-    Where each node has one worker nobody has a use for NODE and LEADERS: see routes.py and peer_selection.py.
+    Where each node has one worker, NODE and LEADERS are not used: see routes.py and peer_selection.py.
     """
     if lane in (Lane.NODE, Lane.LEADERS) and all(len(ranks) == 1 for ranks in nodes):
         return None

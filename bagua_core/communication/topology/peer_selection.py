@@ -1,4 +1,4 @@
-"""Who exchanges weights with whom in this step? Pure: every rank finds the same pairs and rings without a message.
+"""Chooses the peers of a step's weight exchange. Pure: every rank computes the same pairs and rings without a message.
 
 A party is what has one copy of the model to exchange: a rank, or a node whose workers average among themselves first.
 Parties that only heal have no model of the job yet and no place here.
@@ -77,7 +77,7 @@ def peer_of(select: PeerSelection, number: int, index: int, count: int) -> int |
             raise PeerSelectionError(f"{asked}; return None or another index from 0 to {count - 1}")
         if chosen[peer] != i:
             raise PeerSelectionError(
-                f"{asked}, but for {peer} it is {chosen[peer]!r}; whoever is named must name the other in turn"
+                f"{asked}, but for {peer} it is {chosen[peer]!r}; two peers must name each other"
             )
     return chosen[index]
 

@@ -1,4 +1,4 @@
-"""Between whom does a bucket travel, and on which lanes? Pure but for the communicators it hands out."""
+"""Chooses the ranks and lanes over which a bucket travels. Pure but for the communicators it returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bagua_core.communication.communicator import Communicator, Lane
 
 FIRST_OF_NODE = 0
-"""The rank within its node's lane of the worker that stands for it in LEADERS."""
+"""The rank within its node's lane of the worker that represents it in LEADERS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Route:
 
 
 def lanes_for(hierarchical: bool) -> frozenset[Lane]:
-    """What route_of may hand out."""
+    """The lanes that route_of may return."""
     return frozenset({Lane.NODE, Lane.LEADERS}) if hierarchical else frozenset()
 
 

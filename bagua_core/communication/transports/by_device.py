@@ -1,7 +1,7 @@
-"""Which transport carries a tensor? Gloo those of the CPU, NCCL those of a GPU, as one communicator.
+"""One communicator of two transports: Gloo carries CPU tensors, NCCL carries GPU tensors.
 
 The runtime's own messages (names, votes, copies of the state) are of the CPU, gradients are where the model is. Both
-transports belong to one generation and end together. Where NCCL can't be used staged.py stands for it.
+transports belong to one generation and end together. Where NCCL can't be used, staged.py replaces it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
 never block in Gloo for long: its operations cannot be given up while a peer is silent.
 A group that failed or was aborted is kept, for destroying it would wait for its operations; retired_groups.py asks
-for those that nobody can use any more.
+for those that no rank can use any more.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class GlooCommunicator(Communicator):
         begun: list[Pending] = []
         for i, tensor in enumerate(outgoing):
             arriving = {peer: theirs[i] for peer, theirs in incoming.items()}
-            # by size alone, as the other side does: whoever sends in slices must find one that receives so
+            # by size alone, as the other side does: a sender in slices needs a receiver in slices
             if tensor.nbytes > slices.SLICE_BYTES and arriving:
                 begun.append(self._swap_in_turns(tensor, arriving, tag + i))
             else:
@@ -495,7 +495,7 @@ class _GlooThreaded(WakeablePending):
         assert operation is not None
         try:
             operation()
-        except Exception as raised:  # noqa: BLE001 (whoever waits raises it; else they would wait for ever)
+        except Exception as raised:  # noqa: BLE001 (the waiter raises it; else it would wait for ever)
             error = raised
         del operation  # and with it what it holds of the group, before anybody hears that it is done
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whom does a Gloo error blame? Parses the peers' addresses out of its text. Pure."""
+"""Finds the peers that a Gloo error blames, by the addresses in its text. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU does this worker's script use, if any? The one that its models are on.
+"""Finds the GPU that this worker's script uses, if any: the one that its models are on.
 
 Asks torch only for what is there already: a process that has not used CUDA gets no context by it.
 """

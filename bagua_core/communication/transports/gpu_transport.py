@@ -1,4 +1,4 @@
-"""The transport of GPUs as a rendezvous sees it: NCCL, or a test's stand-in."""
+"""The interface of the GPU transport to the rendezvous: NCCL, or a test's replacement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Collectives among threads of one process: the communicator for tests.
 
-Owns matching and arithmetic. The n-th collective of every rank forms one operation, done by whoever
-arrives last. As with a real transport, an operation that was given up still writes when it completes.
+Owns matching and arithmetic. The n-th collective of every rank forms one operation, which the
+last rank to arrive carries out. As with a real transport, an abandoned operation still writes when it completes.
 """
 
 from __future__ import annotations

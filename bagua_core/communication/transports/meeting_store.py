@@ -1,4 +1,4 @@
-"""Where do the members of a generation leave their addresses for each other? A small key-value server in each worker.
+"""The meeting store: a small key-value server in each worker, at which a generation's members exchange addresses.
 
 torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where
 that does not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or
@@ -122,7 +122,7 @@ class MeetingServer:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
-            # Whoever called has hung up; or no descriptor is left: then the caller stays in the backlog, and the
+            # The caller has hung up; or no descriptor is left: then the caller stays in the backlog, and the
             # listener would be reported ready again and again.
             if error.errno in _NOTHING_LEFT:
                 self._selector.unregister(self._listener)
@@ -211,7 +211,7 @@ class MeetingStore(Store):
     """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
-        """Raises MeetingStoreError if nobody answers within timeout_s."""
+        """Raises MeetingStoreError if no server answers within timeout_s."""
         super().__init__()
         self._timeout_s = timeout_s
         self._seen: dict[str, bytes] = {}

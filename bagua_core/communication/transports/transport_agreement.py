@@ -1,4 +1,4 @@
-"""How do all members of a generation come to the same transport? Each tells the first, and the first tells each.
+"""Makes all members of a generation use the same transport: each reports to the first, which replies to each.
 
 Owns the keys in the meeting store: one is written and one read by every member. The decision is transport_choice.py's.
 """
@@ -26,7 +26,7 @@ def tell(store: Store, global_rank: int, statement: Statement) -> None:
 
 
 def agree(store: Store, global_rank: int, world_size: int) -> Choice:
-    """What the first member has chosen. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
+    """The first member's choice. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
     try:
         if global_rank == 0:
             said = [Statement.from_text(_text(store, _said_by(r))) for r in range(world_size)]

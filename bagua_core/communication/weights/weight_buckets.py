@@ -1,4 +1,4 @@
-"""A model's weights side by side: what is sent in one piece, what is averaged, what is put back.
+"""Keeps a model's weights in flat buffers, which are sent, averaged and written back.
 
 Owns flat buffers and their layout. Knows no peers and no steps. Buffers that were handed to an operation which was
 given up may still be written to: `renew` leaves them behind.

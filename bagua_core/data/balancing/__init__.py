@@ -1,1 +1,1 @@
-"""Work of equal cost for every worker in every step, where samples cost differently much."""
+"""Gives every worker the same amount of work in every step when the cost of samples differs."""

@@ -1,4 +1,4 @@
-"""Which samples are whose when work is balanced? The loader's Division by cost instead of by number.
+"""The loader's Division by cost: shares of a batch have equal cost instead of equal size.
 
 Puts together the batches (epoch_batches.py), the shares (fair_shares.py) and the complexities; the loader sees it
 through Division. Batches follow from (seed, epoch, complexities) alone, so position and steps of an epoch mean the

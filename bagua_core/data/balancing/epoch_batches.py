@@ -1,4 +1,4 @@
-"""Which samples make up the global batches of an epoch? By number, by a budget of complexity, and how similar.
+"""Divides an epoch into global batches: by number, by a budget of complexity, and by similarity.
 
 Pure: the same (order, complexities, limits, seed) give the same batches on every machine, whatever the workers are.
 Invariant: every sample of the order is in exactly one batch, but for a last short one that is dropped on request.

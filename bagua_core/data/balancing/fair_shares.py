@@ -1,7 +1,7 @@
-"""Which worker takes which samples of a batch, so that all need equally long? Pure arithmetic over costs.
+"""Divides a batch so that all workers take equally long. Pure arithmetic over costs.
 
-Longest first to whoever has least, then exchanges between the most and the least loaded. Plain Python floats in a fixed
-order: every machine computes the same shares from the same costs.
+The costliest sample goes first, to the worker with the least work; then exchanges between the most and the
+least loaded. Plain Python floats in a fixed order: every machine computes the same shares from the same costs.
 Invariants: shares are disjoint and cover the batch; their sizes keep the bounds; the largest sum is at most that of the
 even split, and without bounds at most the mean plus the largest cost.
 """

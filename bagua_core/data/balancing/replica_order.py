@@ -1,4 +1,4 @@
-"""In which order does a fixed number of replicas go through a data set side by side? Like complexity at the same time.
+"""Orders a data set for a fixed number of replicas, which get samples of like complexity at the same time.
 
 Pure; the samplers in torch_api/contrib are its shell. Invariants: every replica has the same number of samples; all of
 the data set is used, but for what is dropped, and up to one sample for each replica less one is used twice if not.

@@ -1,1 +1,1 @@
-"""The job's state on disk, for the day when every holder is gone."""
+"""Checkpoints: the job's state on disk, used when every holder is lost."""

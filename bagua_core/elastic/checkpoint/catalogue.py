@@ -1,8 +1,8 @@
-"""Which checkpoints are there, which of them count, and which may go?
+"""Lists the checkpoints in a directory, decides which are complete, and which may be deleted.
 
 Owns the directory: one directory per checkpoint, named by run and state name, and one small file per run (each start
 of the job on this directory). A checkpoint is complete if and only if all its parts are there and fit: nothing is
-committed, nobody coordinates. What its bytes are worth, reading shows (restore.py).
+committed and no member coordinates. The contents are checked on reading (restore.py).
 """
 
 from __future__ import annotations

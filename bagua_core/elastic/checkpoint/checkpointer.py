@@ -1,4 +1,4 @@
-"""What does the engine ask of checkpoints: one call when a generation begins without state, one per commit, one at
+"""The engine's interface to checkpoints: one call when a generation begins without state, one per commit, one at
 the end.
 
 Owns the agreement on what is due (the only collectives), the run's number and the last look. When is due.py, which
@@ -93,12 +93,12 @@ class Checkpointer:
         assert self._writer is not None
         return self._writer
 
-    # -- a generation in which nobody has any state
+    # -- a generation in which no member has any state
 
     def choose(
         self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]
     ) -> Choice | None:
-        """What all members go on from; the same on every one. None: no checkpoints. communicator None: a world of one.
+        """The checkpoint that all members go on from; the same on each. None: none. communicator None: a world of one.
 
         Called again in the same entry, after `could_not_read`, it answers with an older one. Raises
         CollectiveFailed.
@@ -124,7 +124,7 @@ class Checkpointer:
             return None
 
     def could_not_read(self, choice: Choice) -> None:
-        """Nobody could read it: do not choose it again."""
+        """No member could read it: do not choose it again."""
         if choice.place is not None:
             self._refused |= {choice.place}
 
@@ -152,7 +152,7 @@ class Checkpointer:
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """All ranks learn the run's number, which newcomers do not know, and what rank 0 decided."""
+        """All ranks learn the run's number, which joiners do not know, and what rank 0 decided."""
         row = torch.zeros(3, dtype=torch.int64)
         row[0] = self.run
         if moment.part == 0 and self._settings is not None and self._settings.every.seconds:
@@ -205,7 +205,7 @@ class Checkpointer:
 
     @property
     def expected_write_s(self) -> float:
-        """How long the last part took from the call to the disk; 0 before the first one."""
+        """The time that the last part took from the call to the disk; 0 before the first one."""
         return self.pause_s + self.writer.write_s
 
     def write_last(

@@ -1,4 +1,4 @@
-"""After which steps is a checkpoint due? Pure: time and durations are arguments.
+"""Decides after which steps a checkpoint is due. Pure: time and durations are arguments.
 
 Every rank must pick the same step. By steps it follows from the step's number. By seconds only one rank's clock can
 say, so at agreed steps, called looks, global rank 0 decides whether one is due and at which step all look again.
@@ -16,7 +16,7 @@ _KEPT_PER_STEP = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What rank 0 decided at a look. next_step: the step after which all look again."""
+    """Rank 0's decision at a look. next_step: the step after which all look again."""
 
     is_due: bool
     next_step: int
@@ -29,7 +29,7 @@ def is_due_by_steps(every: CheckpointEvery, step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long steps took lately: earlier ones count less and less."""
+    """The recent duration of steps: earlier ones count less and less."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -44,7 +44,7 @@ class Pace:
 
 
 def look(every: CheckpointEvery, step: int, since_last_s: float, pace: Pace) -> Look:
-    """What rank 0 says at a look after `step` (by seconds). since_last_s: time since the last checkpoint was due."""
+    """Rank 0's decision at a look after `step` (by seconds). since_last_s: time since the last checkpoint was due."""
     mean_step_s = pace.mean_step_s
     is_due = since_last_s + mean_step_s / 2 >= every.seconds
     left_s = every.seconds if is_due else every.seconds - since_last_s

@@ -1,7 +1,7 @@
-"""How do checkpoints meet the rest of a worker? What the engine calls, in terms of its state, member and ledger.
+"""Connects checkpoints with the rest of a worker: the engine's calls in terms of its state, member and ledger.
 
-Owns the way a generation in which nobody has any state becomes one that has it: the chosen checkpoint is read beside
-the script's thread, then names are exchanged again, and heal_plan.py decides as ever. Without a directory every call
+Owns how a generation in which no member has any state gets one: the chosen checkpoint is read beside
+the script's thread, then names are exchanged again, and heal_plan.py decides as always. Without a directory every call
 returns at once.
 """
 
@@ -70,7 +70,7 @@ class JobCheckpoints:
     def resume(
         self, generation: Generation, plan: HealPlan, infos: list[entry.Info]
     ) -> tuple[HealPlan, list[entry.Info]]:
-        """What to go on with: as it was, unless nobody has any state and there is a checkpoint.
+        """The plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
 
         Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
         """

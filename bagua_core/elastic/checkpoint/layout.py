@@ -1,4 +1,4 @@
-"""What of the state does every rank hold alike, and what is only rank 0's? And which bytes are whose to write?
+"""Divides a state for a checkpoint: what only rank 0 writes, and which bytes of the rest each rank writes.
 
 The split of a captured state into `lead` (buffers and registered state: those of rank 0 count, for it shares its
 buffers before each forward) and `body` (parameters and optimizers, equal on all ranks of one state name), and back.

@@ -1,8 +1,8 @@
-"""What is in the file of one rank's part, how is it written so that a half one never counts, and read back?
+"""Writes and reads the file of one rank's part of a checkpoint, so that an incomplete file never counts.
 
 A line of magic, the length and checksum of a JSON header, the header, the manifests, the bytes. Written under another
-name, brought to the disk, then renamed: a file of the right name is whole unless the disk lies, and then its
-digests tell. No pickle. Which parts make a checkpoint is catalogue.py.
+name, synced to the disk, then renamed: a file of the right name is complete unless the disk is at fault, and then its
+digests show it. No pickle. Which parts make a checkpoint is catalogue.py.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _read_into(file: Any, piece: torch.Tensor) -> None:
 
 
 def _read_header(file: Any) -> tuple[Header, int]:
-    """The header, and how many bytes it took; the file stands behind it."""
+    """The header, and how many bytes it took; the file is positioned after it."""
     start = file.read(len(MAGIC) + _PREFIX.size)
     if len(start) < len(MAGIC) + _PREFIX.size or not start.startswith(MAGIC):
         raise CorruptPart("it is not a checkpoint's part")

@@ -1,7 +1,7 @@
-"""Which checkpoint does a job without any state go on from, and how do its members read it?
+"""Restores a job without any state: chooses the checkpoint, and reads it on every member.
 
-Global rank 0 chooses the newest complete one that fits and tells the others; each reads it whole. Whoever can't
-read it copies it from those who could, by the ordinary way of who is behind; if nobody could, rank 0 chooses the
+Global rank 0 chooses the newest complete one that fits and tells the others; each reads it whole. A member that
+can't read it heals from one that could, like any member that is behind; if no member could, rank 0 chooses the
 next older one. Knows nothing of generations and of how a state is taken over.
 """
 
@@ -32,12 +32,12 @@ class CheckpointMismatch(RuntimeError):
 
 
 class CheckpointsUnreadable(RuntimeError):
-    """Nobody can say what the directory holds."""
+    """The directory cannot be listed, so no checkpoint can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What rank 0 chose; place None: there is nothing to go on from. run: the number of the run that begins."""
+    """Rank 0's choice; place None: there is no checkpoint to go on from. run: the number of the run that begins."""
 
     run: int
     place: Place | None
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A state as it was captured, with where the loader stood and the step committed last."""
+    """A state as it was captured, with the loader's position and the step committed last."""
 
     step: int
     position: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Who writes a part while training goes on? One thread, one part at a time, which may fail and never raises.
+"""Writes a rank's part of a checkpoint while training goes on: one thread, one part at a time. A failure never raises.
 
 Owns the staging buffer, which is used again and again, and what is said of failures: the first of a series. Knows
 nothing of when a part is due.

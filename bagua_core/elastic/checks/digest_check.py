@@ -1,4 +1,4 @@
-"""Do all ranks still have the same parameters? A digest, compared every so many steps.
+"""Checks that all ranks have the same parameters, by a digest compared every so many steps.
 
 When one differs the ranks exchange the digests they took after every step since (digest_trace.py), and the first step
 that differs is named; where steps are too quick for one digest each, the few steps between which it is.

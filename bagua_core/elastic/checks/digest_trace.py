@@ -1,4 +1,4 @@
-"""After which step did parameters first differ? A digest of them after every step, as long as that is cheap.
+"""Finds the step after which parameters first differed, by a digest after every step while that is cheap.
 
 Owns the digests since the last comparison, how often one is taken (in steps that are multiples of a power of two,
 so that ranks with different clocks still have steps in common), and the search in what all ranks gathered.

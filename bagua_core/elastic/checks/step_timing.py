@@ -1,4 +1,4 @@
-"""Is this wait longer than usual, and how fast is the job? Arithmetic over durations; no clock of its own."""
+"""Detects waits that are longer than usual, and measures the job's speed. Arithmetic over durations; no clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which rank makes the others wait, step after step, without hanging? Pure arithmetic over durations; no clock.
+"""Finds stragglers: ranks that make the others wait in every step. Pure arithmetic over durations; no clock.
 
 A rank's *computing* time is its step's time minus what it waited in collectives: in a synchronous job all steps last
 equally long, and only this differs. Every rank learns all ranks' means in the exchange that is made every so many
-steps anyhow, and all come to the same conclusion. Who tells it is the caller's affair. Invariants: a rank is named
+steps anyhow, and all come to the same conclusion. Reporting is the caller's. Invariants: a rank is named
 once until it has recovered, and never for one slow window alone (a checkpoint, an evaluation, a page cache).
 """
 
@@ -14,10 +14,10 @@ from statistics import median
 
 SLOWER_BY = 1.5
 WINDOWS = 3  # in a row, of digest_every_steps steps each
-# Below this the difference costs nobody anything: schedulers differ by more.
+# A smaller difference has no cost: scheduling noise is larger.
 LEAST_GAP_S = 0.002
 MICROSECONDS = 1_000_000
-UNKNOWN = -1  # as exchanged: no whole step in the window, as on a newcomer
+UNKNOWN = -1  # as exchanged: no whole step in the window, as on a joiner
 
 
 class ComputingTime:
@@ -83,7 +83,7 @@ def slow_ranks(
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a window brought. named: slow for long enough, told now. recovered: global ranks named before that kept
+    """A window's findings. named: slow for long enough, reported now. recovered: global ranks named before that kept
     pace again for as long."""
 
     named: tuple[Straggler, ...] = ()

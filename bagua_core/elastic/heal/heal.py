@@ -1,4 +1,4 @@
-"""How does a worker that is behind get the job's state? Copies between members of one generation.
+"""Copies the job's state to a worker that is behind, between members of one generation.
 
 The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
 digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
@@ -27,7 +27,7 @@ LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors tra
 
 
 class HealMismatch(CollectiveFailed):
-    """What arrived is not what was sent."""
+    """The received state differs from the one that was sent."""
 
 
 def send_state(
@@ -171,7 +171,7 @@ class Transfer:
         try:
             with self._handover.taken_over():
                 self.result = self._run()
-        except Exception as error:  # noqa: BLE001 (whoever waits for the transfer raises it)
+        except Exception as error:  # noqa: BLE001 (the waiter for the transfer raises it)
             self.error = error
         with self._changed:
             self.done = True

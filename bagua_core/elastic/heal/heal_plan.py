@@ -1,9 +1,9 @@
-"""Who has the job's state, who copies it, and when? Decided alike by every member from the exchanged names.
+"""Decides which members hold the job's state, which copy it, and when. All members decide alike, from their names.
 
 Owns rules 3 and 4 of a step. Pure: knows no tensors and no sockets. Every member calls it with the same
 arguments: they are indexed by global_rank and come from the exchange and the generation's record.
-Invariants: a holder is never written to; of several complete states one that nobody reads stays untouched until
-another copy is verified (`spared`); what a copy left half written is nobody's state.
+Invariants: a holder is never written to; of several complete states one that no member reads stays untouched until
+another copy is verified (`spared`); a half-written copy is not a state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bagua_core.elastic.state.half_copy import HalfCopy
 
 
 class StateGone(RuntimeError):
-    """Nobody has the job's state any more. ranks: those that hold half of it, and must not go on."""
+    """No member has the job's state any more. ranks: those that hold half of it, and must not go on."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         super().__init__(
@@ -28,12 +28,12 @@ class StateGone(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HealPlan:
-    """What entering a generation asks of its members; ranks are of that generation.
+    """The actions by which members enter a generation; ranks are of that generation.
 
     furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
     copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
     step was ever committed; the initial state of its one holder is the job's. newcomers: came without any state, so
-    they take part in nothing before their first step. spared: of those at once, whoever copies only when all others
+    they take part in nothing before their first step. spared: of those at once, one that copies only when all others
     have verified theirs, for until then it holds the only complete state that is neither read nor written.
     one_source: holders' parameters differ by the algorithm's nature, so a copy must come from one of them.
     replaying: of those at once, the ones that have every step of the holders and miss only results of collectives
@@ -66,7 +66,7 @@ class HealPlan:
 
     @property
     def rounds(self) -> tuple[frozenset[int], ...]:
-        """Who copies the state at once, round by round: one begins when all copies of the one before are verified."""
+        """The members that copy at once, round by round: a round begins when all earlier copies are verified."""
         return tuple(r for r in (self.at_once - self.spared - self.replaying, self.spared) if r)
 
     @property
@@ -80,7 +80,7 @@ class HealPlan:
 
 
 def counted_name(name: StateName, since_generation: int) -> StateName:
-    """What a member's name is worth: none, unless it committed while it was a member without interruption.
+    """The name of a member that counts: none, unless it committed while it was a member without interruption.
 
     A worker that was dropped, rightly or not, may carry steps that the job has since done otherwise; its
     placement then says a `since_generation` after its last commit, even if it never noticed.
@@ -99,7 +99,7 @@ def plan(
     joining: Sequence[bool] | None = None,
     parts: Sequence[int] | None = None,
 ) -> HealPlan:
-    """names, outside (stands outside a step), since (`Placement.since_generation`), stages (keeps its own state until
+    """names, outside (is outside a step), since (`Placement.since_generation`), stages (keeps its own state until
     a copy is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all
     alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
     under way; default: 0), by global_rank. equal_states: of all holders.
@@ -124,8 +124,8 @@ def plan(
     holders = tuple(r for r in holders if not joining[r]) or holders
     healing = frozenset(range(len(names))) - frozenset(holders)
     # A member that is one commit behind may stand before the same evaluation as the others, and must not go
-    # into it with old parameters: only those without any state copy beside the step. One that stands outside a step
-    # without a state lost it in a copy: it is in the middle of that collective, unlike a newcomer.
+    # into it with old parameters: only those without any state copy beside the step. One that is outside a step
+    # without a state lost it in a copy: it is in the middle of that collective, unlike a joiner.
     newcomers = frozenset(r for r in healing if (counted[r].is_none or joining[r]) and not outside[r])
     beside = newcomers if not any(outside) else frozenset()
     at_once = healing - beside
@@ -168,7 +168,7 @@ def _initial(half: Sequence[HalfCopy]) -> HealPlan:
     if HalfCopy.COMMITTED in half or not whole:
         # The job has committed steps, or may have no initial state as a script built it: not to be begun anew here.
         raise StateGone(tuple(r for r, left in enumerate(half) if left is not HalfCopy.NONE))
-    # Scripts need not build equal initial parameters, and nobody may commit on unequal ones.
+    # Scripts need not build equal initial parameters, and no member may commit on unequal ones.
     return HealPlan(
         furthest=StateName(),
         holders=(whole[0],),
@@ -183,8 +183,10 @@ def _spared(
     counted: Sequence[StateName], holders: tuple[int, ...], at_once: frozenset[int], stages: Sequence[bool]
 ) -> frozenset[int]:
     """The source may die in the middle of a copy. Then there must be another complete state: of a second holder, of
-    somebody who is behind and stages, or of one that has not begun to write over its own."""
+    a member that is behind and stages, or of one that has not begun to write over its own."""
     complete = [r for r in sorted(at_once) if not counted[r].is_none]
     if len(holders) > 1 or any(stages[r] for r in complete) or not complete or len(at_once) < 2:
-        return frozenset()  # there is one; or nobody else copies at once, so that waiting would help nobody
+        return (
+            frozenset()
+        )  # there is one; or no other member copies at once, so that waiting would gain nothing
     return frozenset({max(complete, key=lambda r: (counted[r], -r))})

@@ -1,4 +1,4 @@
-"""Where do the bytes of a copied state go? Beside the live state, or into it.
+"""Writes the bytes of a copied state, beside the live state or into it.
 
 `Staging` is discarded whole if the copy fails. `InPlace` writes into parameters and optimizer state that fit, so what
 it writes over is lost with the first byte: `declare` runs before it, and after `give_up` has returned nothing is

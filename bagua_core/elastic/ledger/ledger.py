@@ -1,4 +1,4 @@
-"""Which samples did every committed step use? One JSON line per rank and committed step.
+"""The ledger: records the samples of every committed step, one JSON line per rank and step.
 
 Owns the files' form, writing and reading them, and what a correct history looks like. When a line is
 due, and whose it is, is decided in the engine. Imports no torch: benchmarks and tools read ledgers too.
@@ -211,7 +211,7 @@ class Ledger:
         return len({line.step for line in self.lines})
 
     def check(self, dataset_length: int, epochs: int, *, samples_per_epoch: int | None = None) -> list[str]:
-        """What is wrong, in words; empty if this is one whole history.
+        """The violations, as text; empty if this is one complete history.
 
         epochs: how many are finished; a later one may be under way. samples_per_epoch: how many of the
         data set's samples each epoch uses (fewer than all with drop_last).
@@ -242,7 +242,7 @@ class Ledger:
                         f"step {step}, generation {generation}: world sizes {sorted(sizes)} do not agree"
                     )
                 there = {line.global_rank for line in lines}
-                # One by one and not all: a size that nobody had must not be counted out.
+                # One by one and not all: a false huge size must not be counted out.
                 missing = list(islice((r for r in range(max(sizes)) if r not in there), _MOST_VIOLATIONS))
                 beyond = sorted(rank for rank in there if not 0 <= rank < max(sizes))
                 if missing or beyond:
@@ -293,7 +293,7 @@ class Ledger:
 
 
 def _in_order(resumptions: Iterable[Resumption]) -> tuple[Resumption, ...]:
-    """Every rank writes its own; the earliest of each stands for all."""
+    """Every rank writes its own; the earliest of each counts for all."""
     first: dict[tuple[int, str, int], Resumption] = {}
     for one in sorted(resumptions, key=lambda r: r.order):
         first.setdefault((one.run, one.job, one.generation), one)

@@ -1,4 +1,4 @@
-"""What does a due line of the ledger say? Turns commit_history's lines into the file's, with the source's samples.
+"""Writes the due lines of the ledger: turns commit_history's lines into the file's, with the source's samples.
 
 Owns the writer and the order "written before the next collective", which its callers keep. Which lines are due is
 commit_history.py's. Without a directory or a source of samples nothing is written.

@@ -1,7 +1,7 @@
-"""What does this worker tell its agent of the steps it committed, and how often?
+"""Reports this worker's committed steps to its agent.
 
-Owns the pace of progress reports, and that the first commit of a generation is told exactly once: by it the job knows
-a holder. Knows nothing of breaks and suspicions, which member.py tells.
+Owns the pace of progress reports, and the first commit of a generation, which is reported exactly once: it makes this
+worker known as a holder. Knows nothing of breaks and suspicions, which member.py reports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who has which state? The first exchange of every generation.
+"""Exchanges which state each member has: the first exchange of every generation.
 
 Owns the wire form of one fixed-size row per member. The decision over the rows is heal_plan.py.
 """
@@ -21,7 +21,7 @@ _COLUMNS = 11
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One member's row. outside: it stands in a collective outside a step, not at a boundary. stages: a copy would
+    """One member's row. outside: it is in a collective outside a step, not at a boundary. stages: a copy would
     not touch its own state until it is verified. half: what a copy that failed has left of its state.
     layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: final parts of
     the step under way. equal_states: holders have the same parameters; it follows from the algorithm, so it is not
@@ -69,7 +69,7 @@ class Info:
 def exchange(
     communicator: Communicator, generation: Generation, own: Info, wait: Callable[[Pending], None]
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
-    """Every member's row, and what follows from them. Raises CollectiveFailed, and StateGone on whoever must end."""
+    """Every member's row, and the heal plan. Raises CollectiveFailed, and StateGone on the members that must end."""
     row = torch.tensor(own.to_row(), dtype=torch.int64)
     rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
     wait(communicator.allgather(rows, row))
@@ -90,6 +90,6 @@ def exchange(
     except StateGone as error:
         if communicator.global_rank in error.ranks:
             raise
-        # The others wait, as newcomers do, for somebody who has the state.
+        # The others wait, as joiners do, for a member that has the state.
         raise CollectiveFailed(str(error)) from error
     return plan, infos

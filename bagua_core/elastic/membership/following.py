@@ -1,4 +1,4 @@
-"""Which generation does this worker go to next? A pure decision over what it knows.
+"""Decides which generation this worker enters next. Pure.
 
 Knows nothing of communicators, heals or the store. `floor` is the newest generation that this worker can't
 use any more: it failed to enter it, or was in it and it broke.
@@ -41,7 +41,7 @@ class Decision:
 
 
 def decide(s: FollowingSituation) -> Decision:
-    """What this worker does at a boundary, or while it waits for one."""
+    """Decides what this worker does at a boundary, or while it waits for one."""
     if s.current is None:
         return _newcomer(s)
     if s.current.is_gathering:
@@ -64,7 +64,7 @@ def decide(s: FollowingSituation) -> Decision:
 
 
 def _gathered(s: FollowingSituation, current: Generation) -> Decision:
-    """Before the loop. The first generation follows once all members stand at their first step boundary."""
+    """Before the loop. The first generation follows once all members are at their first step boundary."""
     if s.closed:
         return Decision(Move.END, "the job is closing and needs no more workers")
     if s.newest is not None and s.newest.number > current.number:
@@ -120,7 +120,7 @@ def _towards(s: FollowingSituation, generation: Generation) -> Decision:
 
 
 def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:
-    """Give up entering `entering`? A newcomer follows any newer record; a member of the generation before, having
+    """Whether to stop entering `entering`. A joiner follows any newer record; a member of the generation before, having
     switched with all others, only a loss: a newer planned one cannot have been agreed without it. One that follows
     a later generation than `entering` shows that a loss was missed."""
     if newest is None or newest.number <= entering.number:

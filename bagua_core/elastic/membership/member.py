@@ -1,4 +1,4 @@
-"""Which generation is this worker in, and how does it get to the next?
+"""Keeps this worker in the job's current generation, and takes it to the next one.
 
 Owns the session, the communicators and the way through following.py's decisions: build, exchange names, step out,
 end. Knows nothing of steps, data or ledgers: the engine hears of a new generation through `Host`.
@@ -45,7 +45,7 @@ class JoinRefused(RuntimeError):
 
 
 class Host(Protocol):
-    """What the member asks of the engine."""
+    """The calls of a member to the engine."""
 
     def info(self) -> entry.Info: ...
 
@@ -86,8 +86,8 @@ class Member:
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
         # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
         self.usual_step_s = 0.0
-        self.waited_s = 0.0  # in collectives, since somebody put it to 0
-        self._stall_said: int | None = None  # generation of the stall that stands at the agent
+        self.waited_s = 0.0  # in collectives, since it was last reset to 0
+        self._stall_said: int | None = None  # generation of the stall that the agent knows of
         self._silent_said: frozenset[str] = frozenset()
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
         self.rendezvous = Rendezvous(
@@ -171,7 +171,7 @@ class Member:
                     return
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
-                # The leader finds everybody alive and makes the generation anew, at once and with this worker.
+                # The leader finds all members alive and makes the generation anew, at once and with this worker.
                 self.session.suspect(
                     decision.generation.base, SuspicionKind.BROKEN, hosts=(), detail=decision.reason
                 )
@@ -189,7 +189,7 @@ class Member:
                     continue
                 self._wait_for_news(news, given_up)
                 if self.broken and self.generation is not None and not given_up():
-                    # Whatever became of the first report: as long as nothing follows, the break stands.
+                    # Whatever became of the first report: as long as nothing follows, the break remains.
                     self.session.suspect(
                         self.generation.number,
                         SuspicionKind.BROKEN,
@@ -277,7 +277,7 @@ class Member:
         self.agreed = None
         self.broken = False
         self._ready_said = False
-        # A generation without any workers ends nobody's history: too few nodes are left, and the state waits.
+        # A generation without any workers ends no worker's history: too few nodes are left, and the state waits.
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 
     def first_commit_done(self) -> None:
@@ -337,7 +337,7 @@ class Member:
                 self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)
         except CollectiveFailed as error:
-            # A newcomer is still none; a member still holds its state and waits for a loss.
+            # A joiner is still none; a member still holds its state and waits for a loss.
             self._retire("entering failed")
             self.generation = previous
             self._entry_failed(generation, error)
@@ -381,7 +381,7 @@ class Member:
             )
 
     def _building_failed(self, number: int, error: Exception) -> None:
-        """Builder's thread. No break: the generation in force goes on. But somebody should hear why no other comes."""
+        """Builder's thread. No break: the generation in force goes on. The agent learns why no other comes."""
         self.session.suspect(
             number,
             SuspicionKind.UNBUILT,
@@ -427,7 +427,7 @@ class Member:
             ):
                 self._building = self._start_building(newest)
 
-    # -- a group without newcomers
+    # -- a group without joiners
 
     def side_communicator(self, members: tuple[int, ...]) -> Communicator:
         """The group of `members` (global ranks) of the generation in force. Raises CollectiveFailed."""
@@ -487,7 +487,7 @@ class Member:
         waits: WaitMonitor,
         waits_in: Callable[[], CollectiveWait | None] = lambda: None,
     ) -> None:
-        """waits_in: what it is in, asked only when it is told."""
+        """waits_in: what it is in, called only when it is reported."""
         due = waits.is_stalled(waited_s)
         if not due and self._stall_said is None:
             return

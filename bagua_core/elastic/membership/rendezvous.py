@@ -1,4 +1,4 @@
-"""How do the members of a generation meet? Each worker serves a store; rank 0's serves the generation.
+"""Connects the members of a generation. Each worker serves a meeting store; rank 0's serves the generation.
 
 Owns the server and the threads that build communicators. Connecting can't be interrupted, so it happens in a
 thread that is abandoned when its generation is; the result is then retired, never destroyed. What carries tensors of

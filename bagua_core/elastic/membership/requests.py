@@ -1,4 +1,4 @@
-"""What may a script ask of its peers, and what does each of them do for it? One class for each collective.
+"""The collectives that a script can request of its peers: one class each.
 
 A request keeps its input, so that it can be run again among other members; what a run writes into is its own, because
 an operation that was given up still writes. Ranks are places among the members that take part. Knows nothing of

@@ -1,8 +1,8 @@
-"""When can the Gloo groups of lost generations be let go, with their connections and threads?
+"""Destroys the Gloo groups of lost generations, with their connections and threads, when that is safe.
 
 Owns letting go of groups that gloo.py retired. A destructor waits for operations that still run, so each group has a
 thread of its own for it, which holds no lock of the interpreter meanwhile; the connections that close with one group
-end what peers' groups still wait for. Invariant: only a group that nobody can use any more is let go.
+end what peers' groups still wait for. Invariant: only a group that no rank can use any more is let go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What has the agent told this worker? The worker's end of the session.
+"""The worker's end of the session with its agent.
 
 Owns the gRPC stream and the newest generation record. Decides nothing: the engine reads `news` under
 its condition. A lost agent ends the process: an orphan must not train on.

@@ -1,4 +1,4 @@
-"""Do all ranks bring the same pending generation? The pair that rides on a step's last reduction.
+"""The switch pair: two numbers in a step's last reduction that show whether all ranks have the same pending generation.
 
 Owns the arithmetic of rule 2 of a step: each rank contributes (v, v*v), the reduction sums both, and the sums
 alone tell whether every v was the same and not 0. Pure; knows no communicator.

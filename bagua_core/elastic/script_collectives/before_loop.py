@@ -1,4 +1,4 @@
-"""What a script gets that asks for ranks or collectives before its loop.
+"""Answers a script that asks for ranks or collectives before its loop.
 
 The job's first workers gather (`membership/formation/gathering.py` of the agent): their ranks are real, and their
 collectives run among all of them. The result of each is kept. A worker that comes while the job trains takes no part in
@@ -136,7 +136,7 @@ class BeforeLoop:
     def refuse(self, what: str) -> LateWorkerError:
         """what: something that a late worker can't do."""
         return LateWorkerError(
-            f"{what}: this worker came while the job trains and stands before its first step, so it has no peers. "
+            f"{what}: this worker came while the job trains and is before its first step, so it has no peers. "
             f"Instead {_RECIPE}"
         )
 

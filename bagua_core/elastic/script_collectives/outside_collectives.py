@@ -1,9 +1,9 @@
-"""How does a script's own collective end, outside a step or in one?
+"""Runs a script's own collectives, outside a step or in one.
 
-Outside it is a commit of its own: run again among the members that are left until it succeeded, or answered from the
-log of those that others returned. What can't be run again (a lost rank's part, a message between two, a group's
-affairs) raises instead. In a step it is part of the step and fails with it. The log is operations.py's, what there is
-to ask requests.py's; where the job goes meanwhile is member.py's. Invariant: newcomers take part in none before their
+Outside a step a collective is a commit of its own: run again among the members that are left until it succeeded, or
+answered from the log of those that others returned. What can't be run again (a lost rank's part, a message between two,
+a group's affairs) raises instead. In a step it is part of the step and fails with it. operations.py owns the log,
+requests.py the collectives, member.py the changes of generation. Invariant: joiners take part in none before their
 first step.
 """
 
@@ -34,11 +34,11 @@ from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
 
 class MembersChanged(RuntimeError):
     """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
-    on some and not on others. All that took part are told; ranks are new ones from now on."""
+    on some and not on others. It is raised on all that took part; ranks are new ones from now on."""
 
 
 class PeerLostError(MembersChanged):
-    """Somebody who can't be done without is gone. ranks: of the lost, as they were when it was called."""
+    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called."""
 
     def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class SourceHasNoState(RuntimeError):
 
 
 class Steps(Protocol):
-    """What such a collective asks of the engine."""
+    """The calls of such a collective to the engine."""
 
     @property
     def in_step(self) -> bool: ...
@@ -73,7 +73,7 @@ class Steps(Protocol):
     def reduction_failed(self, error: Exception) -> None: ...
 
     def operation_done(self, index: int) -> None:
-        """All members but newcomers completed collective `index` after the last step."""
+        """All members but joiners completed collective `index` after the last step."""
 
 
 class OutsideCollectives:
@@ -129,7 +129,7 @@ class OutsideCollectives:
         return communicator is None or (not steps.in_step and communicator.global_rank in steps.newcomers)
 
     def _takes_part(self) -> tuple[int, ...]:
-        """Global ranks, ascending; outside steps without newcomers."""
+        """Global ranks, ascending; outside steps without joiners."""
         communicator, steps = self._member.communicator, self._steps
         if communicator is None:
             return ()
@@ -257,7 +257,7 @@ class OutsideCollectives:
         unconfirmed: list[Result],
         what: str | None,
     ) -> Result:
-        """unconfirmed: gets what this rank has before it knows that everybody has theirs. what: the name of
+        """unconfirmed: gets what this rank has before it knows that all ranks have theirs. what: the name of
         an operation that the runtime asks for."""
         member, newcomers = self._member, self._steps.newcomers
         unconfirmed.clear()
@@ -280,7 +280,7 @@ class OutsideCollectives:
                 wait(communicator.barrier())
         return result
 
-    # -- outside steps, by some: nobody else knows of it, so there is no log, and it is not run again
+    # -- outside steps, by some: no other worker knows of it, so there is no log, and it is not run again
 
     def _send_or_receive(self, request: Request, workers: Sequence[str]) -> Result:
         communicator, place = self._member.communicator, request.root

@@ -1,4 +1,4 @@
-"""Which workers form a group of a script's own, and how do they meet in a generation?
+"""A script's own groups of workers, and how each connects in a generation.
 
 A group is its workers, whatever ranks they have by now. It connects at its first use in a generation, among themselves
 only, and those connections end with the generation's communicator.

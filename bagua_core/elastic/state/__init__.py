@@ -1,1 +1,1 @@
-"""What a step boundary remembers: models, optimizers, registered objects, their names and history."""
+"""The state kept at a step boundary: models, optimizers, registered objects, their names and history."""

@@ -1,9 +1,9 @@
-"""Which lines of the ledger must this rank write now? The committed steps whose lines may still be missing.
+"""Decides which lines of the ledger this rank must write now, from the committed steps whose lines may be missing.
 
 Owns the release rule (rule 5 of a step). Pure: knows no file and no samples; a `Line` names what to write.
 Invariants: a line is returned only when every member of the generation in force has the step, so it cannot be
 undone; a step is kept until every rank is known to have written its line or had it written by another.
-Whoever is handed lines writes them before it contributes to another collective.
+The caller that receives lines writes them before it contributes to another collective.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The kept steps, oldest first: two in steady state, one more per step in which somebody healed."""
+    """The kept steps, oldest first: two in steady state, one more per step in which a worker healed."""
 
     kept: tuple[Kept, ...] = ()
 
@@ -98,7 +98,7 @@ class History:
 
     def entered(self, me: str, roster: Roster) -> tuple[Line, ...]:
         """This rank exchanged names in a new generation. Lines, of released steps, whose rank is gone and may
-        have died before it wrote. Those of steps not released wait: whoever is behind may yet undo them."""
+        have died before it wrote. Those of steps not released wait: a rank that is behind may yet undo them."""
         return tuple(
             line
             for k in self.kept

@@ -2,7 +2,8 @@
 
 Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps
 that are final, beside the registry's models and optimizers. Knows no peers: who copies from whom is heal_plan.py's,
-when a step commits the engine's. Invariant: while `half` says so, the name is none.
+when a step commits the engine's. Invariant: after a copy that
+failed midway (`half` is not NONE) the state has no name.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CommittedState:
         self.name = StateName(generation, self.name.step, index + 1)
 
     def forget(self) -> None:
-        """What this worker holds is not the job's any more."""
+        """Drops the name: this worker's state is not the job's any more."""
         with self.guard.held():
             self._be_none()
             self._script_step = 0

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class HalfCopy(IntEnum):
-    """What a copy in place that failed has left here: nothing, or half a state, committed or initial."""
+    """The remains of a failed copy in place on this worker: nothing, or half a state, committed or initial."""
 
     NONE = 0
     INITIAL = 1

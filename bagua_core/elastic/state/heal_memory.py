@@ -1,7 +1,7 @@
-"""Is there memory to put a copied state beside the one that is there? A pure decision, and the reading of what is free.
+"""Decides whether memory suffices for a copied state beside the live one, and reads how much memory is free.
 
 Owns the margin. The user's limit is `BAGUA_STAGING_BYTES`, a variable of bagua_contract/environment.py. Knows nothing
-of tensors but their size. Whoever gets "in place" must count as stateless before the first byte.
+of tensors but their size. A worker that gets "in place" must count as stateless before the first byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> Decision:
-    """Stage a state of `needed_bytes`? available_bytes None: unknown; then trying is the only way to learn."""
+    """Whether to stage a state of `needed_bytes`. available_bytes None: unknown; then it is tried."""
     if limit_bytes is not None and needed_bytes > limit_bytes:
         return Decision(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
     if available_bytes is not None and needed_bytes + MARGIN_BYTES > available_bytes:

@@ -1,4 +1,4 @@
-"""How does state travel between workers? As a JSON manifest and one run of bytes, without pickle.
+"""Encodes state for transfer between workers: a JSON manifest and one run of bytes, without pickle.
 
 Owns the mapping of nested plain values and tensors to (manifest, tensors) and back, the virtual
 concatenation of the tensors' bytes (any range of which can be read or written without a copy of the
@@ -312,7 +312,7 @@ def decode(
         raise
     except _STUMBLES as error:
         if is_out_of_memory(error):
-            raise  # whoever asked may find another place for it
+            raise  # the caller may find another place for it
         raise StateCodecError(f"the state's manifest is not one of ours: {error}") from error
 
 

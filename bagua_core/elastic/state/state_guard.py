@@ -1,4 +1,4 @@
-"""Says when the committed state may be read by another thread than the script's.
+"""Controls when a thread other than the script's may read the committed state.
 
 The script's thread holds the guard while it changes what a state consists of: a commit, a roll-back, a snapshot, a
 copy that is swapped in. An optimizer's step is code of others and may take long, so it is not done under the guard:

@@ -305,7 +305,7 @@ class StateRegistry:
         return [p.detach() for m in self.modules for p in m.parameters()]
 
     def fingerprint(self) -> dict[str, str]:
-        """What must agree on all workers for one to heal from another."""
+        """The properties that must agree on all workers for one to heal from another."""
         described = [
             f"{name}:{tuple(t.shape)}:{t.dtype}" for m in self.models for name, t in m.everything().items()
         ]

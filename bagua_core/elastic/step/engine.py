@@ -4,7 +4,7 @@ Owns the step under way; its states are step_states.py's. What is committed is c
 copying.py's, the script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines
 are due commit_history.py. Everything runs in the script's thread.
 
-The *resume point* of a step is where the script stands when the step is done again: the loader's yield, or the return
+The *resume point* of a step is where the script goes on when the step is done again: the loader's yield, or the return
 of next_step(). What a failed step changed goes back to its values there.
 """
 
@@ -160,7 +160,7 @@ class Engine:
 
     def place_of_script(self) -> tuple[int, int]:
         """Rank and world size as the script should see them: between steps, those of the collectives that it can
-        take part in there, which leave newcomers out until their first step. Before the loop, see before_loop.py."""
+        take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
         if self._before_loop is not None:
             self._before_loop.join()
             late = self._before_loop.place()
@@ -342,7 +342,7 @@ class Engine:
                 return
 
     def _owes_epoch_end(self) -> bool:
-        """A newcomer takes part in nothing before its first step, even if the state that it copied at once owes it."""
+        """A joiner takes part in nothing before its first step, even if the state that it copied at once owes it."""
         return self.state.owes_epoch_end and not self._is_newcomer
 
     @property
@@ -413,7 +413,7 @@ class Engine:
 
     def _end_step(self) -> None:
         if not self.step_failed and any(model.is_unfinished for model in self._models):
-            # Peers may stand in the middle of its buckets: no other collective can follow.
+            # Peers may be in the middle of its buckets: no other collective can follow.
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
         if self._step.phase is Phase.RUNNING:
             self._reduce_pair_alone()
@@ -504,7 +504,7 @@ class Engine:
             self._reports.progress(
                 self.state.name.step,
                 self.state.position["epoch"],
-                # what a newcomer computed beside the copy, with parameters of its own, says nothing of the job
+                # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self._plan.global_rank in self._plan.healing else self.metrics,
             )
 

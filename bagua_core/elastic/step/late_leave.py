@@ -38,7 +38,7 @@ EXIT_CODE = 128 + signal.SIGTERM  # of a script that ignores the interrupt
 
 
 class Host(Protocol):
-    """What the thread asks of the engine; `late_situation` and `begin_last_write` while it reads the state."""
+    """The calls of the thread to the engine; `late_situation` and `begin_last_write` while it reads the state."""
 
     @property
     def generation_number(self) -> int: ...

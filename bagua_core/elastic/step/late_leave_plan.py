@@ -70,7 +70,7 @@ class Plan:
 
 
 def decide(s: LeaveSituation) -> Plan:
-    """What to do now. Asked again until it says anything but WAIT."""
+    """Decides what to do now. Called again until it returns anything but WAIT."""
     if s.over:
         return Plan(Act.STAND_BACK, "the script's thread leaves by itself")
     if s.at_boundary:

@@ -1,4 +1,4 @@
-"""Which random numbers does a step draw on this rank? They follow from (seed, step, global rank) alone.
+"""Seeds the random numbers of a step on this rank, from (seed, step, global rank) alone.
 
 So a step that is done again draws what it drew, no two ranks share a dropout mask, and nothing about random
 state has to be healed or saved.

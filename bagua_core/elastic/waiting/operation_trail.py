@@ -71,7 +71,7 @@ class OperationTrail:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What some of the members do: not counted, and not told."""
+        """For operations of some of the members: not counted, and not reported."""
         self._aside += 1
         try:
             yield

@@ -1,8 +1,8 @@
-"""What did the collectives outside steps return since the last step? Kept so that nobody has to run one twice.
+"""Logs the results of collectives outside steps since the last step, so that no rank has to run one twice.
 
 A rank that lost its peers in the middle gets the result that others already returned; a rank that is healed in the
 middle replays what it missed. Of a collective whose results differ from rank to rank only DONE is kept: it ends with
-a barrier, so whoever finds that others passed it has its own result already. Cleared by the next commit of a step.
+a barrier, so a rank that finds that others passed it has its own result already. Cleared by the next commit of a step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MismatchedCollective(RuntimeError):
 def check_agreement(
     communicator: Communicator, index: int, asked: str, wait: Callable[[Pending], None]
 ) -> None:
-    """All members ask for the same collective? asked: the same words on all that agree.
+    """Checks that all members ask for the same collective. asked: the same text on all that agree.
 
     Raises MismatchedCollective, CollectiveFailed.
     """

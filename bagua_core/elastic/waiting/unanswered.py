@@ -1,6 +1,6 @@
-"""Which hosts do not acknowledge what this process sends them? Reads the kernel's table of TCP connections.
+"""Lists the hosts that do not acknowledge this process's packets, from the kernel's table of TCP connections.
 
-A cut that drops packets shows nowhere else: both ends of it wait in the same collective as everybody, and nothing
+A cut that drops packets shows nowhere else: both ends of it wait in the same collective as all ranks, and nothing
 fails. Names only what TCP itself knows: it has sent again several times and heard nothing. A peer that does not read,
 for it computes or is stopped, still acknowledges. Knows no generation: the caller says which sockets are too old.
 """

@@ -1,4 +1,4 @@
-"""How does a script name an algorithm, and how does it write one? A declaration, and what it becomes for a model.
+"""The base classes of algorithms, for scripts that name one or write their own.
 
 Owns the two base classes. A declaration (`Algorithm`) holds arguments; `reify` makes of it the `AlgorithmImpl` of one
 model, whose hooks say what happens to the gradients in a bucket. The runtime's own algorithms are declarations too, but
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AlgorithmImpl:
-    """What an algorithm does for one model. A script's own overrides `init_operations`, and whichever hooks it needs.
+    """An algorithm's implementation for one model. A script's own overrides `init_operations` and the hooks it needs.
 
     `init_tensors`, `tensors_to_buckets` and `init_backward_hook` are the runtime's: what is shared is the gradients,
     in buckets that fill in the order of the backward.
@@ -52,17 +52,17 @@ class AlgorithmImpl:
         raise NotImplementedError(f"{type(self).__name__} has no init_operations, so nothing would be shared")
 
     def init_forward_pre_hook(self, bagua_ddp: ScriptModel) -> Callable[[Any], None]:
-        """What is called before each training forward, with the model's positional inputs."""
+        """Returns the function called before each training forward, with the model's positional inputs."""
         return _ignore
 
     def init_post_backward_hook(self, bagua_ddp: ScriptModel) -> Callable[[], None]:
-        """What is called when all gradients are there and the step can't fail any more."""
+        """Returns the function called when all gradients are there and the step can't fail any more."""
         return _ignore
 
     def init_post_optimizer_step_hook(
         self, bagua_ddp: ScriptModel
     ) -> Callable[[torch.optim.Optimizer], None]:
-        """What is called after an optimizer has stepped, with the optimizer."""
+        """Returns the function called after an optimizer has stepped, with the optimizer."""
         return _ignore
 
 

@@ -1,4 +1,4 @@
-"""How is an algorithm run that a script has written? Its hooks are called at the moments of a step that they mean.
+"""Runs an algorithm that a script has written, by calling its hooks at their moments of a step.
 
 Owns the way from an AlgorithmImpl to an exchange of the core: gradients fill the reducer's buckets, and when the
 backward is through the operations that the script has appended run one after the other, in the script's thread and in
@@ -62,7 +62,7 @@ class ScriptModel:
             if not bucket.operations:
                 raise UnsupportedAlgorithmError(
                     f"{type(self.impl).__name__}.init_operations appended nothing to bucket {bucket.name}, so its "
-                    "gradients would be shared with nobody"
+                    "gradients would not be shared"
                 )
 
 
@@ -191,7 +191,7 @@ class Operations(BucketOperation):
 
 
 class _Later(Pending):
-    """Work that is done when somebody waits for it."""
+    """Work that is done when it is waited for."""
 
     def __init__(self, work: Callable[[Callable[[Pending], None]], None]) -> None:
         self._work: Callable[[Callable[[Pending], None]], None] | None = work

@@ -109,7 +109,7 @@ def test_a_selection_that_is_no_pairing_is_refused_before_anybody_waits() -> Non
     members = workers(3, Decentralized(peer_selection=lambda number, index, count: (index + 1) % count))
 
     def act(worker: Worker) -> None:
-        with pytest.raises(PeerSelectionError, match="whoever is named must name the other in turn"):
+        with pytest.raises(PeerSelectionError, match="two peers must name each other"):
             worker.train(Shares.even(3))
 
     run_ranks(members, act)

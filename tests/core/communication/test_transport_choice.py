@@ -41,7 +41,7 @@ def test_all_members_that_can_use_nccl() -> None:
 def test_a_job_on_the_cpu_hears_nothing_of_it() -> None:
     choice = choose([NO_GPU, NO_GPU])
     assert not choice.is_nccl and not choice.is_notable and not choice.is_refused
-    assert "nobody's script uses one" in choice.reason
+    assert "no member's script uses one" in choice.reason
 
 
 @pytest.mark.parametrize(

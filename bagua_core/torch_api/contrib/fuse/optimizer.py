@@ -1,4 +1,4 @@
-"""Where do scripts written for the original's later versions find fuse_optimizer? It is the core's own."""
+"""Exports the core's fuse_optimizer under the name of the original's later versions."""
 
 from __future__ import annotations
 
