@@ -24,5 +24,5 @@ def test_at_rest_in_the_generation_in_force_with_every_lease() -> None:
     assert judge(KEYS, found, 3) == ""
     assert judge(KEYS, found, 2) == "generation 3 stands, 2 is in force"
     assert judge(KEYS, standing(3, "a"), 3) == "the lease of b has ended"
-    assert judge(KEYS, {k: v for k, v in found.items() if k != KEYS.leader}, 3) == "nobody leads"
+    assert judge(KEYS, {k: v for k, v in found.items() if k != KEYS.leader}, 3) == "no agent leads"
     assert judge(KEYS, {**found, KEYS.generation: b"\xff"}, 3).startswith("no generation:")
