@@ -10,7 +10,7 @@ KEYS = JobKeys("chaos")
 
 
 def standing(number: int, *agents: str) -> dict[str, bytes]:
-    """A generation of agents a and b, led by somebody, and the agents whose keys are there."""
+    """A generation of agents a and b, with a leader, and the agents whose keys are there."""
     members = tuple(
         Placement(f"{agent}.0", agent, agent, 0, rank, 0, rank, "h:1", 1, 7, True)
         for rank, agent in enumerate(("a", "b"))

@@ -1,4 +1,4 @@
-"""Which steps count, what the table says of them, and one short measurement of real jobs."""
+"""The steps that count, the table of them, and one short measurement of real jobs."""
 
 from __future__ import annotations
 

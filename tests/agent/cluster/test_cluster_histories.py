@@ -1,4 +1,4 @@
-"""Whole clusters through long histories of trouble: what must never happen never does; in the end all were served."""
+"""Whole clusters through long histories of faults: the invariants hold, and in the end every job is served."""
 
 from __future__ import annotations
 

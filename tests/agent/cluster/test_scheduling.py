@@ -1,4 +1,4 @@
-"""Each rule of who gets which node, on a picture small enough to see the answer."""
+"""Each rule of placement, on a picture small enough to see the answer."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_nobody_grows_into_slots_that_somebody_has_to_leave_first() -> None:
 
 
 def test_what_a_job_got_as_growth_may_let_it_spare_another() -> None:
-    """The new node does not help who waits, but frees one that does; nobody is kept waiting for a second plan."""
+    """The new node does not help the waiting job, but frees one that does, in the same plan."""
     cluster = [node("a", labels={"k": "v"}), node("b")]
     jobs = (job("x", 1, 2), job("y", labels={"k": "v"}))
     view = picture(cluster, *jobs, orders={"a": "x:4:1"})

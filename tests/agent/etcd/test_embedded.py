@@ -177,7 +177,7 @@ def test_dies_with_its_owner() -> None:
     finally:
         owner.kill()
         owner.communicate(timeout=5)
-    shutil.rmtree(directory)  # nobody was left to do it
+    shutil.rmtree(directory)  # no process was left to do it
 
 
 def _runs(pid: int) -> bool:

@@ -31,7 +31,7 @@ def test_pauses_double_up_to_a_bound() -> None:
     assert [p.after_s for p in pauses[:6] if isinstance(p, StartAgain)] == [0.0, 0.2, 0.4, 0.8, 1.6, 3.2]
     assert {p.after_s for p in pauses[6:] if isinstance(p, StartAgain)} == {LONGEST_PAUSE_S}
     assert not any(isinstance(p, GiveUp) or p.empty for p in pauses), (
-        "whoever kills it is not its data's fault"
+        "a kill does not show bad data"
     )
 
 

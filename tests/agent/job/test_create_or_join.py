@@ -302,7 +302,7 @@ def test_the_first_agent_says_how_workers_follow(
 ) -> None:
     make_agent().ensure(mode)
     other = Mode.RESTART if mode is Mode.LIVE else Mode.LIVE
-    assert make_agent().ensure(other).mode == told, "whoever comes later takes the job as it is"
+    assert make_agent().ensure(other).mode == told, "a later agent takes the job as it is"
     assert spec_in(store)[0].mode == told
 
 
@@ -347,7 +347,7 @@ def test_a_session_says_nothing_of_the_next_job(make_agent: Callable[..., Comer]
 def test_a_job_whose_spec_is_lost_becomes_live_once_it_is_back(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:
-    """Whoever puts the spec again may remember it as it was."""
+    """The agent that puts the spec again may remember it as it was."""
     spec = make_agent().ensure(Mode.RESTART)
     store.delete(KEYS.spec)
     with pytest.raises(InfrastructureLost, match=f"{KEYS.spec} is gone"):
@@ -359,7 +359,7 @@ def test_a_job_whose_spec_is_lost_becomes_live_once_it_is_back(
 
 
 class ReplacedMeanwhile(Store):
-    """The real store, in which somebody writes the spec after it was read and before it is written."""
+    """The real store, in which another agent writes the spec after it was read and before it is written."""
 
     def __init__(self, inner: Store, theirs: pb.JobSpec) -> None:
         self._inner = inner

@@ -113,7 +113,7 @@ def test_the_endpoints_that_were_given_are_used(opened: Open, scheme: str) -> No
         assert serves(store) and store.server is None
         assert target in store.endpoint
         store.close()
-        assert etcd.is_running, "somebody else's server is left alone"
+        assert etcd.is_running, "a server of another process is left alone"
     finally:
         etcd.stop()
 
@@ -177,10 +177,10 @@ def test_a_wait_for_etcd_is_told_at_once_and_its_end_too(tmp_path: Path) -> None
     assert told[1:] == ["etcd answers"]
 
 
-@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+@pytest.mark.parametrize("how", ["no listener", "no answer"])
 def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = free_endpoint() if how == "nobody listens" else f"127.0.0.1:{silent.getsockname()[1]}"
+        endpoint = free_endpoint() if how == "no listener" else f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
             open_store(

@@ -1,4 +1,4 @@
-"""Whoever is elected acts as leader only once it sees the whole job, and not at all if another leads by then."""
+"""An elected agent acts as leader only once it sees the whole job, and not at all if another leads by then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node makes of changes in the store: what it remembers, whom it tells, what the machine hears."""
+"""A node's reaction to changes in the store: its memory, its messages to workers, and the machine's events."""
 
 from __future__ import annotations
 

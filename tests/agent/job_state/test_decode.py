@@ -1,4 +1,4 @@
-"""Every key of a job becomes the event that it means; one that can't be read is reported and stops nobody."""
+"""Every key of a job becomes its event; a key that can't be read is reported and stops no agent."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_a_value_that_nobody_writes_is_reported(
     assert [reported for reported, _ in reader.unreadable] == [key]
 
 
-# what etcdctl, another version or a broken disk may leave under the keys that name whom they are about
+# what etcdctl, another version or a broken disk may leave under the keys that name their subject
 IDENTIFIED = [
     (KEYS.agent("a"), pb.Agent(agent_id="b")),
     (KEYS.agent("a"), pb.Agent()),

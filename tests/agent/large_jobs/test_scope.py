@@ -1,4 +1,4 @@
-"""Which keys an agent follows: all, or in a large job what concerns everybody."""
+"""The keys that an agent follows: all, or in a large job those that concern every agent."""
 
 from __future__ import annotations
 

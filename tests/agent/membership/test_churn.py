@@ -1,4 +1,4 @@
-"""Many changes in a row or at once cost few generations, little work, and nobody's state."""
+"""Many changes in a row or at once cost few generations, little work, and no state."""
 
 from __future__ import annotations
 

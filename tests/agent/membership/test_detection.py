@@ -1,4 +1,4 @@
-"""Whom to ask, through whom, and what the answers mean."""
+"""The agents to probe, the relays, and the meaning of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of who is in, on a picture small enough to see the answer."""
+"""Each rule of formation, on a picture small enough to see the answer."""
 
 from __future__ import annotations
 

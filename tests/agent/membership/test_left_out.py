@@ -1,4 +1,4 @@
-"""Who is left out of a generation that does not work, for how long, and how soon it is tried again."""
+"""The nodes left out of a generation that does not work, for how long, and how soon it is tried again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def first(names: str, accusations: str, holders: str = "", may_go: str | None = 
         ("abc", "", "c", "b"),
         ("abcde", "ac ca ad da ae ea bc cb bd db be eb", "", "ab"),  # two sides: the smaller
         ("abcd", "ab ba cd dc", "", "bd"),
-        ("abc", "aa bb", "", "c"),  # nobody can't reach itself
+        ("abc", "aa bb", "", "c"),  # every host reaches itself
         ("abc", "ax xa", "", "c"),  # who is not in it says nothing
     ],
 )

@@ -234,7 +234,7 @@ def test_the_mode_says_by_which_rules_generations_are_formed(restarts: bool, kin
 
 
 def test_numbers_go_on_when_a_job_becomes_live() -> None:
-    """Nobody writes a number twice, and the store's transaction compares with what stands there."""
+    """No number is written twice, and the store's transaction compares with the value there."""
     first = leads(True)
     assert (write_of(first).number, write_of(first).kind) == (1, RESTART)
     live = step(stored(first, 1.0), ev.ModeSeen(now_s=2.0, restarts=False), POLICY)

@@ -295,7 +295,7 @@ def test_a_node_keeps_its_place_whoever_comes_to_the_job_before_or_after_it() ->
 
 
 def test_a_node_that_puts_its_key_anew_keeps_its_place() -> None:
-    """After etcd lost its lease a node's key is younger than everybody's; the node itself is not."""
+    """After etcd lost its lease a node's key is younger than all others; the node itself is not."""
     view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
     again = replace(view, agents={"a1": replace(view.agents["a1"], join_revision=9), "a2": view.agents["a2"]})
     grows = replace(again, agents={**again.agents, "a3": node("a3", 3)})

@@ -1,4 +1,4 @@
-"""A worker whose failure somebody else's end explains: what is recorded, what is told, when another is started."""
+"""A casualty at its exit: its record, the messages about it, and the start of its successor."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_what_nothing_explains_counts(make_node: Callable[[int], Node]) -> None:
     node = make_node(1)
     node.fails()
     node.time(Policy().cause_window_s)
-    assert node.timers.next_in_s(node.now_s) == float("inf"), "nobody looks for ever"
+    assert node.timers.next_in_s(node.now_s) == float("inf"), "the look is not endless"
     node.hears("b2", "killed by SIGKILL", script=False)
     node.time(1.0)
     assert node.counted == [True] and node.spawned == [0]

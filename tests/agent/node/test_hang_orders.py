@@ -1,4 +1,4 @@
-"""What a node does upon the leader's word: stacks first, and only who is still late is killed."""
+"""A node carries out the leader's hang orders: stacks first, and only workers that are still late are killed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_late_are_killed_once_their_stacks_are_saved(node: Node) -> None:
     assert node.killed == []
     node.stacks_saved()
     why = "hung: 1 of 3 wait"
-    assert node.killed == [("w0", why), ("w1", why), ("elsewhere", why)], "whoever is not here is not"
+    assert node.killed == [("w0", why), ("w1", why), ("elsewhere", why)], "workers of other nodes are not"
 
 
 def test_who_waits_by_now_is_spared(node: Node) -> None:

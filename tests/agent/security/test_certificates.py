@@ -39,7 +39,7 @@ def signed_by_hand(
     ca: bool = False,
     names: tuple[str, ...] = ("eve",),
 ) -> x509.Certificate:
-    """As somebody might issue with other tools and the right key."""
+    """As other tools might issue one with the right key."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name) for name in names]))

@@ -1,4 +1,4 @@
-"""Who gets into a real etcd that asks for certificates, and what each may do there."""
+"""The rights of each role in a real etcd that asks for certificates."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_retired_name_is_shut_out_of_open_connections_too(
 
 
 def test_an_etcd_that_asks_for_no_certificates_is_left_alone(people: People) -> None:
-    """With users in force and nobody told apart, not even root would get in again."""
+    """With authentication on and clients without names, not even root could log in again."""
     files = people.files["etcd-1"]
     server = EmbeddedEtcd.start(
         f"127.0.0.1:{free_port()}", tls=ServerTls(files.cert_file, files.key_file, files.ca_file)

@@ -1,4 +1,4 @@
-"""Who reaches a daemon's methods over real TLS, and what everybody else is told."""
+"""The callers that reach a daemon's methods over real TLS, and the refusals of all others."""
 
 from __future__ import annotations
 

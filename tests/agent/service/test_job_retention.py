@@ -257,7 +257,7 @@ def test_old_removals_go_and_what_late_agents_wrote_goes(plain_store: Store) -> 
     plain_store.put(cluster_keys.removal("n2"), write_removal(RemovalView("late", time.time())))
     plain_store.put(cluster_keys.removal("n3"), write_removal(RemovalView("foreground", time.time())))
     plain_store.put(JobKeys("late").event("e"), b"")
-    plain_store.put(JobKeys("foreground").spec, b"of a job that somebody runs under this name")
+    plain_store.put(JobKeys("foreground").spec, b"of a foreground job under this name")
     plain_store.put(JobKeys("foreground").event("e"), b"")
     with scheduling(plain_store) as said:
         eventually(lambda: plain_store.get(cluster_keys.removal("n1")) is None, DEADLINE_S, lambda: f"{said}")

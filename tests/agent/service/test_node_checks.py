@@ -1,4 +1,4 @@
-"""What is a trouble, what only worth a note, and what is a person told to do?"""
+"""The checks of a node: their troubles, their notes, and the advice in each."""
 
 from __future__ import annotations
 

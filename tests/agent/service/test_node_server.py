@@ -1,4 +1,4 @@
-"""What a daemon shows of a job's output, to whom, and that no name or file leads it elsewhere."""
+"""The job output that a daemon serves, its permitted callers, and names and files that must not lead it elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read what a job's workers print: its account and the operators' group, and nobody else."""
+"""Only a job's account and the operators' group may read its workers' output."""
 
 from __future__ import annotations
 
