@@ -362,7 +362,7 @@ def test_parts_are_not_given_to_ranks_that_were_renumbered() -> None:
     job.reordered = lambda workers: list(reversed(workers))  # type: ignore[method-assign]
 
     def act(worker: Worker) -> Any:
-        worker.fails_after = {1}  # the agreement is lost on all: nobody dies
+        worker.fails_after = {1}  # the agreement is lost on all: no worker dies
         with pytest.raises(bagua.MembersChanged, match="cut for other ranks"):
             bagua.alltoall(torch.arange(3))
         return rank_of(worker)
@@ -505,7 +505,7 @@ def test_in_a_step_a_loss_fails_the_step_and_ones_own_comes_back(name: str) -> N
     }[name]
     assert acting(act)(lonely) == own
     assert len(lonely.failed) == 1 and lonely.breaks == []
-    assert acting(act)(lonely) == own  # the rest of the failed step asks nobody
+    assert acting(act)(lonely) == own  # the rest of the failed step does not communicate
     assert len(lonely.failed) == 1
 
 

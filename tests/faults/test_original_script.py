@@ -1,6 +1,6 @@
 """Scripts in the style of the original, whose only changed line is the import: what holds when a worker is lost.
 
-Their loops mark no steps and take in nobody, so a batch that was lost stays lost and a replacement goes; steps are
+Their loops mark no steps and take in no joiner, so a batch that was lost stays lost and a replacement goes; steps are
 counted right all the same. With ElasticDataLoader they keep every promise.
 """
 
@@ -161,7 +161,7 @@ def test_a_job_that_is_too_small_without_a_lost_worker_fails_and_says_why(
 
 @pytest.mark.long
 def test_a_worker_alone_that_fails_at_once_begins_again(job: MakeJob) -> None:
-    """Nobody of its generation lives, so it is not late."""
+    """No worker of its generation lives, so it is not late."""
     one = original(job, "--raise-at", "0", options=["--max-restarts", "1"])
     node = one.start()
     node.await_line("a bad sample in iteration 0", "starting another")

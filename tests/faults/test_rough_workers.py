@@ -1,4 +1,4 @@
-"""Workers that behave badly: they flood, ignore, fork, block, crash at once, come by the dozen. The job stands."""
+"""Workers that behave badly: they flood, ignore, fork, block, crash at once, come by the dozen. The job continues."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 
 
 def test_a_storm_of_sigterm(job: MakeJob, etcd: str) -> None:
-    """A node is told to go again and again; it goes in bounded time, and the other one trains on."""
+    """A node is asked to leave again and again; it goes in bounded time, and the other one trains on."""
     one = job(endpoints=etcd, nodes="1:2")
     one.start()
     one.await_world(1)
@@ -179,8 +179,8 @@ def test_a_storm_of_sigterm(job: MakeJob, etcd: str) -> None:
 
 def test_grandchildren_end_with_their_worker(job: MakeJob, rough: MakeRough, tmp_path: Path) -> None:
     """Those of the worker's group; one with a session of its own at the end of its agent (guardian.py), and until then
-    it holds up nobody although it keeps the worker's output open. Orphans go to init, or to the agent while a worker is
-    handed over to it (orphans.py): one that has ended there is reaped at the latest when a worker comes or goes."""
+    it delays no process although it keeps the worker's output open. Orphans go to init, or to the agent while a worker
+    is handed over to it (orphans.py): one that has ended there is reaped at the latest when a worker comes or goes."""
     rough("""
 if SLOT == 0:
     ordinary = subprocess.Popen(['sleep', '1000'])

@@ -1,4 +1,4 @@
-"""The agent's Unix socket against whoever can reach it: strangers are turned away, expected workers served."""
+"""The agent's Unix socket against any client: strangers are turned away, expected workers served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in the job's keys: read or reported, never a crash, and what nobody can read changes nothing."""
+"""Any value in the job's keys is read or reported, never a crash, and an unreadable one changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FOLDERS = [
 
 
 def owned(message: Message, key: str) -> Message:
-    """About whom its key says, so that it is not passed over for that alone."""
+    """About the subject of its key, so that it is not skipped for that alone."""
     tail = key.rpartition("/")[2]
     if isinstance(message, pb.Agent):
         message.agent_id = tail
@@ -299,7 +299,7 @@ def test_a_generation_that_no_leader_of_this_job_wrote_is_passed_over(
 
 
 def test_a_commit_in_a_generation_beyond_the_newest_stops_nobody() -> None:
-    """Who told of it is gone: the others are asked for a generation without it."""
+    """The worker that reported it is gone: the others are asked for a generation without it."""
     watcher = Watcher()
     lie = pb.Member(worker_id=WORKER, agent_id="a", committed_generation=2**63, fingerprint={"model": "m"})
     watcher.read(KEYS.member(WORKER), lie.SerializeToString())

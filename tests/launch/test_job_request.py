@@ -51,7 +51,7 @@ def test_what_nobody_asked_for_has_the_defaults_of_the_config() -> None:
     request = asked()
     plain = JobConfig(job_id=request.config.job_id, command=WorkerCommand(CommandKind.SCRIPT, "train.py"))
     assert request == JobRequest(plain, ())
-    assert request.config.job_id != asked().config.job_id, "nobody else has to name it, so it is fresh"
+    assert request.config.job_id != asked().config.job_id, "no other node has to name it, so it is fresh"
 
 
 @pytest.mark.parametrize(

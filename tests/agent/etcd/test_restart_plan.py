@@ -30,9 +30,7 @@ def test_pauses_double_up_to_a_bound() -> None:
     pauses = [plan([SERVED] * n) for n in range(1, 200)]
     assert [p.after_s for p in pauses[:6] if isinstance(p, StartAgain)] == [0.0, 0.2, 0.4, 0.8, 1.6, 3.2]
     assert {p.after_s for p in pauses[6:] if isinstance(p, StartAgain)} == {LONGEST_PAUSE_S}
-    assert not any(isinstance(p, GiveUp) or p.empty for p in pauses), (
-        "a kill does not show bad data"
-    )
+    assert not any(isinstance(p, GiveUp) or p.empty for p in pauses), "a kill does not show bad data"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A head is replaced by its record before any agent acts on it: from a keeper, else from the store; with a real etcd."""
+"""A head is replaced by its record before an agent acts on it: from a keeper, else from the store; with a real etcd."""
 
 from __future__ import annotations
 

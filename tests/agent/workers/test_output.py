@@ -242,7 +242,7 @@ for n in range(200_000):
     while seen < 2_000_000:
         assert select.select([reader], [], [], 20)[0]
         seen += len(os.read(reader, 65536))
-    # There is no reader any more, so it fills up again, to more than the pipe takes: on a busy machine the reader above may
+    # Without a reader it fills up again, to more than the pipe takes: on a busy machine the reader above may
     # have emptied everything.
     wait_until(lambda: not terminal_state.has_room, "backlog filled again")
     flooding.signal_group(9)

@@ -1,4 +1,4 @@
-"""Do models meet in the background without stopping anybody, and does nothing of a round survive what ends it?"""
+"""Models are averaged in the background without stopping any worker, and a round that ends early leaves no trace."""
 
 from __future__ import annotations
 

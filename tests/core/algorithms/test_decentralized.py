@@ -1,4 +1,4 @@
-"""Do weights meet as the formulas say, overlap with the step, and stay untouched by a step that fails?"""
+"""Weights are exchanged by the formulas and beside the step, and a failed step leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_loss_at_any_point_leaves_the_weights_and_the_next_generation_goes_on(
 
 
 def _go_on_with_two(members: list[Worker], algorithm: Decentralized) -> None:
-    """Ranks 0 and 1 of the world that is lost; whoever missed the commit heals from one that did not."""
+    """Ranks 0 and 1 of the world that is lost; the one that missed the commit heals from one that did not."""
     survivors = members[:2]
     steps = max(worker.engine.step for worker in survivors)
     holder = next(worker for worker in survivors if worker.engine.step == steps)

@@ -1,4 +1,4 @@
-"""Does the ring follow its formulas bit for bit, and does every failure leave neighbours that agree?"""
+"""The ring follows its formulas bit for bit, and every failure leaves neighbours that agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put is written, in whatever way the process ends normally; a store that hangs holds nobody for long."""
+"""Values are written at every normal end of a process; a store that hangs delays no process for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes of options are another rule, and are they noticed, by whatever way they come?"""
+"""Changes of options that change the update rule are noticed, however they are made."""
 
 from __future__ import annotations
 

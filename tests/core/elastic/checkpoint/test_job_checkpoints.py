@@ -1,4 +1,4 @@
-"""A generation in which nobody has any state goes on from a checkpoint, also if not everyone can read it."""
+"""A generation without a holder continues from a checkpoint, also if some members can't read it."""
 
 from __future__ import annotations
 
