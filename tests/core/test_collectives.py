@@ -345,7 +345,7 @@ def test_a_lost_root_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CUT))
-def test_parts_of_a_lost_rank_are_nobodys(name: str) -> None:
+def test_parts_of_a_lost_rank_have_no_receiver(name: str) -> None:
     job = Job(3)
 
     def act(worker: Worker) -> Any:
@@ -658,7 +658,7 @@ def test_a_groups_collective_outside_steps_is_not_run_again() -> None:
     striking.join(20.0)
 
 
-def test_a_group_of_one_asks_nobody() -> None:
+def test_a_group_of_one_does_not_communicate() -> None:
     job = Job(2)
 
     def act(worker: Worker) -> Any:

@@ -211,7 +211,7 @@ def test_the_leader_dies_when_it_removes_a_dead_agent(job: MakeJob, make_lab: Ma
 @pytest.mark.parametrize(
     "edge", ["leader-removal.before", pytest.param("leader-removal.after", marks=pytest.mark.long)]
 )
-def test_whoever_removes_a_dead_leader_dies_too(job: MakeJob, make_lab: MakeLab, edge: str) -> None:
+def test_the_agent_that_removes_a_dead_leader_dies_too(job: MakeJob, make_lab: MakeLab, edge: str) -> None:
     lab = make_lab(4)
     cluster = lab.etcd(lab.hosts[0])
     one = job(endpoints=cluster.endpoints, nodes="1:3")

@@ -98,7 +98,7 @@ def test_one_that_stands_there_may_raise(point: Point) -> None:
     assert passer.outcome().startswith(f"failpoint {point.name} at ")
 
 
-def test_nobody_stands_forever(
+def test_no_process_is_held_forever(
     point: Point, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(point.module, "HOLD_LIMIT_S", 0.02)

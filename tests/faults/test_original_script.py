@@ -60,7 +60,7 @@ def test_both_workers_train_every_batch_and_end_alike(job: MakeJob) -> None:
     one.check_nothing_left()
 
 
-def test_a_lost_worker_costs_its_batch_and_nobody_replaces_it(job: MakeJob) -> None:
+def test_a_lost_worker_costs_its_batch_and_is_not_replaced(job: MakeJob) -> None:
     one = original(job, "--step-s", "0.3")
     node = one.start(slots=WORKERS)
     await_training(one, 10)

@@ -256,7 +256,7 @@ def test_a_peer_dies_and_another_joins_while_a_worker_holds_its_interpreter(
 # -- a node that cannot keep a worker
 
 
-def test_a_node_whose_workers_crash_at_once_disturbs_nobody(
+def test_a_node_whose_workers_crash_at_once_disturbs_no_other(
     job: MakeJob, rough: MakeRough, etcd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rough("if 'ROUGH_CRASH' in os.environ: os.kill(os.getpid(), signal.SIGKILL)")

@@ -89,7 +89,7 @@ def test_after_garbage_membership_still_changes(
 
 
 @pytest.mark.parametrize("kind", ["spec", "generation"])
-def test_what_members_remember_is_put_again_and_whoever_comes_joins(
+def test_what_members_remember_is_put_again_and_later_nodes_join(
     job: MakeJob, store: Store, etcd_endpoint: str, kind: str
 ) -> None:
     one = job(endpoints=etcd_endpoint, nodes="1:2")

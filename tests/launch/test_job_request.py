@@ -47,7 +47,7 @@ def refusal(node: Node | None = None, /, **values: str) -> str:
     return str(error.value)
 
 
-def test_what_nobody_asked_for_has_the_defaults_of_the_config() -> None:
+def test_options_not_given_have_the_defaults_of_the_config() -> None:
     request = asked()
     plain = JobConfig(job_id=request.config.job_id, command=WorkerCommand(CommandKind.SCRIPT, "train.py"))
     assert request == JobRequest(plain, ())

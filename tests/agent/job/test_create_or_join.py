@@ -98,7 +98,7 @@ def test_the_first_agent_writes_the_job(make_agent: Callable[..., Comer], store:
     )
 
 
-def test_whoever_comes_later_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:
+def test_a_later_agent_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:
     first = make_agent(max_restarts=3).ensure()
     store.put(KEYS.desired, pb.Desired(min_nodes=2, max_nodes=9).SerializeToString())  # scaled meanwhile
     assert make_agent(max_restarts=0).ensure() == first
@@ -127,9 +127,7 @@ def test_each_job_has_a_key_pair_of_its_own(make_agent: Callable[..., Comer], st
     assert not KEYS.identity.startswith("/bagua/v1/"), "which viewers read"
 
 
-def test_a_key_pair_that_somebody_removed_is_made_anew(
-    make_agent: Callable[..., Comer], store: Store
-) -> None:
+def test_a_key_pair_that_was_removed_is_made_anew(make_agent: Callable[..., Comer], store: Store) -> None:
     old = make_agent().find()
     store.delete(KEYS.identity)
     with ThreadPoolExecutor(4) as pool:
@@ -174,7 +172,7 @@ def test_the_pair_of_a_job_that_ended_or_was_replaced_is_not_put_again(
     assert store.get(KEYS.identity) is None
 
 
-def test_whoever_joins_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
+def test_a_joining_agent_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
     assert make_agent().find().nodes == 0
     for name in ("a", "b"):
         store.put(KEYS.agent(name), b"")
@@ -211,7 +209,7 @@ def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., Comer], store
     assert keys_of(store) == NEW_JOB, "nothing of the old job counts for the new one"
 
 
-def test_whoever_makes_room_knows_how_the_job_before_ended(
+def test_an_agent_that_makes_room_knows_how_the_job_before_ended(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:
     assert make_agent().find().before is None

@@ -96,7 +96,7 @@ def test_a_second_job_on_the_node_hosts_at_another_port(opened: Open) -> None:
     assert other.store.get("/only/here") is None
 
 
-def test_whoever_comes_first_hosts_at_the_endpoint_and_the_rest_use_it(opened: Open) -> None:
+def test_the_first_agent_hosts_at_the_endpoint_and_the_rest_use_it(opened: Open) -> None:
     endpoint = free_endpoint()
     first = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)
     second = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)

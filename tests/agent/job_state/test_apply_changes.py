@@ -120,7 +120,7 @@ def test_a_meeting_without_a_port_is_passed_over_with_a_line(address: str) -> No
     assert len(node.said) == 1 and KEYS.meeting in node.said[0]
 
 
-def test_an_older_record_that_somebody_put_again_is_not_gone_back_to() -> None:
+def test_an_older_record_that_was_put_again_is_not_followed() -> None:
     node = Node()
     node.take(put(KEYS.generation, generation(5).encode(), 7))
     node.take(removed(KEYS.generation))

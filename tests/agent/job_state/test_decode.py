@@ -286,9 +286,7 @@ def test_a_corrupted_value_is_reported_with_its_key(key: str) -> None:
         ),
     ],
 )
-def test_a_value_that_nobody_writes_is_reported(
-    key: str, value: pb.Desired | pb.Generation | pb.Suspicion
-) -> None:
+def test_an_invalid_value_is_reported(key: str, value: pb.Desired | pb.Generation | pb.Suspicion) -> None:
     reader = Reader()
     assert reader.read(key, value.SerializeToString()) is None
     assert [reported for reported, _ in reader.unreadable] == [key]
@@ -306,7 +304,7 @@ IDENTIFIED = [
 
 
 @pytest.mark.parametrize(("key", "value"), IDENTIFIED)
-def test_a_value_about_somebody_else_is_reported(key: str, value: pb.Agent | pb.Member) -> None:
+def test_a_value_about_another_subject_is_reported(key: str, value: pb.Agent | pb.Member) -> None:
     """Its removal would name the one in the key, so the one in the value would stay for ever."""
     reader = Reader()
     assert reader.read(key, value.SerializeToString()) is None

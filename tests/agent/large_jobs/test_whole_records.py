@@ -188,7 +188,7 @@ def test_a_record_whose_parts_are_gone_is_lost(store: Store, monkeypatch: pytest
     assert records.whole_state({KEYS.generation: KeyValue(KEYS.generation, form.value, 2, 9)}) == {}
 
 
-def test_whoever_joins_does_not_wait_for_a_store_that_went_away() -> None:
+def test_a_joining_agent_does_not_wait_for_a_store_that_went_away() -> None:
     away = Store(StoreConfig((parse_endpoint("127.0.0.1:1"),), request_timeout_s=0.1, attempt_timeout_s=0.1))
     form = stored(RECORD, KEYS, LIMITS, {})
     records = WholeRecords(away, KEYS, JOB, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)

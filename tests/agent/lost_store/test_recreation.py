@@ -139,7 +139,7 @@ def test_a_job_that_has_trained_is_given_way_to() -> None:
     assert isinstance(after_a_loss(KEYS, MEMORY, standing(spec=OTHER_SPEC, result=RESULT)), GiveWay)
 
 
-def test_whoever_has_trained_nothing_gives_way() -> None:
+def test_an_agent_that_has_trained_nothing_gives_way() -> None:
     newcomer = replace(MEMORY, committed=False)
     assert isinstance(after_a_loss(KEYS, newcomer, standing(spec=OTHER_SPEC)), GiveWay)
     assert isinstance(after_a_loss(KEYS, newcomer, {}), PutAgain), "its own job it puts again"

@@ -109,7 +109,7 @@ def test_never_means_never() -> None:
     assert decide_hang(job(0.0, 0.0, renewals=9), 1e9, never).outcome is HangOutcome.RENEW
 
 
-def test_the_reason_says_whom_and_how_long() -> None:
+def test_the_reason_names_the_workers_and_the_time() -> None:
     assert decide_hang(job(0.0, None, 3.0, 3.0), 45.0, LIMITS).reason == (
         "3 of 4 wait for global rank 1 on node-1: 45 s outside the step's collectives (a step usually takes 0.5 s)"
     )

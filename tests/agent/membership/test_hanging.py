@@ -112,7 +112,7 @@ def test_an_order_about_an_earlier_generation_ends_nothing() -> None:
     assert decision.action is None and decision.hang_order is None
 
 
-def test_while_connections_are_cut_nobody_disagrees() -> None:
+def test_while_connections_are_cut_no_member_disagrees() -> None:
     cut = replace(DIFFERENT[0], hosts=("host-b",))
     order = decision_at(20.0, running(cut, *DIFFERENT[1:])).hang_order
     assert order is None or order.outcome is not Hang.DISAGREE

@@ -250,9 +250,7 @@ def test_a_failure_of_its_own_waits_for_what_explains_another_nodes(make_node: C
 
 
 @pytest.mark.parametrize("change", [{"closing": True}, {"leaving_since_s": 1.0}, {"result": pb.Result()}])
-def test_nobody_looks_when_the_end_has_come(
-    make_node: Callable[[int], Node], change: dict[str, object]
-) -> None:
+def test_no_look_follows_the_end(make_node: Callable[[int], Node], change: dict[str, object]) -> None:
     node = make_node(0)
     node.fails()
     for name, value in change.items():

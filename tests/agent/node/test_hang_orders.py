@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.orders.stop()
 
 
-def test_to_name_somebody_saves_stacks_and_kills_nobody(node: Node) -> None:
+def test_to_name_a_worker_saves_stacks_and_kills_none(node: Node) -> None:
     named = HangOrder(3, HangOutcome.NAME, ("w0",), "1 of 3 wait")
     node.stands(named)
     node.orders.take(named)
@@ -94,7 +94,7 @@ def test_who_waits_by_now_is_spared(node: Node) -> None:
     assert [worker for worker, _ in node.killed] == ["w0", "elsewhere"]
 
 
-def test_an_order_that_was_taken_back_kills_nobody(node: Node) -> None:
+def test_an_order_that_was_taken_back_kills_no_worker(node: Node) -> None:
     node.orders.take(REPLACE)
     node.orders.take(None)
     node.stands(None)
@@ -114,7 +114,7 @@ def test_workers_are_told_of_a_disagreement_once_their_stacks_are_saved(node: No
     assert len(list(node.directory.glob("stacks-*.txt"))) == 2
 
 
-def test_an_order_that_a_newer_generation_ended_tells_nobody(node: Node) -> None:
+def test_an_order_that_a_newer_generation_ended_reaches_no_worker(node: Node) -> None:
     node.orders.take(DISAGREE)
     node.orders.take(None)
     node.stands(None)

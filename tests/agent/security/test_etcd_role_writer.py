@@ -117,7 +117,7 @@ def test_a_node_writes_with_a_lease(as_user: Open) -> None:
     assert node.get("/bagua/v1/cluster/nodes/node-1") is not None
 
 
-def test_nobody_but_root_goes_beyond_our_keys(as_user: Open, guarded: EmbeddedEtcd, people: People) -> None:
+def test_only_root_goes_beyond_our_keys(as_user: Open, guarded: EmbeddedEtcd, people: People) -> None:
     for name in ("ann", "vic", "node-1"):
         for act in (
             lambda s: s.get("/elsewhere"),
@@ -153,7 +153,7 @@ def test_certificates_that_do_not_hold_are_refused_by_etcd_and_named_here(
         read_tls(people.trusting_us(name), utc_now())
 
 
-def test_without_a_certificate_nobody_gets_in(guarded: EmbeddedEtcd, people: People) -> None:
+def test_without_a_certificate_no_client_gets_in(guarded: EmbeddedEtcd, people: People) -> None:
     plain = guarded.endpoint.replace("https://", "http://")
     for config in (
         StoreConfig(parse_endpoints(guarded.endpoint), people.files["ann"].ca_file, request_timeout_s=0.5),

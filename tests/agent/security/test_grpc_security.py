@@ -216,7 +216,7 @@ def test_streams_are_guarded_as_well(daemon: Daemon, people: People, connect: Ca
     assert daemon.calls == []
 
 
-def test_a_method_that_the_table_forgot_is_for_nobody(
+def test_a_method_that_the_table_forgot_refuses_every_caller(
     daemon: Daemon, people: People, connect: Callable[..., Caller]
 ) -> None:
     with pytest.raises(UserError, match="Forgotten is for nobody"):
@@ -237,7 +237,7 @@ def test_certificates_that_do_not_hold_do_not_get_in(
         channel_credentials(people.trusting_us(name), utc_now())
 
 
-def test_without_a_certificate_or_tls_nobody_gets_in(
+def test_without_a_certificate_or_tls_no_caller_gets_in(
     daemon: Daemon, people: People, connect: Callable[..., Caller]
 ) -> None:
     for files in (TlsFiles(people.files["ann"].ca_file, "", ""), None):

@@ -200,7 +200,7 @@ def test_over_real_connections_with_buffers_between(algorithm: Decentralized, no
         communicator.close()
 
 
-def test_a_forward_waits_for_nobody() -> None:
+def test_a_forward_waits_for_no_peer() -> None:
     """The exchange has begun and the peer is silent."""
     alone = workers(2, Decentralized())[0]
     output = alone.model(torch.ones(2, 6))
@@ -401,7 +401,7 @@ def test_replicas_end_equal() -> None:
     torch.testing.assert_close(ends[0], mean)
 
 
-def test_parameters_that_nobody_uses_keep_no_gradient_if_asked_for() -> None:
+def test_parameters_that_no_worker_uses_keep_no_gradient_if_asked_for() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()

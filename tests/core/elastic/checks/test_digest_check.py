@@ -51,7 +51,7 @@ def test_every_rank_names_the_odd_ones_and_the_steps() -> None:
     assert "in generation 6" in messages[0] and "--digest-every 1" in messages[0]
 
 
-def test_of_two_that_differ_nobody_is_blamed() -> None:
+def test_of_two_that_differ_neither_is_blamed() -> None:
     world = build_in_process(2)
 
     def act(communicator: InProcessCommunicator) -> str:

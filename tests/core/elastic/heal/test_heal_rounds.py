@@ -86,7 +86,7 @@ def test_half_a_state_that_was_committed_ends_its_worker() -> None:
     assert caught.value.ranks == (1,)
 
 
-def test_a_job_begins_with_whoever_is_whole() -> None:
+def test_a_job_begins_with_the_members_that_are_whole() -> None:
     drawn = plan(
         [StateName()] * 3, [False] * 3, [1] * 3, None, [HalfCopy.INITIAL, HalfCopy.NONE, HalfCopy.NONE]
     )

@@ -153,7 +153,7 @@ def test_who_is_behind_by_one_commit_copies_over_its_own_state() -> None:
 
 
 @pytest.mark.parametrize("messages", [3, 4, 7, 12])
-def test_a_source_that_dies_in_the_middle_leaves_nobody_who_counts_by_half(messages: int) -> None:
+def test_a_source_that_dies_in_the_middle_leaves_no_half_counted_worker(messages: int) -> None:
     """The heart of it: two are behind, without memory; the only source dies while the first of them is half written."""
     workers = [Worker(AHEAD, 4), Worker(BEHIND, 3), Worker(BEHIND, 3)]
     untouched = workers[1].form()
