@@ -67,7 +67,7 @@ def goodput(steps: Sequence[Committed], begin_s: float, end_s: float) -> float:
 
 
 def costs(steps: Sequence[Committed], events: Sequence[Happened]) -> list[Cost]:
-    """Of each event, in order. Those that overlap count as TWO_AT_ONCE, without a recovery: whose is it?"""
+    """Costs of each event, in order. Overlapping events count as TWO_AT_ONCE, without a recovery."""
     usual = usual_gaps_s(steps)
     times = [s.time_s for s in steps]
     found = []

@@ -49,7 +49,7 @@ bagua_core.init_process_group()
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """wall_s: until the last agent had heard. etcd_cpu_s, leader_cpu_s: of these processes meanwhile; the rest of two
+    """wall_s: until the last agent received it. etcd_cpu_s, leader_cpu_s: of these processes meanwhile; the rest of two
     cores was the simulation's. generations: written. counts: of all agents together."""
 
     agents: int

@@ -144,7 +144,7 @@ class SimulatedNodes:
     # -- what it waits for
 
     def await_orders_after(self, revision: int) -> float:
-        """When the first order of a later revision was heard."""
+        """The time at which the first order of a later revision arrived."""
 
         def found() -> float | None:
             return next((at_s for ordered, at_s in self._ordered_at if ordered > revision), None)

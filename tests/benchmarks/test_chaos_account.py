@@ -1,4 +1,4 @@
-"""What faults cost, from times of steps written by hand."""
+"""The cost of faults, from times of steps written by hand."""
 
 from __future__ import annotations
 

@@ -450,7 +450,7 @@ def test_a_message_to_a_lost_worker() -> None:
 
 
 def test_a_message_that_a_third_workers_loss_interrupts() -> None:
-    """It may have arrived or not, so both ends are told, and it is not sent again by itself."""
+    """It may have arrived or not, so both ends get an error, and it is not sent again automatically."""
     job = Job(3)
     receiver, sender = job.workers[0], job.workers[1]
 

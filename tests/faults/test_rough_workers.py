@@ -122,7 +122,7 @@ for n in range(2000):
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(job: MakeJob, rough: MakeRough, tmp_path: Path) -> None:
-    """Its peer's script fails, which ends the job; it neither hears SIGTERM nor comes to a boundary."""
+    """Its peer's script fails, which ends the job; it neither receives SIGTERM nor comes to a boundary."""
     rough("""
 if SLOT == 0:
     signal.signal(signal.SIGTERM, lambda *_: (DIRECTORY / 'ignored').write_text(''))

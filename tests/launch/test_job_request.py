@@ -1,4 +1,4 @@
-"""What may be asked for, and the one line about what may not."""
+"""Valid requests for a job, and the one-line error of each invalid one."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class Simulation:
         agent_id: str,
         answer: Callable[[ProbeVerdict, tuple[str, ...] | None], None],
     ) -> None:
-        """`asker` asks `agent_id` whether it lives; `node` hears the answer."""
+        """`asker` asks `agent_id` whether it lives; `node` receives the answer."""
 
         def arrive() -> None:
             target = self.nodes[agent_id]

@@ -310,7 +310,7 @@ class SimulatedJob(Simulation):
             w.built = generation
 
     def boundary(self, w: Worker) -> None:
-        """Where to from here? Begins whatever follows."""
+        """Decide the worker's next move, and begin it."""
         w.waiting_for_news = w.in_collective = False
         w.token += 1
         if not w.alive:

@@ -1,4 +1,4 @@
-"""When a hosted etcd is started again, after which pause, on which data, and when it is given up."""
+"""The restart plan of a hosted etcd: the pause before a start, its data, and when to give up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job's store is: private, hosted for others, or given; each with real etcd servers."""
+"""The location of a job's store: private, hosted for others, or given; each with real etcd servers."""
 
 from __future__ import annotations
 

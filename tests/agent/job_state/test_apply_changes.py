@@ -36,7 +36,7 @@ def removed(key: str) -> Change:
 
 @dataclass
 class Node:
-    """A node's parts, which write down what they are told. Also the followers and the history's writer."""
+    """Fakes of a node's parts, the followers and the history's writer, which record their calls."""
 
     said: list[str] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)

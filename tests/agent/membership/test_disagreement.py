@@ -1,4 +1,4 @@
-"""When members certainly wait in different operations, and the message about it."""
+"""Detection of members that certainly wait in different operations, and its message."""
 
 from __future__ import annotations
 

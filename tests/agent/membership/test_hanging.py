@@ -1,4 +1,4 @@
-"""What of a picture counts as waiting, and what the machine asks for: order first, then what it says."""
+"""The waits in a view of the job, and the machine's orders and reasons for them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Node:
     # the test's part
 
     def sees(self, generation: Generation) -> None:
-        """In the order of the agent's loop: who follows is told first, timers that are due come last."""
+        """In the order of the agent's loop: followers first, timers that are due last."""
         self.way.follow(generation)
         self.seen.view = replace(self.seen.view, generation=generation)
         self.seen.generation = generation

@@ -1,4 +1,4 @@
-"""When a node's part is over, and with which exit code, situation by situation."""
+"""The end of a node's part in a job, and its exit code, situation by situation."""
 
 from __future__ import annotations
 

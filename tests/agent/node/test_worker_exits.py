@@ -1,4 +1,4 @@
-"""What the end of a worker calls for: every case, and what is written in which order."""
+"""The reaction to a worker's end: every case, and the order of the writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a certificate says, and when it is not believed."""
+"""The content of certificates, and the cases in which they are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps lead from what etcd holds to what it should."""
+"""The steps from etcd's present users and rights to the wanted ones."""
 
 from __future__ import annotations
 

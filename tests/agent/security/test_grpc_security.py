@@ -106,7 +106,7 @@ def daemon(start: Callable[..., Daemon], people: People) -> Daemon:
 
 
 class Caller:
-    """A channel with one's certificate; failed calls raise what the person is told."""
+    """A channel with one's certificate; failed calls raise the error that the caller sees."""
 
     def __init__(self, daemon: Daemon, credentials: grpc.ChannelCredentials | None) -> None:
         self._address = f"127.0.0.1:{daemon.port}"

@@ -1,4 +1,4 @@
-"""What the daemon's file may say, and the line that each mistake gets."""
+"""The accepted content of the daemon's file, and the error for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real workers print arrives whole, once, where the flags say; and a flood stays in its pipe."""
+"""Output of real workers arrives whole and once, where the flags say; a flood stays in its pipe."""
 
 from __future__ import annotations
 

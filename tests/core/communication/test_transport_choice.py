@@ -1,4 +1,4 @@
-"""What carries tensors of a GPU follows from what all members say, and says why."""
+"""The transport for tensors of a GPU follows from the statements of all members, with a reason."""
 
 from __future__ import annotations
 

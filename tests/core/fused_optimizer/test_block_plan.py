@@ -1,4 +1,4 @@
-"""Which parameters lie together: by kind, by size, and in the order in which their gradients lie."""
+"""The parameters of a block: by kind, by size, and in the order in which their gradients lie."""
 
 from __future__ import annotations
 

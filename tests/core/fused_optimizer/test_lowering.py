@@ -1,4 +1,4 @@
-"""What a recording becomes as a program of the CPU's library: which registers, what is left out, what is refused."""
+"""Lowering of a recording to a program of the CPU's library: its registers, omissions and refusals."""
 
 from __future__ import annotations
 

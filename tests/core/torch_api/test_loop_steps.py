@@ -1,4 +1,4 @@
-"""Where a loop that marks no steps begins and ends them."""
+"""The begin and end of steps in a loop that marks none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only Gloo can show: real peers that die or freeze, its texts, and its group's life."""
+"""Gloo beyond the contract: real peers that die or freeze, its messages, and the life of its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members build for tensors of a GPU: real meetings over sockets, NCCL as nccl_over_gloo.py has it."""
+"""The transports that members build for tensors of a GPU: real meetings over sockets, NCCL by nccl_over_gloo.py."""
 
 from __future__ import annotations
 
