@@ -88,7 +88,7 @@ class EtcdConnection(asyncio.Protocol):
         return future
 
     def stream(self, method: str, tell: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Open a bidirectional call: the returned function sends a message, and `tell` receives each one that arrives."""
+        """Open a bidirectional call: the returned function sends a message, and `tell` receives each arriving one."""
         stream = self._open(method)
         self._tell[stream] = tell
         return lambda request: self._send(stream, request, 0)

@@ -224,7 +224,7 @@ def test_an_etcd_that_is_away_is_said_to_be(people: People) -> None:
 
 
 def member_flags(files: TlsFiles) -> tuple[str, ...]:
-    """As in deploy/systemd/bagua-etcd.service. Peers are distinguished from clients by name: both have certificates of one
+    """As in deploy/systemd/bagua-etcd.service. Peers differ from clients by name: both have certificates of one
     authority, and a client that speaks to members as a member can write anything."""
     revoked = (f"--client-crl-file={files.revoked_file}", f"--peer-crl-file={files.revoked_file}")
     return (
