@@ -1,8 +1,8 @@
 """The way to the first step (ARCHITECTURE.md, "Before the loop") as a transition system, explored completely.
 
 Owns workers on a few nodes, what their agents have seen, the record in the store, and the invariants B1 to B5. The
-decisions are the real ones: `formation.decide` writes every record, `must_start_again` selects the workers that an
-agent ends. An agent sees records late and may miss some; its agent and the leader learn late what a worker does.
+decisions are the real ones: `formation.decide` writes every record, `must_start_again` says whom an agent ends. An
+agent sees records late and may miss some; its agent and the leader learn late what a worker does.
 
 Left out: suspicions (a communicator that breaks though all live), leaves, and scaling. Joins to a job that trains end
 with the pending record; their switch is model.py's.

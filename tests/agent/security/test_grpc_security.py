@@ -216,7 +216,7 @@ def test_streams_are_guarded_as_well(daemon: Daemon, people: People, connect: Ca
     assert daemon.calls == []
 
 
-def test_a_method_that_the_table_forgot_refuses_every_caller(
+def test_a_method_that_the_table_forgot_is_for_nobody(
     daemon: Daemon, people: People, connect: Callable[..., Caller]
 ) -> None:
     with pytest.raises(UserError, match="Forgotten is for nobody"):

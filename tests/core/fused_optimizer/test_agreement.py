@@ -1,4 +1,4 @@
-"""A program's result is compared bit by bit, or within rounding but for few elements."""
+"""What a program gives is compared bit by bit, or within rounding but for few elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of a recording to a program of the CPU's library: its registers, omissions and refusals."""
+"""What a recording becomes as a program of the CPU's library: which registers, what is left out, what is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_new_state_takes_the_place_of_the_old_one_where_that_is_done_with() ->
     assert program.results == (3,) and program.memories == 4 and program.written == {P, 3}
 
 
-def test_what_is_not_needed_is_left_out() -> None:
+def test_what_nobody_needs_is_left_out() -> None:
     def operations(p: Tensor, g: Tensor, m: Tensor) -> None:
         zeros = torch.zeros_like(p)  # as `state.get("m", torch.zeros_like(p))` makes them in each step
         zeros.add_(1.0)
