@@ -1,6 +1,6 @@
-"""Which algorithm does a name in a benchmark stand for, with which arguments and which optimizer?
+"""Builds the algorithm and the optimizer that a name in a benchmark denotes.
 
-The one place where benchmarks build Bagua's algorithms. Knows nothing of jobs and measuring.
+The one place where benchmarks build Bagua's algorithms. Independent of jobs and measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a benchmark sets itself. optimizer: "sgd" or "adam", for all but QAdam, which is Adam's. hierarchical: False
-    where all workers are on one node, or the compressed and decentralized ones would have nobody to talk to."""
+    where all workers are on one node, or the compressed and decentralized ones would have no peer."""
 
     optimizer: str
     lr: float

@@ -1,4 +1,4 @@
-"""What does a cached data set save in the second epoch, and how close does it come to tensors in plain memory?
+"""Measures what a cached data set saves in the second epoch, and how close it comes to tensors in plain memory.
 
     python -m benchmarks.cached_dataset                              # about 2 minutes
     python -m benchmarks.cached_dataset --keep

@@ -1,4 +1,4 @@
-"""What is cached: samples of two kinds that take a while to compute, and the same ones in plain memory."""
+"""Data sets for benchmarks.cached_dataset: two kinds of costly samples, and the same samples in plain memory."""
 
 from __future__ import annotations
 

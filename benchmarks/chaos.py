@@ -1,4 +1,4 @@
-"""Does a job reach its target whatever happens to it? Random faults on lab hosts while a real model trains.
+"""Injects random faults on lab hosts while a real model trains, and checks that the job reaches its target.
 
     python -m benchmarks.chaos --events 1000 --seed 7 --keep      # about 100 minutes
     python -m benchmarks.chaos --events 12 --seed 7 --every 2     # under a minute
@@ -135,7 +135,7 @@ class Chaos:
                 return
 
     def _settle(self) -> None:
-        """All that lasts has ended, whoever shall end has, and the job goes on. Raises ChaosError."""
+        """Wait until all lasting faults and all nodes due to end have ended, and the job trains. Raises ChaosError."""
         while (due_s := self._injection.next_due_s) is not None:
             self._wait_until(due_s)
             self._injection.end_due()
@@ -182,7 +182,7 @@ class Chaos:
 
 
 def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[str], None]) -> ChaosOutcome:
-    """One run in `directory`, which stays for whoever wants to see the logs."""
+    """One run in `directory`, which is kept for its logs."""
     outcome = ChaosOutcome(seed, events)
     with Lab(HOSTS + 1, directory) as lab:
         etcd = lab.etcd(lab.hosts[HOSTS], members=3)
@@ -287,7 +287,7 @@ def in_words(outcome: ChaosOutcome) -> str:
             "Goodput: useful time over wall time, from the first step of all nodes to the last event's end; useful is "
             "of each step the shorter of its gap to the step before and the median gap at this world size. "
             "Recovery (median): event to the first committed step of a later generation with fewer workers before "
-            "the next event, '-' if nobody had to be left out; of a leave, of any later generation; of a join, "
+            "the next event, '-' if no worker had to be left out; of a leave, of any later generation; of a join, "
             "command to the newcomer's first committed step. Pause (median): the longest gap between two steps "
             "after the event, less the usual gap; newcomers' imports on the machine's few cores are in it.",
         ]
@@ -328,9 +328,7 @@ def main() -> int:
         outcome = run(args.events, args.seed, args.every, directory, say)
         violated = bool(outcome.violations)
     finally:
-        if (
-            violated or args.logs is not None
-        ):  # whoever broke a promise after an hour must not take its story along
+        if violated or args.logs is not None:  # a violation after an hour must not lose its history
             shutil.copytree(directory, logs, ignore=shutil.ignore_patterns("etcd-*", "tmp-*"))
             say(f"logs: {logs}")
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""What did the faults cost? Pure arithmetic over the times of committed steps and of events.
+"""Computes the cost of faults from the times of committed steps and of events. Pure arithmetic.
 
 Definitions, also printed with the result:
 - goodput: of the time from the first step of all nodes to the last event's end, the share that was useful: for each
   committed step the shorter of its gap to the step before it and the usual gap, the median at this world size.
 - recovery: from an event to the first committed step of a later generation with fewer workers, before the next
-  event. There is none if nobody had to be left out: a short freeze, etcd's absence. Of a leave: of any later
-  generation, for somebody may join with it. Of a join: to the newcomer's first committed step.
+  event. There is none if no worker had to be left out: a short freeze, etcd's absence. Of a leave: of any later
+  generation, for a worker may join with it. Of a join: to the joiner's first committed step.
 - pause: the longest gap between two committed steps that ended between an event and the next, less the usual gap.
 """
 
@@ -67,7 +67,7 @@ def goodput(steps: Sequence[Committed], begin_s: float, end_s: float) -> float:
 
 
 def costs(steps: Sequence[Committed], events: Sequence[Happened]) -> list[Cost]:
-    """Of each event, in order. Those that overlap count as TWO_AT_ONCE, without a recovery: whose is it?"""
+    """Costs of each event, in order. Overlapping events count as TWO_AT_ONCE, without a recovery."""
     usual = usual_gaps_s(steps)
     times = [s.time_s for s in steps]
     found = []

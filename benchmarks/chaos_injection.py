@@ -1,6 +1,6 @@
-"""How is an event acted out on the lab? Each is begun at once; what lasts is ended when its time is over.
+"""Injects events on the lab's hosts. Each begins at once; a lasting one ends when its time is over.
 
-Owns signals, cables and etcd's processes. Whom an event hits was decided in chaos_schedule.
+Owns signals, links and etcd's processes. chaos_schedule chooses the target of each event.
 """
 
 from __future__ import annotations

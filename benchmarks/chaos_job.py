@@ -1,7 +1,7 @@
-"""The chaos job: its nodes on the lab's hosts, what each of them does just now, and how they ended.
+"""The chaos job: its nodes on the lab's hosts, the current state of each node, and how it ended.
 
 Owns starting `bagua-launch`, finding a node's worker, and the exit codes that are right. Knows nothing of schedules.
-A worker is whoever has its ledger file open, so it does not matter how the agent started it.
+A worker is found as the process that has its ledger file open, however the agent started it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ChaosJob:
         self.until(lambda: self._steps_after(after_s) >= count, deadline_s, f"{count} more steps")
 
     def until(self, there: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Raises ChaosError when the deadline passes, or nobody is left to do it."""
+        """Raises ChaosError when the deadline passes, or no node is left to do it."""
         end_s = time.monotonic() + deadline_s
         while True:
             self.ledger.read_on()
@@ -172,7 +172,7 @@ class ChaosJob:
         return count
 
     def look_at_ends(self) -> None:
-        """Whoever ended though it should not have, or with a wrong code, is a violation, once."""
+        """Record one violation for each node that ended unexpectedly or with a wrong exit code."""
         for node in self.nodes.values():
             code = node.process.returncode
             if code is not None and code not in node.codes and not node.told:

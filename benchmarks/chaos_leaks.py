@@ -1,6 +1,6 @@
-"""What has a finished job left behind? Processes, sockets, files, and in etcd keys and leases.
+"""Finds what a finished job has left behind: processes, sockets, files, and keys and leases in etcd.
 
-A job leaves in etcd what people may ask about afterwards (spec, the control keys but the leader's, failures, ends,
+A job leaves in etcd what operators may query afterwards (spec, the control keys but the leader's, failures, ends,
 refusals, events), none of it leased; and on a host the logs of workers that ended badly. All else is a leak.
 """
 
@@ -27,7 +27,7 @@ def of_processes(hosts: Iterable[Host]) -> list[str]:
 
 
 def of_sockets(hosts: Iterable[Host]) -> list[str]:
-    """TCP sockets that somebody still holds. What the kernel is still closing is nobody's."""
+    """TCP sockets that a process still holds, without those that the kernel is closing."""
     found = []
     for host in hosts:
         table = host.inside(lambda: Path("/proc/thread-self/net/tcp").read_text())

@@ -1,8 +1,8 @@
-"""Has the job come to rest, so that nothing that has happened so far changes its membership any more?
+"""Decides whether the job has come to rest: no past event can still change its membership.
 
-Steps alone do not tell. A worker goes on while its agent is frozen; the agent's lease ends meanwhile, and once it is
-thawed its node commits as before, while the leader is already leaving it out. A fault that hits all others in that
-moment leaves nobody who holds the job's state.
+Committed steps alone do not show this. A worker continues while its agent is frozen and the agent's lease ends. After
+the thaw the node commits as before, while the leader already excludes it. A fault that hits all other nodes at that
+moment leaves no holder of the job's state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def why_unrest(etcd: EtcdCluster, job_id: str, in_force: int) -> str:
 def judge(keys: JobKeys, found: Mapping[str, bytes], in_force: int) -> str:
     """found: what stands under the job's prefix."""
     if keys.leader not in found:
-        return "nobody leads"
+        return "no agent leads"
     try:
         record = Generation.decode(found.get(keys.generation, b""))
     except (DecodeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Which faults come when, and to whom? Pure: a seed gives the same schedule everywhere.
+"""Draws the schedule of faults: their kinds, times and targets. Pure: a seed gives the same schedule everywhere.
 
-Targets are abstract numbers; whom one hits is looked up among those that may be hit when its time has come
-(`choose`). A longer schedule of the same seed begins with the shorter one. Knows nothing of hosts and processes.
+Targets are abstract numbers; `choose` maps one to a permitted target when its time has come. A longer schedule of the
+same seed begins with the shorter one. Independent of hosts and processes.
 """
 
 from __future__ import annotations

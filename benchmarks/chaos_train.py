@@ -1,8 +1,8 @@
-"""What the chaos job trains: a network that tells the two arms of a spiral apart, until a file says stop.
+"""The script of the chaos job: trains a classifier of the two arms of a spiral until a file says stop.
 
-The file is looked at between two epochs by all workers together, through a collective, so that all end at the same
-place. Each worker that reaches the end writes <out>/ends/<worker id>.json: its loss on unseen samples, and digests
-of all it holds. Written as a user would, without a __main__ guard.
+All workers read the file between two epochs and agree by a collective, so that all end at the same place. Each worker
+that reaches the end writes <out>/ends/<worker id>.json: its loss on unseen samples, and digests of its state. Written
+as a user would, without a __main__ guard.
 """
 
 import argparse

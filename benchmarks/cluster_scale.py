@@ -1,4 +1,4 @@
-"""How fast does service mode decide for a thousand nodes, and how many messages does a change cost each of them?
+"""Measures how fast service mode decides for a thousand nodes, and the messages that a change costs each node.
 
     python -m benchmarks.cluster_scale --keep
     python -m benchmarks.cluster_scale --nodes 100 --jobs 20 --changes 5

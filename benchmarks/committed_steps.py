@@ -1,7 +1,7 @@
-"""What has a running job committed so far? A live view of its ledger that forgets the samples.
+"""A live view of a running job's ledger: the steps committed so far, without their samples.
 
-Keeps one entry a step and one a worker, so that it also serves jobs of hundreds of thousands of steps. Knows nothing
-of hosts and processes, and judges nothing: `bagua_core.elastic.ledger.ledger` does, at the end.
+Keeps one entry a step and one a worker, so that it also serves jobs of hundreds of thousands of steps. Independent of
+hosts and processes. `bagua_core.elastic.ledger.ledger` checks the ledger at the end; this module checks nothing.
 """
 
 from __future__ import annotations

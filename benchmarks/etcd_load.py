@@ -1,8 +1,8 @@
-"""How can one process ask etcd what thousands of agents ask? gRPC over HTTP/2, as little of it as etcd needs.
+"""A minimal gRPC client with which one process sends etcd the requests of thousands of agents.
 
-grpc's own client takes more time for a request than etcd does for its answer, which is no matter for an agent and all
-that would be measured of thousands in one process. Sends headers that need no compression, never more than
-etcd's flow control allows, and does not read response headers: an answer without a message is an error.
+grpc's own client takes more time for a request than etcd does for its answer. That does not matter for one agent, but
+it would dominate a measurement of thousands in one process. This client sends uncompressed headers, respects etcd's
+flow control, and does not read response headers: an answer without a message is an error.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EtcdConnection(asyncio.Protocol):
         return future
 
     def stream(self, method: str, tell: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Opens a call in both directions: what is returned sends a message, `tell` hears each that comes."""
+        """Open a bidirectional call: the returned function sends a message, and `tell` receives each arriving one."""
         stream = self._open(method)
         self._tell[stream] = tell
         return lambda request: self._send(stream, request, 0)

@@ -1,4 +1,4 @@
-"""How long does a stock DDP script take to change its membership? bagua-launch's restart mode beside torchrun.
+"""Measures membership changes of a stock DDP script: bagua-launch's restart mode beside torchrun.
 
 examples/stock_ddp.py runs unchanged under both; rank 0 prints a line an epoch, and its processes' number is in it.
 Times are of the first line with another number, so they are late by up to one epoch (a tenth of a second or two).

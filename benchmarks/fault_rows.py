@@ -1,10 +1,10 @@
-"""Which faults are measured, and within which bound? One row for each kind of loss the design promises to survive.
+"""Lists the measured faults and their bounds: one row for each kind of loss that the design survives.
 
 Pure. A fault of a host is measured twice where a host leads: on a host that does not lead and on the leader's, under
 the same bound.
 
 Bounds are of the time from the fault to the survivors' next committed step; those of etcd promise that no step
-is missed. Knows nothing of how a fault is made.
+is missed. fault_trials.py injects the faults.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One trial. steps_missed: steps that Bagua's workers said did not happen; None where nobody says so.
+    """One trial. steps_missed: steps that Bagua's workers report as failed; None where the system does not report it.
     of_leader: the host that was struck led the job."""
 
     row: str

@@ -1,4 +1,4 @@
-"""How are the systems of the rescale benchmark started so that every fault can be made? The same, but for triggers.
+"""Starts the systems of the rescale benchmark with triggers for every fault.
 
 Adds to each the scripts' directory with the workload that raises or hangs when told; to Bagua an etcd of three
 members, a budget of script failures, and the hang timeout if this version has one.

@@ -1,4 +1,4 @@
-"""How is each fault made on a running job, and its cost read off the step logs? One job of one system, row after row.
+"""Injects each fault into a running job of one system, row after row, and computes its cost from the step logs.
 
 After each row the job is brought back to three hosts. What does not happen before its deadline becomes a note, and
 ends the job's trial if it can't be mended. Times are the hosts' own; a lab's hosts share one clock.
@@ -93,7 +93,7 @@ class Faults:
         self._run.quiet(MOST_HOSTS)
 
     def _train_on(self) -> None:
-        """Nobody was lost for good: until all three train again."""
+        """No worker was lost for good: until all three train again."""
         self._together(time.time())
         self._run.quiet(MOST_HOSTS)
 
@@ -183,7 +183,7 @@ class Faults:
         )
 
     def _mend(self, host: Host, fault_s: float) -> None:
-        """Whoever has no agent that starts a worker again is started again itself."""
+        """Start each process again that has no agent to restart its worker."""
         if isinstance(self._system, TriggeredBagua) or self._nodes[host].is_running:
             self._together(fault_s + 0.001)
             self._run.quiet(MOST_HOSTS)

@@ -1,4 +1,4 @@
-"""Picks the host that a fault strikes: the one that leads the job, or another. Who leads is read from etcd."""
+"""Chooses the host that a fault strikes: the leader's host, as etcd records it, or another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rivals' workload with two triggers for each host: a file `raise-<host>` or `hang-<host>` in $FAULT_DIRECTORY.
 
-Stands in a job's script directory under the name workload.py, so that every system's own script runs unchanged.
+It is copied to a job's script directory as workload.py, so that every system's own script runs unchanged.
 A trigger works once, in the middle of a step; `<what>-<host>.at` then holds when, in seconds since 1970.
 """
 

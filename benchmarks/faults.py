@@ -1,4 +1,4 @@
-"""How long does each kind of fault cost? Every row of the design's table, measured; torchft and torchrun beside it.
+"""Measures the cost of each kind of fault: every row of the design's table, with torchft and torchrun beside it.
 
     python -m benchmarks.faults --repeat 5 --keep
     python -m benchmarks.faults --only bagua --repeat 1        # about 2 minutes

@@ -1,4 +1,4 @@
-"""How do the trainings of benchmarks.fidelity look? Loss by samples, and the final losses beside DDP's."""
+"""Plots the trainings of benchmarks.fidelity: loss by samples, and the final losses beside DDP's."""
 
 from __future__ import annotations
 

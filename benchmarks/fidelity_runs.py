@@ -1,6 +1,6 @@
-"""How is one training of benchmarks.fidelity started on this machine, and what came out?
+"""Runs one training of benchmarks.fidelity on this machine and reads its result.
 
-Four workers on this host, links unshaped: what the network does to speed is benchmarks.tradeoff's question.
+Four workers on this host, links unshaped: benchmarks.tradeoff measures the effect of the network on speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How near does each algorithm come to DDP? Pure: from trainings to ratios and words."""
+"""Compares the final loss of each algorithm with DDP's. Pure: from trainings to ratios and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned in benchmarks.fidelity? Three real tasks, small enough for a minute of two cores.
+"""The three tasks of benchmarks.fidelity, each small enough for a minute on two cores.
 
 `digits`: handwritten digits (scikit-learn's, part of its package), a network of two hidden layers. `characters`: the
 model of examples/char_lm.py on the sources of Python's standard library. Both with a rate that falls to zero, so that

@@ -1,5 +1,4 @@
-"""How long does an optimizer's step take: parameter by parameter, with foreach, with torch's fused kernels, and on
-blocks?
+"""Measures an optimizer's step: parameter by parameter, with foreach, with torch's fused kernels, and on blocks.
 
     python -m benchmarks.fused_optimizer --keep                              # all models and optimizers: about an hour
     python -m benchmarks.fused_optimizer --model "BERT-base" --optimizer AdamW --optimizer RMSprop

@@ -1,4 +1,4 @@
-"""How fast are the CUDA kernels, beside a copy on the same device? Needs a GPU and CuPy.
+"""Measures the CUDA kernels beside a copy on the same device. Needs a GPU and CuPy.
 
     python -m benchmarks.gpu_kernels --keep
 

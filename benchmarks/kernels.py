@@ -1,4 +1,4 @@
-"""How fast are the CPU's kernels, beside memcpy of the same bytes? And what does a block size cost and save?
+"""Measures the CPU's kernels beside memcpy of the same bytes, and the cost and gain of a block size.
 
     python -m benchmarks.kernels
     python -m benchmarks.kernels --keep

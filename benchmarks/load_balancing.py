@@ -1,4 +1,4 @@
-"""What does balancing give where samples differ in length? Imbalance step by step, and words a second of real jobs.
+"""Measures load balancing for samples that differ in length: imbalance per step, and words a second of real jobs.
 
     python -m benchmarks.load_balancing --keep
     python -m benchmarks.load_balancing --part imbalance

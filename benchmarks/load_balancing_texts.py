@@ -1,4 +1,4 @@
-"""What is balanced in benchmarks.load_balancing: lengths with heavy tails, real and made.
+"""The samples of benchmarks.load_balancing: lengths with heavy tails, real and synthetic.
 
 Docstrings of this environment's packages, read from their sources without importing them and in a fixed order, so the
 same environment gives the same texts; and numbers drawn from distributions, whose seeds are fixed.

@@ -1,7 +1,7 @@
-"""One worker of benchmarks.load_balancing's jobs: words predict the next word; a step's time goes with its words.
+"""One worker of benchmarks.load_balancing's jobs: predicts the next word; a step's time grows with its words.
 
-The same model and texts for every system; only who gets which texts differs. Writes <out>/<rank>.json: the seconds of
-each step that counts, and the words that it trained on.
+The same model and texts for every system; only the assignment of texts differs. Writes <out>/<rank>.json: the seconds
+of each step that counts, and the words that it trained on.
 """
 
 import argparse

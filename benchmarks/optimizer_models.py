@@ -1,4 +1,4 @@
-"""Which parameters do the models have whose optimizers are compared? Shapes alone: an optimizer sees nothing else."""
+"""The parameter shapes of the models whose optimizers are compared. An optimizer sees nothing else of a model."""
 
 from __future__ import annotations
 

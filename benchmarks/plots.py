@@ -1,6 +1,6 @@
-"""Which look do the benchmarks' plots share, and where do they go? Beside the result's table, linked from it.
+"""The common style of the benchmarks' plots, and their location: beside the result's table, linked from it.
 
-Only who keeps a result needs matplotlib (the extra `bench`); without it the table says so.
+Only a kept result needs matplotlib (the extra `bench`); without it the table says so.
 """
 
 from __future__ import annotations

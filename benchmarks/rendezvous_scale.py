@@ -1,11 +1,11 @@
-"""How long do thousands of agents take to form a generation, and to go on after a tenth of them is lost?
+"""Measures how long thousands of agents take to form a generation, and to continue after a tenth of them is lost.
 
     python -m benchmarks.rendezvous_scale --keep
     python -m benchmarks.rendezvous_scale --agents 16 --agents 64
 
 One etcd, one real agent (`bagua-launch`, whose own worker never gets ready), which leads, and simulated_agents.py in
-place of all others. Formed: etcd has the record, every agent has heard of it, and its keepers have read it whole.
-Lost: nobody listens at a tenth of the agents' addresses any more, and every survivor tells that its collective broke;
+place of all others. Formed: etcd has the record, every agent has received it, and its keepers have read it whole.
+Lost: a tenth of the agents no longer listen at their addresses, and every survivor reports that its collective broke;
 no lease ends.
 """
 
@@ -49,7 +49,7 @@ bagua_core.init_process_group()
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """wall_s: until the last agent had heard. etcd_cpu_s, leader_cpu_s: of these processes meanwhile; the rest of two
+    """wall_s: until the last agent received it. etcd_cpu_s, leader_cpu_s: of these processes meanwhile; the rest of two
     cores was the simulation's. generations: written. counts: of all agents together."""
 
     agents: int
@@ -124,7 +124,7 @@ def _await_leader(store: Store, job_id: str, loaded: Path, leader: subprocess.Po
     while not loaded.exists() or store.get(JobKeys(job_id).leader) is None:
         if leader.poll() is not None or time.monotonic() > deadline_s:
             log.seek(0)
-            raise NotFormed(f"nobody leads:\n{log.read()}")
+            raise NotFormed(f"no agent leads:\n{log.read()}")
         time.sleep(0.05)
 
 

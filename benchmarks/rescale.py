@@ -1,10 +1,10 @@
-"""How long does a change of membership take? Bagua beside torchrun and torchft, on the lab's hosts.
+"""Measures membership changes of Bagua, torchrun and torchft on the lab's hosts.
 
     python -m benchmarks.rescale --repeat 5 --keep
 
-One trial is one job of one system: three hosts start cold, one is killed, it comes back as a new one, it is
-cut off silently. Trials of the systems alternate. Every wait has a deadline; what did not happen within it
-is reported as such. Needs root (network namespaces).
+One trial is one job of one system: three hosts start cold, one is killed, it comes back as a new one, and it is
+cut off silently. Trials of the systems alternate. Every wait has a deadline; a missed deadline is reported. Needs
+root (network namespaces).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where does a benchmark's result go, and what machine was it? Dated files, in words and in JSON.
+"""Writes a benchmark's result, with a description of the machine, to dated files: text and JSON.
 
-Knows nothing of what was measured.
+Independent of what was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How soon does `bagua-launch scale` take effect on a job that daemons run?
+"""Measures how soon `bagua-launch scale` takes effect on a job that daemons run.
 
     python -m benchmarks.scale_effect --keep
 

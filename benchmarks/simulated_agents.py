@@ -1,6 +1,6 @@
-"""What would the agents of one large job ask of etcd? Thousands of them in one process, without a process of theirs.
+"""Simulates the requests to etcd of one large job's agents: thousands of agents in one process.
 
-Each agent asks for what bagua_agent's own code asks (loop.py, large_jobs/) in the same order, takes its ranges from
+Each agent requests what bagua_agent's own code requests (loop.py, large_jobs/) in the same order, takes its ranges from
 large_jobs/scope.py and its place from the record. What differs: their requests share a few connections and their
 watches a few streams, their addresses are loopback's, and what agents send one another is not sent: keepers read a
 record from etcd as they do, and do not hand it on.
@@ -119,7 +119,7 @@ class SimulatedAgents:
     def _address(self, number: int) -> str:
         if number < len(self._relays):
             return self._relays[number].address
-        # Of its own, where nobody listens: whoever asks a lost one is refused, as by a host whose process ended.
+        # Of its own, without a listener: a request to a lost agent is refused, as by a host whose process ended.
         return f"127.{1 + number // 62500}.{number // 250 % 250}.{1 + number % 250}:1"
 
     async def stop(self) -> None:
@@ -347,7 +347,7 @@ class SimulatedAgents:
         self._heard.set()
 
     def _look_for_lost(self, record: Generation) -> None:
-        """A generation that still lists somebody lost breaks again, when its communicator is built."""
+        """A generation that still lists a lost worker breaks again, when its communicator is built."""
         if record.number in self._looked_at:
             return
         self._looked_at.add(record.number)

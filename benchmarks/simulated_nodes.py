@@ -1,4 +1,4 @@
-"""What would the daemons and job agents of many nodes write? In one process, without a process of theirs.
+"""Simulates the writes of many nodes' daemons and job agents in one process.
 
 Each node decides with its daemon's own code (cluster/unit_plan.py); a unit begins and ends at once, and its agent's
 keys are written as an agent would. One watch serves all nodes; what each node's own watches would bring it is counted.
@@ -144,7 +144,7 @@ class SimulatedNodes:
     # -- what it waits for
 
     def await_orders_after(self, revision: int) -> float:
-        """When the first order of a later revision was heard."""
+        """The time at which the first order of a later revision arrived."""
 
         def found() -> float | None:
             return next((at_s for ordered, at_s in self._ordered_at if ordered > revision), None)

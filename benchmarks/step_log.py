@@ -1,4 +1,4 @@
-"""What do the step logs of a run say? Reading them while they grow, and the arithmetic over their times.
+"""Reads the step logs of a run while they grow, and computes times from them.
 
 Serves Bagua's ledgers and the rivals' logs alike (one JSON line per worker and committed step). Knows nothing
 of hosts and processes. Imports no torch.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One worker's part in one step. time_s: seconds since 1970. worker: of whoever wrote the line."""
+    """One worker's part in one step. time_s: seconds since 1970. worker: the worker that wrote the line."""
 
     worker: str
     time_s: float

@@ -1,4 +1,4 @@
-"""Which process on a host is the worker? Whoever has a step log open: true of every system and way of starting one."""
+"""Finds the worker among a host's processes: the one that has a step log open, under every system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a step cost under Bagua? Beside DDP on the lab's hosts, and beside the bare loop on this one.
+"""Measures the cost of a step under Bagua: beside DDP on the lab's hosts, and beside the bare loop on this one.
 
     python -m benchmarks.steps --keep
 

@@ -1,4 +1,4 @@
-"""How much later than a foreground start does a submitted job take its first step?
+"""Measures how much later than a foreground start a submitted job takes its first step.
 
     python -m benchmarks.submit_start --keep
 

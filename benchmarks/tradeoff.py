@@ -1,4 +1,4 @@
-"""How fast does each algorithm train where the network is slow? Every algorithm beside torch's DDP, in one run.
+"""Measures the speed of each algorithm on slow networks, beside torch's DDP in the same run.
 
     python -m benchmarks.tradeoff --delay-ms 0,5 --keep
     python -m benchmarks.tradeoff --links 100mbit --only ddp --only bagua --algorithm bytegrad --repeat 1

@@ -1,4 +1,4 @@
-"""How do the runs of benchmarks.tradeoff look? Throughput by bandwidth; an epoch's time, and the loss against time,
+"""Plots the runs of benchmarks.tradeoff: throughput by bandwidth; an epoch's time, and the loss against time,
 by condition of the network."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which systems does benchmarks.tradeoff measure, how is each started on the lab's hosts, and what must it reach?
+"""The systems of benchmarks.tradeoff: how each is started on the lab's hosts, and its aims.
 
 Knows nothing of tables. Every system has the same hosts, model, batch and threads.
 """

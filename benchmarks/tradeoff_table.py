@@ -1,4 +1,4 @@
-"""What do the runs of benchmarks.tradeoff say? Cost of a step, throughput beside DDP, and which aims are reached.
+"""Summarizes the runs of benchmarks.tradeoff: cost of a step, throughput beside DDP, and the aims reached.
 
 Pure: from runs to numbers and words.
 """

@@ -1,7 +1,7 @@
-"""Which steps of a run count, and when are they enough? Agreed by all workers without a message.
+"""Selects the steps of a run that count, and its end. All workers agree on both without a message.
 
 Rank 0 decides before it trains a step, and leaves its decision in a file that the workers of a lab share. No step of
-a measured system is complete without rank 0's part of it, so whoever comes to the step after has the file before him.
+a measured system is complete without rank 0's part of it, so a worker that reaches the next step finds the file.
 """
 
 from __future__ import annotations

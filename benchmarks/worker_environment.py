@@ -1,4 +1,4 @@
-"""With which environment does a benchmark start its workers? The same for every system."""
+"""The environment in which a benchmark starts its workers. The same for every system."""
 
 from __future__ import annotations
 

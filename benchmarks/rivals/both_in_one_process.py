@@ -1,6 +1,6 @@
-"""Lets Bagua and torch's default process group live in one process, to compare steps where nobody joins or leaves.
+"""Lets Bagua and torch's default process group exist in one process, to compare steps of a fixed membership.
 
-Import it first. For a script that trains this is an error, since nobody would renew torch's group after a change.
+Import it first. In a script that trains this is an error, since torch's group is not rebuilt after a membership change.
 """
 
 from bagua_core.elastic.script_collectives import default_group

@@ -1,6 +1,6 @@
-"""Where is torchft? Installed from PyPI into a directory of its own, beside the torch that is there.
+"""Installs torchft from PyPI into a directory of its own, beside the torch that is there.
 
-The directory goes on PYTHONPATH of torchft's processes only. Knows nothing of how they are run.
+The directory goes on PYTHONPATH of torchft's processes only. systems.py starts them.
 """
 
 from __future__ import annotations

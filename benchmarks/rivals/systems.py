@@ -1,4 +1,4 @@
-"""How is each system started on the lab's hosts, and with which settings?
+"""Starts each system on the lab's hosts, with its settings.
 
 One class a system. Settings are the system's defaults but for what `NOTES` says. Knows nothing of measuring.
 """

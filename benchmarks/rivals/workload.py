@@ -1,4 +1,4 @@
-"""What every system trains in these benchmarks, and the line it writes for a committed step.
+"""The common workload of all systems in these benchmarks, and the line that it writes for a committed step.
 
 The lines have the form of Bagua's ledger, so that one reader serves all systems. Owns nothing elastic: how a
 system survives a loss is in its own script beside this file.

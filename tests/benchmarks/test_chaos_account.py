@@ -1,4 +1,4 @@
-"""What faults cost, from times of steps written by hand."""
+"""The cost of faults, from times of steps written by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_recovery_and_pause() -> None:
     assert frozen.recovery_s is None and frozen.pause_s == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_join_of_somebody_else_is_no_recovery() -> None:
+def test_a_join_of_another_node_is_no_recovery() -> None:
     (cost,) = costs(LOSS_AND_JOIN, [Happened("worker frozen", 15.0, 18.0)])
     assert cost.recovery_s is None
     (leave,) = costs(LOSS_AND_JOIN, [Happened("node leaves", 15.0, 18.0, is_leave=True)])

@@ -10,7 +10,7 @@ KEYS = JobKeys("chaos")
 
 
 def standing(number: int, *agents: str) -> dict[str, bytes]:
-    """A generation of agents a and b, led by somebody, and the agents whose keys are there."""
+    """A generation of agents a and b, with a leader, and the agents whose keys are there."""
     members = tuple(
         Placement(f"{agent}.0", agent, agent, 0, rank, 0, rank, "h:1", 1, 7, True)
         for rank, agent in enumerate(("a", "b"))
@@ -24,5 +24,5 @@ def test_at_rest_in_the_generation_in_force_with_every_lease() -> None:
     assert judge(KEYS, found, 3) == ""
     assert judge(KEYS, found, 2) == "generation 3 stands, 2 is in force"
     assert judge(KEYS, standing(3, "a"), 3) == "the lease of b has ended"
-    assert judge(KEYS, {k: v for k, v in found.items() if k != KEYS.leader}, 3) == "nobody leads"
+    assert judge(KEYS, {k: v for k, v in found.items() if k != KEYS.leader}, 3) == "no agent leads"
     assert judge(KEYS, {**found, KEYS.generation: b"\xff"}, 3).startswith("no generation:")

@@ -73,7 +73,7 @@ def test_seeds_differ_and_all_kinds_come() -> None:
 
 
 def test_these_are_the_first_events_of_seed_0() -> None:
-    """Whoever changes the numbers changes what every seed means: let it be on purpose."""
+    """A change of the numbers changes what every seed means: let it be on purpose."""
     assert [str(event) for event in schedule(0, 3, 6.0)] == FIRST_OF_SEED_0
 
 
@@ -100,7 +100,7 @@ def test_a_holder_is_left_alone(event: Event, nodes: list[NodeState]) -> None:
         return
     assert victim.runs and not victim.touched
     left = [n for n in nodes if n.host != victim.host and n.committed and not n.touched]
-    assert left, "nobody untouched has the state"
+    assert left, "no untouched node has the state"
     if what.kind in (Kind.WORKER_KILLED, Kind.WORKER_FROZEN):
         assert victim.has_worker
 

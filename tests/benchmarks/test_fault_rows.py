@@ -1,4 +1,4 @@
-"""What the table of faults says of trials made by hand."""
+"""The table of faults, from trials made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which host a fault of the benchmark strikes."""
+"""The choice of the host that a fault of the benchmark strikes."""
 
 from __future__ import annotations
 

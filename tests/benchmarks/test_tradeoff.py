@@ -1,4 +1,4 @@
-"""Which steps count, what the table says of them, and one short measurement of real jobs."""
+"""The steps that count, the table of them, and one short measurement of real jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_when_it_is_enough(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_workers_stop_before_the_same_step_whoever_comes_first(tmp_path: Path, first: int) -> None:
+def test_workers_stop_before_the_same_step_in_any_order(tmp_path: Path, first: int) -> None:
     now_s = 0.0
     windows = [
         Window(Enough(1, 3, 2.0, 60.0), tmp_path / "stop", decides=rank == 0, clock=lambda: now_s)

@@ -228,7 +228,7 @@ class Cluster:
         eventually(
             lambda: any(d.says(*words) for d in self.daemons),
             DEADLINE_S,
-            lambda: f"somebody says {words}\n{self.logs()}",
+            lambda: f"a node prints {words}\n{self.logs()}",
         )
 
     def await_idle(self) -> None:

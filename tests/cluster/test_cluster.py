@@ -41,7 +41,7 @@ def test_daemons_are_killed_under_a_job_and_one_is_the_scheduler(make_cluster: M
         daemon.start()
         daemon.await_line("job job runs here already, in slots 0")
         job.await_world(2, after_step=before + 1)
-    eventually(cluster.scheduler, DEADLINE_S, lambda: f"somebody schedules\n{cluster.logs()}")
+    eventually(cluster.scheduler, DEADLINE_S, lambda: f"a daemon schedules\n{cluster.logs()}")
     generations = {line.generation for line in job.ledger.lines}
     assert len(generations) == 1, "membership never noticed"
     job.hurry()
@@ -117,7 +117,7 @@ def test_the_scheduler_dies_having_written_a_gang_start(make_cluster: MakeCluste
 
 
 def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeCluster) -> None:
-    """Nothing that runs ends, nothing that waits is forgotten, and somebody schedules again."""
+    """Nothing that runs ends, nothing that waits is forgotten, and a daemon schedules again."""
     cluster = make_cluster(2)
     first = cluster.submit("first", (2, 2))
     second = cluster.submit("second", (1, 1), samples=4000)
@@ -130,7 +130,7 @@ def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeClus
     for member in cluster.etcd.members:
         shutil.rmtree(member.data)
     cluster.etcd.restart()
-    # Whoever reads the empty store first; the other may find them there again.
+    # By the daemon that reads the empty store first; the other may find them there again.
     cluster.await_line("etcd has lost /bagua/v1/cluster/submissions/second; it is put back")
     cluster.await_line("etcd has ended this node's lease")
     both = first.step

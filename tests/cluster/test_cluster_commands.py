@@ -1,4 +1,4 @@
-"""What people type: submit, follow, status, nodes, events, drain, stop; and what they are told when it can't be."""
+"""The cluster commands: submit, follow, status, nodes, events, drain, stop; and their refusals."""
 
 from __future__ import annotations
 

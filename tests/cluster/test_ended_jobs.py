@@ -1,4 +1,4 @@
-"""What stays of a job that has ended: its logs can be read, and nothing of it is in the way of the next of its name."""
+"""The remains of an ended job: its logs can be read, and they do not affect the next job of its name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.lab.wait import eventually
 def test_the_scheduler_goes_down_with_etcds_leader(make_cluster: MakeCluster, reboots: int) -> None:
     cluster = make_cluster(3, etcd_beside=True)
     for number in range(reboots):
-        before = eventually(cluster.scheduler, DEADLINE_S, lambda: f"somebody schedules\n{cluster.logs()}")
+        before = eventually(cluster.scheduler, DEADLINE_S, lambda: f"a daemon schedules\n{cluster.logs()}")
         daemon = cluster.daemon(before)
         member = next(m for m in cluster.etcd.members if m.host is daemon.host)
         cluster.etcd.let_lead(member)

@@ -1,4 +1,4 @@
-"""What the agent writes into a worker's environment is what the worker reads; half of one is named."""
+"""The worker reads the environment that the agent wrote; an incomplete one is an error that names what is missing."""
 
 from __future__ import annotations
 

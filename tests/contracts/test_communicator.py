@@ -1,4 +1,4 @@
-"""What every communicator promises, whatever carries the bytes."""
+"""The contract of every communicator, over every transport."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_a_lost_root_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CUT))
-def test_parts_of_a_lost_rank_are_nobodys(name: str) -> None:
+def test_parts_of_a_lost_rank_have_no_receiver(name: str) -> None:
     job = Job(3)
 
     def act(worker: Worker) -> Any:
@@ -362,7 +362,7 @@ def test_parts_are_not_given_to_ranks_that_were_renumbered() -> None:
     job.reordered = lambda workers: list(reversed(workers))  # type: ignore[method-assign]
 
     def act(worker: Worker) -> Any:
-        worker.fails_after = {1}  # the agreement is lost on all: nobody dies
+        worker.fails_after = {1}  # the agreement is lost on all: no worker dies
         with pytest.raises(bagua.MembersChanged, match="cut for other ranks"):
             bagua.alltoall(torch.arange(3))
         return rank_of(worker)
@@ -450,7 +450,7 @@ def test_a_message_to_a_lost_worker() -> None:
 
 
 def test_a_message_that_a_third_workers_loss_interrupts() -> None:
-    """It may have arrived or not, so both ends are told, and it is not sent again by itself."""
+    """It may have arrived or not, so both ends get an error, and it is not sent again automatically."""
     job = Job(3)
     receiver, sender = job.workers[0], job.workers[1]
 
@@ -505,7 +505,7 @@ def test_in_a_step_a_loss_fails_the_step_and_ones_own_comes_back(name: str) -> N
     }[name]
     assert acting(act)(lonely) == own
     assert len(lonely.failed) == 1 and lonely.breaks == []
-    assert acting(act)(lonely) == own  # the rest of the failed step asks nobody
+    assert acting(act)(lonely) == own  # the rest of the failed step does not communicate
     assert len(lonely.failed) == 1
 
 
@@ -658,7 +658,7 @@ def test_a_groups_collective_outside_steps_is_not_run_again() -> None:
     striking.join(20.0)
 
 
-def test_a_group_of_one_asks_nobody() -> None:
+def test_a_group_of_one_does_not_communicate() -> None:
     job = Job(2)
 
     def act(worker: Worker) -> Any:

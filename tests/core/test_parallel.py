@@ -138,7 +138,7 @@ def test_buffers_of_rank_0_are_used_by_all() -> None:
     first, second = run_ranks(workers, act)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert int(workers[1].model.module.norm.num_batches_tracked) == 3
-    workers[1].model.eval()(x[0])  # alone, and waits for nobody
+    workers[1].model.eval()(x[0])  # alone, and waits for no other
 
 
 def test_a_loss_while_buffers_are_shared_fails_the_step_and_not_the_forward() -> None:

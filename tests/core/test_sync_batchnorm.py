@@ -1,4 +1,4 @@
-"""Is batch normalization over several workers what one process computes on the whole batch?"""
+"""Batch normalization over several workers equals that of one process on the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bagua-launch makes of a command line that deploy/ gives it."""
+"""Parses a command line of deploy/ as bagua-launch does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deploy/kubernetes says fits together, and what it starts does what it says. Schemas: scripts/check."""
+"""The manifests of deploy/kubernetes are consistent, and their commands are valid. Schemas: scripts/check."""
 
 from __future__ import annotations
 

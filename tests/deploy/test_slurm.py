@@ -1,4 +1,4 @@
-"""deploy/slurm/bagua.sbatch with a stand-in for srun, which starts its command once, here."""
+"""deploy/slurm/bagua.sbatch with a fake srun, which starts its command once, here."""
 
 from __future__ import annotations
 

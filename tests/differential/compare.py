@@ -1,4 +1,4 @@
-"""What must be equal between a job and the plain process, and how equal.
+"""Compares a job with the plain process, value by value, each within its tolerance.
 
 Exactly equal: steps committed, counts, shapes, hyperparameters without rounding, the samples of every step (from the
 ledger), and every bit of the final state between the workers of the job.

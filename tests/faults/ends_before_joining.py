@@ -1,4 +1,4 @@
-"""Where ENDS_EARLY names a file: makes it and ends with 0 before init_process_group(). Elsewhere: trains a little."""
+"""Trains a little; if ENDS_EARLY names a file, makes it and ends with 0 before init_process_group() instead."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""How is a process brought to a point, and when is its job whole again? A job of three nodes, with holds everywhere.
+"""Brings a process to a point and waits until its job is whole again. A job of three nodes, with holds everywhere.
 
-Owns the cast (who leads, who stands at the point, who is lost for the occasion's sake), the holds at failpoints, and
+Owns the roles (leader, the process at the point, the node lost to provoke it), the holds at failpoints, and
 the exit codes that nodes may have. What strikes is fault_strikes.py's; what must be true of any job job.py's.
 """
 
@@ -34,7 +34,7 @@ BATCH = 24
 WORKER_STARTS_S = 10
 NODE_STARTS_S = 25
 SPARE_TRAINING_S = 10
-# From the occasion until somebody stands at the point: a worker's start, where processors are few.
+# From the trigger until a process is at the point: a worker's start, where processors are few.
 HELD_S = 30.0
 # At the end all steps that are left come first.
 END_S = 90.0
@@ -53,7 +53,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Who stands at a point, until `file` is removed."""
+    """The process held at a point, until `file` is removed."""
 
     node: Node
     pid: int
@@ -211,7 +211,7 @@ class Stage:
     # -- to the point
 
     def bring(self, moment: Moment, *, the_leader: bool) -> Held:
-        """Make the occasion that leads somebody to the point. the_leader: where any member would do, the leader's."""
+        """Trigger the event that brings a process to the point. the_leader: where any member would do, the leader's."""
         leader = self.leader()
         others = [node for node in self.nodes.values() if node is not leader]
         if moment.who is Who.SUCCESSOR:
@@ -222,7 +222,7 @@ class Stage:
         return self.await_held(candidates, moment.point)
 
     def _lead_there(self, moment: Moment, candidates: Sequence[Node], leader: Node, pawn: Node) -> None:
-        """pawn: whoever is lost for the occasion's sake."""
+        """pawn: the node that is lost for the trigger."""
         point, occasion = moment.point, moment.occasion
         newcomer = moment.who is Who.NEWCOMER
         if newcomer:
@@ -279,7 +279,7 @@ class Stage:
         return None
 
     def let_go(self) -> None:
-        """Nobody stands at a point any more, or will: whoever was asked and never came included."""
+        """No process is held at a point any more, or will be, including those that were asked and never came."""
         for host in self.hosts:
             for path in self._holds(host).iterdir():
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What strikes whoever stands at a point? Each row of the table as a fault of real processes, cables and disks.
+"""Strikes the process at a point. Each row of the table as a fault of real processes, links and disks.
 
-A fault strikes while the process stands at its point, and whoever stands there goes on only when it has struck. An
-agent that stands at a point holds up what it writes, and nothing else: its worker is struck, or another node, as the
+A fault strikes while the process is held at its point, and the process continues only after the fault. An
+agent held at a point delays its writes, and nothing else: its worker is struck, or another node, as the
 row says.
 """
 
@@ -29,7 +29,7 @@ HUNG = "ended: hung: "
 
 
 def strike(stage: Stage, row: Row, moment: Moment, held: Held) -> float:
-    """Done when the fault is there, and whoever stood at the point was let go.
+    """Done when the fault is there, and the process at the point was released.
 
     From when on, by the wall clock, steps must come again.
     """
@@ -72,7 +72,7 @@ def _raise(stage: Stage, moment: Moment, held: Held) -> float:
 
 
 def _kill_an_agent(stage: Stage, moment: Moment, held: Held) -> float:
-    """Of whoever stands at the point; an agent that does so itself is the leader, and loses another node."""
+    """Of the process at the point; an agent at the point is the leader, and loses another node."""
     victim = held.node
     if moment.of_agent:
         victim = next(n for n in stage.nodes.values() if n is not held.node and n.process.is_running)
@@ -152,7 +152,7 @@ def _etcd_away(stage: Stage, moment: Moment, held: Held) -> float:
     stage.let_go()
     for node in there:
         if moment.point == "result.after":
-            # Written already: whoever has read it is done, and need not miss etcd any more.
+            # Written already: a process that has read it is done, and need not miss etcd any more.
             eventually(
                 lambda n=node: n.says(away, times=said[n][0] + 1) or not n.process.is_running,  # type: ignore[misc]
                 DEADLINE_S,
@@ -199,14 +199,14 @@ def _terminate(stage: Stage, moment: Moment, held: Held) -> float:
 
 
 def _hang(stage: Stage, moment: Moment, held: Held) -> float:
-    """Whoever stands at the point stays there; beside an agent that does so, its worker stops."""
+    """The process at the point stays there; if it is an agent, its worker stops."""
     hung = held.node.log.count(HUNG)
     since = time.time()
     if moment.of_agent:
         held.node.workers[0].send(signal.SIGSTOP)
         stage.let_go()
     if moment.point == "heal.send":
-        # All wait, the sender among them: the copy is begun anew over new connections, and nobody is replaced.
+        # All wait, the sender among them: the copy is begun anew over new connections, and no worker is replaced.
         stage.await_steps(since + table.HANG_NOTICE_S)
     else:
         held.node.await_line(HUNG, times=hung + 1)

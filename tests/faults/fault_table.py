@@ -1,4 +1,4 @@
-"""Which fault strikes at which point? Every row of what fails, times every named point of workers and agents.
+"""The table of faults and points: every kind of fault at every named point of workers and agents.
 
 Pure. Owns the names, the bounds, the reasons for cells that are not run, and how cells share jobs. How a process is
 brought to a point and how a fault is made is fault_stage.py's.
@@ -23,7 +23,7 @@ SHARED_SLACK_S = 2.0
 
 
 class Who(Enum):
-    """Who stands at the point."""
+    """The process at the point."""
 
     MEMBER = "member"
     NEWCOMER = "newcomer"
@@ -56,7 +56,7 @@ OCCASION_BOUND_S = {
     Occasion.END: 0.0,
 }
 NODE_LOSSES = frozenset({Occasion.NODE_LOST, Occasion.LEADER_LOST})
-# Until the leader has written something nobody takes another step.
+# Until the leader has written something no worker takes another step.
 STALLING = frozenset({Occasion.FAILOVER, Occasion.NODE_LOST, Occasion.LEADER_LOST, Occasion.HANG})
 
 
@@ -156,7 +156,7 @@ class Cell:
     def bound_s(self) -> float:
         promised_s = self.row.bound_s + OCCASION_BOUND_S[self.moment.occasion]
         if self.moment.of_agent and self.row in (HOST_CUT, HOST_FROZEN, LEADER_LOST):
-            promised_s += LEASE_S  # nobody may be there to confirm it
+            promised_s += LEASE_S  # there may be no process to confirm it
         if self.row is ETCD_MEMBER_KILLED and self.moment.occasion in STALLING:
             promised_s += ETCD_ELECTION_S
         return SHARED_FACTOR * promised_s + SHARED_SLACK_S
@@ -191,7 +191,7 @@ EXCLUSIONS = (
     Exclusion(
         frozenset({WORKER_HANGS}),
         lambda m: m.point == "finish.done",
-        "nobody waits for a worker whose training is done: its script may take as long as it likes to save a model",
+        "no process waits for a worker whose training is done: its script may take as long as it likes to save a model",
     ),
     Exclusion(
         frozenset({BELOW_MINIMUM}),

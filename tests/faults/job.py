@@ -240,7 +240,7 @@ class Job:
         return newest
 
     def _check_going_on(self) -> None:
-        """Nobody waits for a job that has ended."""
+        """Do not wait for a job that has ended."""
         if any(node.process.is_running for node in self.nodes):
             return
         assert any(node.process.returncode == 0 for node in self.nodes), "all nodes have ended, none with 0"
@@ -263,7 +263,7 @@ class Job:
         return max(times[b] - times[a] for a, b in pairwise(steps))
 
     def measured(self, what: str, value_s: float, bound_s: float) -> None:
-        """Print a duration for whoever keeps numbers, and assert its bound."""
+        """Print a duration for records, and assert its bound."""
         print(f"measured: {what}: {value_s:.2f} s (bound {bound_s:g} s)")
         assert value_s <= bound_s, f"{what} took {value_s:.2f} s, more than {bound_s:g} s"
 

@@ -1,4 +1,4 @@
-"""What a job has saved."""
+"""The steps that a job has saved."""
 
 from __future__ import annotations
 

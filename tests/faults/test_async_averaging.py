@@ -1,4 +1,4 @@
-"""Asynchronous model averaging in a job whose workers come and go: nobody waits for a round, and none is half taken."""
+"""Asynchronous model averaging under joins and losses: no worker waits for a round, and none is half taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of the script's own breaks when a peer dies, and takes a survivor along: that draws on nobody's budget.
+"""A group of the script's own breaks when a peer dies, and takes a survivor along: that draws on no budget.
 
 In these jobs the first workers of two places meet in a Gloo group that this runtime knows nothing of, once three
 workers train, and reduce in it in each step. Others, and all successors, only train: one of them keeps the state.
@@ -139,7 +139,7 @@ def test_a_casualty_of_a_killed_worker_is_not_charged(paired: MakePaired, make_l
 
 @pytest.mark.parametrize("leads", [False, True])
 def test_a_casualty_of_a_lost_host_is_not_charged(paired: MakePaired, make_lab: MakeLab, leads: bool) -> None:
-    """An agent dies with its worker, so nobody writes how that one ended. No script failure is allowed."""
+    """An agent dies with its worker, so no agent records how that one ended. No script failure is allowed."""
     lab = make_lab(4)
     cluster = lab.etcd(lab.hosts[0])
     one = paired(endpoints=cluster.endpoints, nodes="1:3")

@@ -86,7 +86,7 @@ def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: 
 
 
 def test_all_workers_killed_and_the_agents_live(job: MakeJob, tmp_path: Path) -> None:
-    """Nobody holds the state: the same job begins again from its checkpoint, with new workers."""
+    """No worker holds the state: the same job begins again from its checkpoint, with new workers."""
     saved = tmp_path / "saved"
     one = make(job, saved)
     node = one.start(slots=2)

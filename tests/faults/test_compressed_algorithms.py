@@ -84,7 +84,7 @@ def test_one_of_three_is_killed_in_a_step(job: MakeJob, choice: Choice, point: s
 def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     job: MakeJob, make_lab: MakeLab, choice: Choice
 ) -> None:
-    """Of two nodes with two workers and one: whoever is lost exchanged sums for its node, and another one has to."""
+    """Of two nodes with two workers and one: the lost worker exchanged sums for its node, and another takes over."""
     lab = make_lab(3)
     endpoints = lab.etcd(lab.hosts[0]).endpoints
     one = job(

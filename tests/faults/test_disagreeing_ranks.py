@@ -83,7 +83,7 @@ def test_a_rank_that_ended_with_0_is_named(job: MakeJob) -> None:
     node = one.start(slots=2)
     node.await_line("is in force", deadline_s=2 * START_S)  # starts of several workers, on a busy machine
     assert node.process.wait(DEADLINE_S) == 1
-    # whoever lost its peer may be in the step, or wait for a generation by then
+    # a worker that lost its peer may be in the step, or wait for a generation by then
     both = r"ranks disagree: rank 0 waits [^;\n]*; rank 1 ended with exit code 0 \(its last report was of step \d+\)"
     assert re.search(rf"job \S+ failed: {both}\n", node.log)
     check(node, both, {0})

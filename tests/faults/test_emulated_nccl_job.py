@@ -93,7 +93,7 @@ def test_other_algorithms_take_it_too(job: MakeJob, algorithm: str, arguments: s
     assert node.says(BY_NCCL)
 
 
-def test_whoever_says_gloo_takes_all_there(job: MakeJob) -> None:
+def test_one_worker_that_says_gloo_takes_all_there(job: MakeJob) -> None:
     one = over_nccl(job, samples=1200)
     node = one.start(slots=2, environment={"BAGUA_TRANSPORT": "gloo"})
     one.await_step(5)

@@ -1,4 +1,4 @@
-"""The whole table: every fault strikes while a process stands at each named point of the protocol.
+"""The whole table: every fault strikes while a process is held at each named point of the protocol.
 
 A job suffers many cells in succession, and in the end everything promised must be true of it. The short form is a
 seeded choice that has every row, and every point; the long form is all of it.
@@ -46,7 +46,7 @@ def suffer_all(job: MakeJob, make_lab: MakeLab, cells: Sequence[Cell]) -> None:
 
 
 def suffer(stage: Stage, cell: Cell) -> None:
-    """Bring somebody to the point, strike, and wait until the job is whole again; or until all have ended."""
+    """Bring a process to the point, strike, and wait until the job is whole again; or until all have ended."""
     row, moment = cell.row, cell.moment
     if row is table.BELOW_MINIMUM:
         stage.job.scale(stage.hosts[0], f"{NODES}:{NODES}")

@@ -15,12 +15,12 @@ from tests.lab.etcd import Change, EtcdCluster
 from tests.lab.network import Lab
 from tests.lab.wait import eventually
 
-# Nobody suspects it while steps go on, so its lease (3 s) has to end; etcd ends leases within a second.
+# No agent suspects it while steps go on, so its lease (3 s) has to end; etcd ends leases within a second.
 NEXT_LEADER_BOUND_S = 8.0
 
 
 def reigns(one: Job, cluster: EtcdCluster) -> list[tuple[str, int, int]]:
-    """Who led, from which revision of etcd, and before which; from the key's history."""
+    """The leaders, with the first and last revision of etcd of each; from the key's history."""
     found: list[tuple[str, int, int]] = []
     for change in cluster.history(JobKeys(one.job_id).leader):
         if change.value is None:
@@ -33,7 +33,7 @@ def reigns(one: Job, cluster: EtcdCluster) -> list[tuple[str, int, int]]:
 
 
 def written_under(one: Job, cluster: EtcdCluster) -> list[tuple[int, str]]:
-    """Each generation's number, and who led when it was written. Asserts that somebody did, and each number once."""
+    """Each generation's number, and its leader. Asserts that each has a leader, and that each number occurs once."""
     led = reigns(one, cluster)
     found = []
     for change in records(one, cluster):
@@ -108,7 +108,7 @@ def test_the_leader_is_frozen_through_its_lease_and_thawed(job: MakeJob, lab: La
         # a gathering has no state, so the others begin without it
         pytest.param("generation.after=stop@1", True, marks=pytest.mark.long),
         pytest.param("generation.before=stop@2", True, marks=pytest.mark.long),
-        # nobody else has the state: the others wait for it
+        # no other worker has the state: the others wait for it
         pytest.param("generation.after=stop@2", False, marks=pytest.mark.long),
         ("generation.before=stop@3", False),
         pytest.param("generation.after=stop@3", False, marks=pytest.mark.long),
@@ -211,7 +211,7 @@ def test_the_leader_dies_when_it_removes_a_dead_agent(job: MakeJob, make_lab: Ma
 @pytest.mark.parametrize(
     "edge", ["leader-removal.before", pytest.param("leader-removal.after", marks=pytest.mark.long)]
 )
-def test_whoever_removes_a_dead_leader_dies_too(job: MakeJob, make_lab: MakeLab, edge: str) -> None:
+def test_the_agent_that_removes_a_dead_leader_dies_too(job: MakeJob, make_lab: MakeLab, edge: str) -> None:
     lab = make_lab(4)
     cluster = lab.etcd(lab.hosts[0])
     one = job(endpoints=cluster.endpoints, nodes="1:3")

@@ -1,4 +1,4 @@
-"""The failpoints' action `hold`, of workers and of agents: whoever is asked for stands at its point until let go."""
+"""The failpoints' action `hold`: a worker or agent that is asked for stays at its point until it is released."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Passer:
 
 @dataclass(frozen=True)
 class Point:
-    """One that holds whoever passes it, if `directory` asks for it."""
+    """One that holds each process that passes it, if `directory` asks for it."""
 
     module: ModuleType
     name: str
@@ -59,7 +59,7 @@ class Point:
         return self.directory / f"{self.name}.{os.getpid()}"
 
     def await_standing(self) -> None:
-        eventually(self.standing.exists, DEADLINE_S, "somebody stands there")
+        eventually(self.standing.exists, DEADLINE_S, "a process is held there")
 
 
 @pytest.fixture(params=["worker", "agent"])
@@ -98,7 +98,7 @@ def test_one_that_stands_there_may_raise(point: Point) -> None:
     assert passer.outcome().startswith(f"failpoint {point.name} at ")
 
 
-def test_nobody_stands_forever(
+def test_no_process_is_held_forever(
     point: Point, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(point.module, "HOLD_LIMIT_S", 0.02)

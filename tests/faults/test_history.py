@@ -1,4 +1,4 @@
-"""What happened in a job is in the store afterwards, once each and in order."""
+"""The events of a job are in the store afterwards, once each and in order."""
 
 from __future__ import annotations
 

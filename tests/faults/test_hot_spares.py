@@ -19,7 +19,7 @@ DDP = ROOT / "examples" / "stock_ddp.py"
 
 # From the loss to the line of the first step in which the spare took part: steps of 0.05 s, written one step late.
 KILLED_BOUND_S = 0.8
-# Silence must be noticed first; and where nobody leads any more, by whoever leads next.
+# Silence must be noticed first; and where the leader is lost, by the next leader.
 SILENT_BOUND_S = 1.5
 ELECTION_S = 0.5
 # Workers are forked warm; what is left is the end of the old ones, the meeting, the model, and an epoch of 0.05 s.

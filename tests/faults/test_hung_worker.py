@@ -1,6 +1,6 @@
 """A worker hangs in its step while its agent lives: it is named, its stacks are saved, and it is replaced.
 
-Times are short here; the defaults are half a minute and ten. Whoever only saves a checkpoint must be left alone.
+Times are short here; the defaults are half a minute and ten. A worker that only saves a checkpoint must be left alone.
 """
 
 from __future__ import annotations

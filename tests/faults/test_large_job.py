@@ -1,4 +1,4 @@
-"""A job that takes itself for a large one, with limits lowered to three hosts: agents see the leader's word alone,
+"""A job that takes itself for a large one, with limits lowered to three hosts: agents see the leader's keys alone,
 records stand in parts. What a small job withstands it withstands too.
 """
 

@@ -1,4 +1,4 @@
-"""A node is asked to leave while its script stands outside the loop: the committed state is saved in its place."""
+"""A node is asked to leave while its script is outside the loop: the committed state is saved in its place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Evaluating:
         return [path.read_text() for path in self.out.glob("ended-*")]
 
     def goes_on(self, step: int, nodes: int = 1, slots: int = 1, voided: int = 0) -> None:
-        """A second start begins where the first one ended, and ends as a run that nobody disturbed."""
+        """A second start begins where the first one ended, and ends as an undisturbed run."""
         self.job.hurry()
         again = [self.job.start(slots=slots) for _ in range(nodes)]
         assert [node.process.wait(120) for node in again] == [0] * nodes
@@ -87,7 +87,7 @@ def test_the_only_worker_evaluates_in_the_loop(job: MakeJob, tmp_path: Path, slo
 
 
 def test_the_only_worker_stands_in_a_step(job: MakeJob, tmp_path: Path) -> None:
-    """The step did not happen: its forward began, and nobody knows more of it."""
+    """The step did not happen: its forward began, and nothing more is known of it."""
     run = Evaluating(job, tmp_path / "out", "--in-step", "7")
     node = run.job.start()
     run.await_long(1)

@@ -8,7 +8,7 @@ from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job, Node
 from tests.lab.network import Lab
 
-PAUSE = "sleep:1.5"  # long enough for the test to lose somebody in it
+PAUSE = "sleep:1.5"  # long enough for a loss during it
 
 
 def two_and_a_newcomer(

@@ -79,7 +79,7 @@ def test_below_the_minimum_the_job_waits_for_a_node_and_goes_on(job: MakeJob, ma
     stopped = one.step
     one.start(lab.hosts[2])
     one.await_world(2, after_step=stopped + 1)
-    assert first.workers == held, "whoever holds the state keeps its process"
+    assert first.workers == held, "holders of the state keep their processes"
     assert {line.world_size for line in one.ledger.lines} == {2}
     one.finish([0, -9, 0])
     one.check(finished=2)

@@ -1,6 +1,6 @@
 """Two of three training hosts no longer reach each other, in one direction or both; all reach etcd.
 
-Everybody still answers the leader, directly or through the third, so no probe finds anybody lost.
+All agents still answer the leader, directly or through the third, so no probe finds a loss.
 """
 
 from __future__ import annotations

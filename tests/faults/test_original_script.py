@@ -1,6 +1,6 @@
 """Scripts in the style of the original, whose only changed line is the import: what holds when a worker is lost.
 
-Their loops mark no steps and take in nobody, so a batch that was lost stays lost and a replacement goes; steps are
+Their loops mark no steps and take in no joiner, so a batch that was lost stays lost and a replacement goes; steps are
 counted right all the same. With ElasticDataLoader they keep every promise.
 """
 
@@ -60,7 +60,7 @@ def test_both_workers_train_every_batch_and_end_alike(job: MakeJob) -> None:
     one.check_nothing_left()
 
 
-def test_a_lost_worker_costs_its_batch_and_nobody_replaces_it(job: MakeJob) -> None:
+def test_a_lost_worker_costs_its_batch_and_is_not_replaced(job: MakeJob) -> None:
     one = original(job, "--step-s", "0.3")
     node = one.start(slots=WORKERS)
     await_training(one, 10)
@@ -161,7 +161,7 @@ def test_a_job_that_is_too_small_without_a_lost_worker_fails_and_says_why(
 
 @pytest.mark.long
 def test_a_worker_alone_that_fails_at_once_begins_again(job: MakeJob) -> None:
-    """Nobody of its generation lives, so it is not late."""
+    """No worker of its generation lives, so it is not late."""
     one = original(job, "--raise-at", "0", options=["--max-restarts", "1"])
     node = one.start()
     node.await_line("a bad sample in iteration 0", "starting another")

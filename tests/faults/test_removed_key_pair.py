@@ -30,7 +30,7 @@ def frozen_out(job: MakeJob, lab: Lab) -> tuple[EtcdCluster, Job, Node, bytes]:
     second.await_line("this node leads")
     second.send(signal.SIGTERM)
     second.process.wait(LEASE_ENDS_S)
-    assert keys.identity not in cluster.standing(keys.identity), "the fault: nobody seemed to be left"
+    assert keys.identity not in cluster.standing(keys.identity), "the fault: no agent seemed to be left"
     return cluster, one, first, made
 
 

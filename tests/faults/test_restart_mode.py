@@ -220,7 +220,7 @@ def test_a_node_that_leaves_ends_well_and_the_others_go_on(
     assert new.reason.endswith("leaves") and all(node.says(new.reason) for node in stays)
     now_at = {s["MASTER_ADDR"] for s in second}
     if holds_rank_0:
-        assert now_at < nodes.keys() - {rank_0_at}, "the workers meet where somebody stays"
+        assert now_at < nodes.keys() - {rank_0_at}, "the workers meet on a node that stays"
     else:
         assert now_at == {rank_0_at}, "rank 0 stays where the script keeps its files"
     look.stop()

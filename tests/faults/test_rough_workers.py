@@ -1,4 +1,4 @@
-"""Workers that behave badly: they flood, ignore, fork, block, crash at once, come by the dozen. The job stands."""
+"""Workers that behave badly: they flood, ignore, fork, block, crash at once, come by the dozen. The job continues."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ for n in range(2000):
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(job: MakeJob, rough: MakeRough, tmp_path: Path) -> None:
-    """Its peer's script fails, which ends the job; it neither hears SIGTERM nor comes to a boundary."""
+    """Its peer's script fails, which ends the job; it neither receives SIGTERM nor comes to a boundary."""
     rough("""
 if SLOT == 0:
     signal.signal(signal.SIGTERM, lambda *_: (DIRECTORY / 'ignored').write_text(''))
@@ -157,7 +157,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 
 
 def test_a_storm_of_sigterm(job: MakeJob, etcd: str) -> None:
-    """A node is told to go again and again; it goes in bounded time, and the other one trains on."""
+    """A node is asked to leave again and again; it goes in bounded time, and the other one trains on."""
     one = job(endpoints=etcd, nodes="1:2")
     one.start()
     one.await_world(1)
@@ -179,8 +179,8 @@ def test_a_storm_of_sigterm(job: MakeJob, etcd: str) -> None:
 
 def test_grandchildren_end_with_their_worker(job: MakeJob, rough: MakeRough, tmp_path: Path) -> None:
     """Those of the worker's group; one with a session of its own at the end of its agent (guardian.py), and until then
-    it holds up nobody although it keeps the worker's output open. Orphans go to init, or to the agent while a worker is
-    handed over to it (orphans.py): one that has ended there is reaped at the latest when a worker comes or goes."""
+    it delays no process although it keeps the worker's output open. Orphans go to init, or to the agent while a worker
+    is handed over to it (orphans.py): one that has ended there is reaped at the latest when a worker comes or goes."""
     rough("""
 if SLOT == 0:
     ordinary = subprocess.Popen(['sleep', '1000'])
@@ -256,7 +256,7 @@ def test_a_peer_dies_and_another_joins_while_a_worker_holds_its_interpreter(
 # -- a node that cannot keep a worker
 
 
-def test_a_node_whose_workers_crash_at_once_disturbs_nobody(
+def test_a_node_whose_workers_crash_at_once_disturbs_no_other(
     job: MakeJob, rough: MakeRough, etcd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rough("if 'ROUGH_CRASH' in os.environ: os.kill(os.getpid(), signal.SIGKILL)")

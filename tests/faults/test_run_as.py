@@ -84,7 +84,7 @@ for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that everybody may pass through: pytest's own are their owner's alone."""
+    """A directory that every account may pass through: pytest's own are their owner's alone."""
     with tempfile.TemporaryDirectory(prefix="bagua-run-as-") as made:
         os.chmod(made, 0o755)
         yield Path(made)

@@ -1,4 +1,4 @@
-"""A worker dies in the middle of each collective that a script can ask for: what do the others get?"""
+"""A worker dies in the middle of each public collective, and the others get the documented result or error."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_cannot_is_said_on_every_survivor(job: MakeJob, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_who_has_returned_and_who_has_not_agree(job: MakeJob, tmp_path: Path) -> None:
-    """The victim had its result, so nobody may be told that there is none; whoever did not hear of it gets it."""
+    """The victim had its result, so no worker may report that there is none; a worker that missed it gets it."""
     names = [
         "allreduce",
         "broadcast",

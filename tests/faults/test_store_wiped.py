@@ -76,7 +76,7 @@ def test_a_worker_dies_after_the_key_space_was_lost(job: MakeJob, make_lab: Make
     one.check(finished=2)
 
 
-def test_somebody_starts_the_job_anew_in_the_empty_store(job: MakeJob, make_lab: MakeLab) -> None:
+def test_the_job_is_started_anew_in_the_empty_store(job: MakeJob, make_lab: MakeLab) -> None:
     """Members' memory beats a job that has trained nothing: the newcomer gives way, and joins."""
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[2])

@@ -59,13 +59,13 @@ def test_all_workers_of_the_minimum_are_killed_but_one(job: MakeJob, make_lab: M
         "a step by four workers in a later generation",
         0.05,
     )
-    assert keeper in nodes[0].workers, "whoever holds the state keeps its process"
+    assert keeper in nodes[0].workers, "the holder of the state keeps its process"
     one.finish()
     one.check(finished=4)
 
 
 def test_all_workers_of_the_minimum_are_killed(job: MakeJob, make_lab: MakeLab) -> None:
-    """Nobody has the state any more: the job says so within its bound, and does not begin anew in silence."""
+    """No worker has the state any more: the job says so within its bound, and does not begin anew in silence."""
     lab = make_lab(3)
     options = ["--rdzv-conf", "holder_timeout=2"]
     one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="2:2", options=options)

@@ -1,4 +1,4 @@
-"""A script that catches what ends it, and tells of it in <out>/ends-SLOT."""
+"""A script that catches the signal or exception that ends it, and records it in <out>/ends-SLOT."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""What a late worker fetches from a member: anything else than its answers is passed over, and the next is asked."""
+"""A late worker fetches the answers of a member: any other data is skipped, and the next member is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a cluster's keys: scheduler, daemon and commands pass over it, name its key once, and go on."""
+"""Scheduler, daemon and commands skip any invalid value of a cluster's key, name the key once, and continue."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ODD_KEYS = st.builds(
 
 @st.composite
 def records(draw: st.DrawFn) -> tuple[str, bytes | None]:
-    """A key with what nobody, or somebody of this protocol, might have written there."""
+    """A key with a value that a client of this protocol, or another one, might have written there."""
     if draw(st.integers(0, 9)) == 0:
         return draw(ODD_KEYS), draw(st.binary(max_size=20))
     key = draw(st.sampled_from(sorted(KINDS)))
@@ -261,14 +261,14 @@ def test_any_records_leave_a_daemon_serving(
         )
     assert not any("a bug" in line for line in said), said
     lines = [line for line in said if line.startswith("/bagua/v1/")]
-    assert lines and len(lines) == len(set(lines)), f"each is told once: {said}"
+    assert lines and len(lines) == len(set(lines)), f"each is reported once: {said}"
 
 
 # -- commands
 
 
 class FakeStore:
-    """What stands in etcd, for those that only read."""
+    """The values in etcd, for those that only read."""
 
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = {k: KeyValue(k, v, n, n) for n, (k, v) in enumerate(values.items(), 1)}

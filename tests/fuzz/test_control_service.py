@@ -1,4 +1,4 @@
-"""The agent's TCP port against whoever can reach it: it answers for its own job, and goes on answering."""
+"""The agent's TCP port against any client: it answers for its own job, and goes on answering."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_messages_of_any_bytes(server: ControlServer, junk: bytes, method: str) 
             assert error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
         else:
             reply = control_pb2.ProbeReply.FromString(answer)
-            assert reply.verdict in (REFUSED, UNANSWERED), "it was asked about nobody"
+            assert reply.verdict in (REFUSED, UNANSWERED), "it was asked about no agent"
 
 
 @given(job_id=st.text(max_size=5), agent_id=st.text(max_size=5))
@@ -142,8 +142,8 @@ def test_a_relay_with_any_time_limit_ends(
     check_alive(server)
 
 
-def test_a_relay_for_another_job_asks_nobody(server: ControlServer, listener: socket.socket) -> None:
-    """Else whoever reaches one agent could look through its eyes for open ports."""
+def test_a_relay_for_another_job_probes_no_agent(server: ControlServer, listener: socket.socket) -> None:
+    """Else a client of one agent could use it to scan for open ports."""
     listener.setblocking(False)
     assert relay(server, address_of(listener), 0.5, job_id="another").verdict == UNANSWERED
     with pytest.raises(BlockingIOError):
@@ -187,7 +187,7 @@ def test_an_answer_that_no_agent_gives_proves_nothing(answer: bytes) -> None:
         server.stop(0).wait(DEADLINE_S)
 
 
-def test_whoever_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_identity, "_MS_FOR_A_HANDSHAKE", 300)
     server = ControlServer("127.0.0.1", JOB, "a", lambda: ["w0"])
     host, _, port = server.address.rpartition(":")

@@ -65,7 +65,7 @@ def test_garbage_over_each_kind_of_key(job: MakeJob, store: Store, etcd_endpoint
     one.finish()
     one.check(finished=2)
     assert [line.world_size for line in one.ledger.lines] == [2] * len(one.ledger.lines)
-    assert len({line.generation for line in one.ledger.lines}) == 1, "nobody was taken for lost"
+    assert len({line.generation for line in one.ledger.lines}) == 1, "no worker was taken for lost"
     assert len(pids) == 2 and not node.says("Traceback") and not node.says("did not happen")
 
 
@@ -89,7 +89,7 @@ def test_after_garbage_membership_still_changes(
 
 
 @pytest.mark.parametrize("kind", ["spec", "generation"])
-def test_what_members_remember_is_put_again_and_whoever_comes_joins(
+def test_what_members_remember_is_put_again_and_later_nodes_join(
     job: MakeJob, store: Store, etcd_endpoint: str, kind: str
 ) -> None:
     one = job(endpoints=etcd_endpoint, nodes="1:2")
@@ -121,7 +121,7 @@ def test_what_members_remember_is_put_again_and_whoever_comes_joins(
 
 
 def test_a_spec_is_put_again_before_any_step_too(job: MakeJob, store: Store, etcd_endpoint: str) -> None:
-    """It was once taken for another job's, to which whoever has trained nothing gives way."""
+    """It was once taken for another job's, to which an agent that has trained nothing gives way."""
     one = job(endpoints=etcd_endpoint, nodes="1:2")
     first = one.start()
     first.await_line("this node leads")

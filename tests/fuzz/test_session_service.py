@@ -1,4 +1,4 @@
-"""The agent's Unix socket against whoever can reach it: strangers are turned away, expected workers served."""
+"""The agent's Unix socket against any client: strangers are turned away, expected workers served."""
 
 from __future__ import annotations
 
@@ -164,7 +164,9 @@ def test_another_worker_cannot_take_over_a_session(agent: Agent, call: Callable[
     assert worker.hear().HasField("close"), "the first one's session stands"
 
 
-def test_a_second_hello_in_a_session_names_nobody_else(agent: Agent, call: Callable[..., Stranger]) -> None:
+def test_a_second_hello_in_a_session_names_no_other_worker(
+    agent: Agent, call: Callable[..., Stranger]
+) -> None:
     worker = call(hello("w0"), hello("w1"), session_pb2.WorkerMessage(left=session_pb2.Left(generation=9)))
     assert worker.hear().welcome.nonce
     agent.wait_for(lambda: len(agent.said_by("w0")) == 3)

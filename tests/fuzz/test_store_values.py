@@ -1,4 +1,4 @@
-"""Whatever stands in the job's keys: read or reported, never a crash, and what nobody can read changes nothing."""
+"""Any value in the job's keys is read or reported, never a crash, and an unreadable one changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FOLDERS = [
 
 
 def owned(message: Message, key: str) -> Message:
-    """About whom its key says, so that it is not passed over for that alone."""
+    """About the subject of its key, so that it is not skipped for that alone."""
     tail = key.rpartition("/")[2]
     if isinstance(message, pb.Agent):
         message.agent_id = tail
@@ -143,7 +143,7 @@ def test_an_id_that_no_agent_can_have_is_passed_over(tail: str) -> None:
 @pytest.mark.parametrize("key", [k for k in KINDS if k != KEYS.generation])
 @given(data=st.data())
 @FUZZ
-def test_a_message_with_anything_in_it_crashes_nobody(key: str, data: st.DataObject) -> None:
+def test_a_message_with_anything_in_it_crashes_no_agent(key: str, data: st.DataObject) -> None:
     watcher = Watcher()
     for _ in range(data.draw(st.integers(1, 2))):
         message = owned(data.draw(any_message(KINDS[key])), key)
@@ -155,7 +155,7 @@ def test_a_message_with_anything_in_it_crashes_nobody(key: str, data: st.DataObj
 
 @given(data=st.data())
 @FUZZ
-def test_a_generation_with_anything_in_it_crashes_nobody(data: st.DataObject) -> None:
+def test_a_generation_with_anything_in_it_crashes_no_agent(data: st.DataObject) -> None:
     watcher = Watcher()
     message = data.draw(any_message(pb.Generation))
     assert isinstance(message, pb.Generation)
@@ -298,8 +298,8 @@ def test_a_generation_that_no_leader_of_this_job_wrote_is_passed_over(
     assert watcher.state.view.generation == before
 
 
-def test_a_commit_in_a_generation_beyond_the_newest_stops_nobody() -> None:
-    """Who told of it is gone: the others are asked for a generation without it."""
+def test_a_commit_in_a_generation_beyond_the_newest_stops_no_agent() -> None:
+    """The worker that reported it is gone: the others are asked for a generation without it."""
     watcher = Watcher()
     lie = pb.Member(worker_id=WORKER, agent_id="a", committed_generation=2**63, fingerprint={"model": "m"})
     watcher.read(KEYS.member(WORKER), lie.SerializeToString())

@@ -2,7 +2,7 @@
  *
  * Loaded with LD_PRELOAD. The shift, in nanoseconds, lies in a shared file that the test writes, so it can
  * jump while they run. CLOCK_MONOTONIC is left alone. Waits until a moment of CLOCK_REALTIME are cut into
- * slices, so that a jump reaches whoever waits already, as the kernel's clock would.
+ * slices, so that a jump reaches a process that waits already, as the kernel's clock would.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -27,7 +27,7 @@ _MARK = "/lab/history"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write of a key. value None: it was removed, by somebody or with its lease."""
+    """One write of a key. value None: it was removed, by a client or with its lease."""
 
     revision: int
     value: bytes | None
@@ -78,7 +78,7 @@ class EtcdMember:
             "initial-cluster": peers,
             "initial-cluster-state": "existing" if self._joins else "new",
             "initial-cluster-token": self.cluster.directory.name,
-            # else nobody can take a lost member's place in the first five seconds
+            # else no member can take a lost member's place in the first five seconds
             "strict-reconfig-check": "false",
             "logger": "zap",
             "log-level": "warn",

@@ -46,7 +46,7 @@ class Forward:
             try:
                 far = self._host.connect(self._target, _CONNECT_TIMEOUT_S)
             except OSError:
-                near.close()  # as a port at which nobody listens
+                near.close()  # as a port without a listener
                 continue
             far.settimeout(None)
             with self._lock:

@@ -136,7 +136,7 @@ def stop_all(namespace: str, spare: frozenset[int] = frozenset()) -> None:
 
 
 def kill_all(namespace: str, spare: frozenset[int] = frozenset()) -> None:
-    """SIGKILL until nobody is left: a process may fork while the first round runs."""
+    """SIGKILL until no process is left: a process may fork while the first round runs."""
     deadline = time.monotonic() + _DEATH_TIMEOUT_S
     while left := signal_all(namespace, signal.SIGKILL, spare):
         if time.monotonic() >= deadline:

@@ -85,7 +85,7 @@ class Host:
         return process
 
     def kill_all(self) -> None:
-        """SIGKILL every process of this host, whoever started it; returns when they are gone."""
+        """SIGKILL every process of this host, with any parent; returns when they are gone."""
         namespaces.kill_all(self.namespace, self._spare())
         for process in self.processes:
             process.wait(10)
@@ -156,7 +156,7 @@ class Host:
         other._send_to(self, _mac(self))
 
     def _send_to(self, other: Host, hardware_address: str) -> None:
-        # to an address that nobody has: the switch takes it, and no host does
+        # to an unused address: the switch takes it, and no host does
         words = ("neigh", "replace", other.address, "lladdr", hardware_address)
         namespaces.ip("-n", self.namespace, *words, "dev", "eth0", "nud", "permanent")
 

@@ -1,4 +1,4 @@
-"""Does a lab host boot a systemd of its own, keep its disk, and leave nothing?"""
+"""A lab host boots a systemd of its own, keeps its disk, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_small_disk_is_full_on_its_host_alone(lab: Lab, tmp_path: Path) -> Non
     assert list(disk.iterdir()) == [], "mounted on the host alone"
 
 
-def test_a_port_where_nobody_listens_refuses(lab: Lab) -> None:
+def test_a_port_without_a_listener_refuses(lab: Lab) -> None:
     with pytest.raises(ConnectionRefusedError):
         lab.hosts[0].connect((lab.hosts[1].address, PORT), 5)
 

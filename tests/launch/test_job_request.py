@@ -1,4 +1,4 @@
-"""What may be asked for, and the one line about what may not."""
+"""Valid requests for a job, and the one-line error of each invalid one."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def refusal(node: Node | None = None, /, **values: str) -> str:
     return str(error.value)
 
 
-def test_what_nobody_asked_for_has_the_defaults_of_the_config() -> None:
+def test_options_not_given_have_the_defaults_of_the_config() -> None:
     request = asked()
     plain = JobConfig(job_id=request.config.job_id, command=WorkerCommand(CommandKind.SCRIPT, "train.py"))
     assert request == JobRequest(plain, ())
-    assert request.config.job_id != asked().config.job_id, "nobody else has to name it, so it is fresh"
+    assert request.config.job_id != asked().config.job_id, "no other node has to name it, so it is fresh"
 
 
 @pytest.mark.parametrize(

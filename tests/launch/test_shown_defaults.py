@@ -1,4 +1,4 @@
-"""What --help shows as a default is what happens to whoever leaves the option out."""
+"""Without an option its default in --help applies."""
 
 from __future__ import annotations
 

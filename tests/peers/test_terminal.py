@@ -1,4 +1,4 @@
-"""What workers write reaches the terminal as under torchrun: inherited, or teed with its prefix."""
+"""Workers' output reaches the terminal as under torchrun: inherited, or teed with its prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's own tests ask of torchrun (test/distributed/launcher/test_run.py of torch 2.13), asked of bagua-launch.
+"""torch's own tests of torchrun (test/distributed/launcher/test_run.py of torch 2.13), applied to bagua-launch.
 
 Each test names its case there. Two do not apply. `test_nproc_xpu_launch_configurations`: bagua-launch counts NVIDIA's
 GPUs and nothing of it runs on an XPU, so `--nproc-per-node xpu` is refused. `test_virtual_local_rank` compares what is

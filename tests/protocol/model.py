@@ -8,7 +8,7 @@ Reductions, none of which hides a state that matters:
 - A rank that owes lines does nothing else, so it writes them all in the event that made them due, or dies
   having written some: dying then or later looks the same to all others.
 - What only its own worker can see (committing a step that waits for no copy) is part of the event before it.
-- A contribution that nobody can wait for any more is left out; so is a failure where a loss is coming anyway.
+- A contribution that no rank can wait for any more is left out; so is a failure where a loss is coming anyway.
 - `_only_awaited`: an event that commutes with all others goes first. A test compares with all orders.
 I5 needs no check here: a generation is written as one more than the one before, by one compare-and-set.
 """
@@ -44,7 +44,7 @@ _step_ids: dict[Entry, int] = {}
 # Likewise a History, so that states are quick to compare.
 _histories: list[History] = [History()]
 _history_ids: dict[History, int] = {History(): 0}
-DIRTY = -99  # initial "parameters" of a worker that lost its claim to a state: nobody may build on them
+DIRTY = -99  # initial "parameters" of a worker that lost its claim to a state: no worker may build on them
 
 
 class Worker(NamedTuple):
@@ -138,11 +138,11 @@ class Rules:
     trim: Callable[[History], History] = lambda history: history
     own_line_at_commit: bool = False
     holder_by_any_commit: bool = False  # not only by one since it last joined
-    forget_when_dropped: bool = True  # since_generation starts anew for whoever a generation omitted
+    forget_when_dropped: bool = True  # since_generation starts anew for a worker that a generation omitted
     holder_required: bool = True
-    holder_by_carrying_over: bool = False  # whoever was in the generation before counts as a holder
+    holder_by_carrying_over: bool = False  # a member of the generation before counts as a holder
     # whether a member of the base that a pending record left out, and that failed in the base, counts as a
-    # holder once nobody else does: never, "always", or only together "with newcomers" of the record
+    # holder once no other does: never, "always", or only together "with newcomers" of the record
     base_holds: str = ""
     planned_needs_in_force: bool = True
     second_end_collective: bool = True
@@ -574,7 +574,7 @@ class Model:
     def _loss(self, s: State, lost: set[int]) -> Iterator[tuple[str, State]]:
         newest = s.gens[-1]
         pending = newest.kind == PLANNED and newest.number > s.in_force
-        # Whoever came with a pending record is no survivor: nobody knows whether it has the state.
+        # A worker that came with a pending record is no survivor: it is unknown whether it has the state.
         members = [
             m
             for m, since in zip(newest.members, newest.since, strict=True)
@@ -650,7 +650,7 @@ class Model:
     # -- all of it
 
     def successors(self, s: State) -> Iterator[tuple[str, State, bool]]:
-        """(label, state, is a fault). Nothing follows `closing`: whoever waits ends."""
+        """(label, state, is a fault). Nothing follows `closing`: a worker that waits ends."""
         if s.closing:
             return
         if self.setup.stop_at_end and any(worker.phase == ENDED for worker in s.workers):
@@ -678,7 +678,7 @@ class Model:
         if newest.kind == FAILOVER and newest.number > worker.gen and w in newest.members:
             if worker.phase in (READY, FAILED):
                 return True
-            # nobody contributes to the old generation any more
+            # no rank contributes to the old generation any more
             return worker.phase == CONTRIBUTED and min(self.gen_of(s, worker.gen).counts) <= worker.round
         if worker.phase != CONTRIBUTED or worker.round != 0 or newest.number > worker.gen:
             return False
@@ -689,7 +689,7 @@ class Model:
 
     @staticmethod
     def reduced(s: State) -> State:
-        """Forget what nobody can look at any more."""
+        """Forget what no rank can read any more."""
         wanted = {s.gens[-1].number}
         early = set()
         for worker in s.workers:

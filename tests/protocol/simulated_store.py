@@ -49,7 +49,7 @@ class Node:
     newest: Generation | None = None
     closing: bool = False
     state: machine.State | None = None  # while it leads
-    lease: int = 0  # counts renewals, so that an old expiry is told from a new one
+    lease: int = 0  # counts renewals, so that an old expiry differs from a new one
     wake: int = 0
     watch: LeaderWatch | None = None
 
@@ -86,7 +86,7 @@ class Simulation:
         return self.random.uniform(low, high)
 
     def after(self, delay_s: float, agent_id: str, act: Callable[[], None]) -> None:
-        """Run `act` then, unless that agent's host is dead; later, if it is frozen. Empty: nobody's host."""
+        """Run `act` then, unless that agent's host is dead; later, if it is frozen. Empty: no host."""
         self.sequence += 1
         heapq.heappush(self.queue, (self.now_s + delay_s, self.sequence, agent_id, act))
 
@@ -187,7 +187,7 @@ class Simulation:
         )
 
     def remove_agent(self, node: Node) -> None:
-        """Its lease ended, or somebody confirmed its death."""
+        """Its lease ended, or its death was confirmed."""
         self.say(f"keys of {node.agent_id} removed")
         node.revision = 0
         self.delete(f"agents/{node.agent_id}", ev.AgentGone, agent_id=node.agent_id)
@@ -354,7 +354,7 @@ class Simulation:
         agent_id: str,
         answer: Callable[[ProbeVerdict, tuple[str, ...] | None], None],
     ) -> None:
-        """`asker` asks `agent_id` whether it lives; `node` hears the answer."""
+        """`asker` asks `agent_id` whether it lives; `node` receives the answer."""
 
         def arrive() -> None:
             target = self.nodes[agent_id]

@@ -310,7 +310,7 @@ class SimulatedJob(Simulation):
             w.built = generation
 
     def boundary(self, w: Worker) -> None:
-        """Where to from here? Begins whatever follows."""
+        """Decide the worker's next move, and begin it."""
         w.waiting_for_news = w.in_collective = False
         w.token += 1
         if not w.alive:
@@ -354,7 +354,7 @@ class SimulatedJob(Simulation):
             self.say(f"{w.worker_id} steps out for {generation.number} and forgets")
             w.counted, w.history, w.reported = False, History(), 0
             self.remove_member(w)
-        # An empty generation has no steps, so whoever steps aside for it keeps the state.
+        # An empty generation has no steps, so a worker that steps aside for it keeps the state.
         self.boundary(w)
 
     def enter(self, w: Worker, generation: Generation) -> None:
@@ -532,7 +532,7 @@ class SimulatedJob(Simulation):
         return frozenset(m.worker_id for m in generation.members)
 
     def contribute(self, w: Worker, value: object, then: Callable[[dict[int, Any]], None]) -> None:
-        """Bring `value` to the generation's next collective; `then` gets everybody's, if it completes."""
+        """Bring `value` to the generation's next collective; `then` gets all values, if it completes."""
         generation = w.current
         assert generation is not None
         key = (generation.number, w.round)
@@ -599,7 +599,7 @@ class SimulatedJob(Simulation):
             self.tell_peers(w, generation)
 
     def tell_peers(self, w: Worker, generation: Generation) -> None:
-        """The end of a connection reaches whoever waits for something on it."""
+        """The end of a connection reaches a worker that waits for something on it."""
         for m in generation.members:
             peer = self.workers[m.worker_id]
             if peer.alive and peer.current is generation and peer.in_collective and not peer.node.cut:
@@ -642,7 +642,7 @@ class SimulatedJob(Simulation):
             newest = w.node.newest
             if newest is not None and newest.base < generation.number < newest.number:
                 # Superseded while it was pending, for a newcomer died; and yet this worker switched to it.
-                # Where no connection ends, only this tells the leader that nobody can go on.
+                # Where no connection ends, only this shows the leader that no worker can continue.
                 self.count("stalled in a superseded generation")
                 self.fail(w, token)
             else:

@@ -67,7 +67,7 @@ def test_the_furthest_name_wins_and_only_newcomers_copy_beside_the_step() -> Non
     assert (plan.at_once, plan.beside) == (frozenset({0}), frozenset({3}))
 
 
-def test_whoever_stands_outside_a_step_makes_all_copy_at_once() -> None:
+def test_a_rank_outside_a_step_makes_all_copy_at_once() -> None:
     plan = heal_plan.plan([StateName(4, 8, 1), NONE], [True, False], [1, 5])
     assert (plan.at_once, plan.beside) == (frozenset({1}), frozenset())
 

@@ -142,7 +142,7 @@ MUTANTS = {
         "I1",
         Setup(kills=1, rules=Rules(own_line_at_commit=True)),
     ),
-    "a reduction with somebody healing releases": (
+    "a reduction with a healing worker releases": (
         "I1",
         Setup(
             kills=2,
@@ -151,11 +151,11 @@ MUTANTS = {
             rules=Rules(collective_completed=_release_while_somebody_heals),
         ),
     ),
-    "nobody writes for a lost rank that had completed": (
+    "no rank writes for a lost rank that had completed": (
         "I2",
         Setup(kills=1, rules=Rules(entered=lambda *_: ())),
     ),
-    "nobody writes for a lost rank at the release": (
+    "no rank writes for a lost rank at the release": (
         "I2",
         Setup(kills=1, rules=Rules(collective_completed=_release_own_only)),
     ),
@@ -167,7 +167,7 @@ MUTANTS = {
         "I1",
         Setup(kills=2, rules=Rules(entered=_lines_of_the_gone_at_once)),
     ),
-    "two steps are kept, whoever heals": (
+    "two steps are kept, with any worker healing": (
         "I2",
         Setup(
             workers=2,
@@ -205,11 +205,11 @@ MUTANTS = {
         "I6",
         Setup(workers=2, kills=1, wrong_drops=1, stop_at_end=True, rules=Rules(holder_by_any_commit=True)),
     ),
-    "whom a pending record left out holds the state, if nobody else does": (
+    "a worker left out by a pending record holds the state, if no other does": (
         "I1",
         Setup(steps=3, kills=2, leavers=0b100, stop_at_end=True, rules=Rules(base_holds="always")),
     ),
-    "whom a pending record left out holds the state, together with newcomers": (
+    "a worker left out by a pending record holds the state, together with newcomers": (
         "I1",
         Setup(
             workers=2,

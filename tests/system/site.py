@@ -1,4 +1,4 @@
-"""Booted machines with the daemon on them, and a job that tells of every step."""
+"""Booted machines with the daemon on them, and a job that reports every step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Site:
         return dict(found)
 
     def logs(self, *job_ids: str) -> str:
-        """All that tells why something has not happened: what people are told, and journals with times."""
+        """Diagnostics of an event that did not happen: the commands' output, and journals with times."""
         units = ("bagua-agent", *(f"bagua-job-{job_id}" for job_id in job_ids))
         up = [m for m in self.machines if m.is_up]
         journals = (f"---- {m.name} {u}\n{m.journal(u, 'short-precise')}" for m in up for u in units)

@@ -150,7 +150,7 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     step = site.await_world("demo", 2, steps, step)
     eventually(lambda: len(site.of("demo")) == 2, DEADLINE_S, lambda: f"two nodes\n{site.nodes()}", 0.2)
 
-    # a daemon is started again under it, and nobody in the job notices
+    # a daemon is started again under it, without an effect on the job
     one = site.of("demo")[0]
     generation = site.steps("demo", steps).lines[-1].generation
     one.run(["systemctl", "restart", "bagua-agent"])

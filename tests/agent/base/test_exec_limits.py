@@ -1,4 +1,4 @@
-"""What the check lets through, Linux passes; what it refuses one by one, Linux refuses too."""
+"""The check of arguments agrees with Linux: Linux passes what it accepts, and refuses what it refuses one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent logs reaches a terminal as plain text, whatever others wrote into it."""
+"""The agent's log reaches a terminal as plain text, whatever others wrote into it."""
 
 from __future__ import annotations
 

@@ -336,13 +336,13 @@ class SimulatedCluster:
                 self.seen["grew"] += 1
                 for other in waiting:
                     assert not any(self.can_use(other, view.nodes[n]) for n in names), (
-                        "grew while somebody waits"
+                        "grew while a job waits"
                     )
 
     def check_first_in_line(
         self, view: ClusterView, todo: Plan, after: Mapping[str, Mapping[str, OrderView]]
     ) -> None:
-        """Who waits and could have free nodes gets them, unless somebody before it waits for them."""
+        """A job that waits and could have free nodes gets them, unless an earlier job waits for them."""
         queue = [j for j in self.submissions.values() if todo.jobs[j.job_id].state is JobState.QUEUED]
         for job in sorted(queue, key=lambda j: -j.priority)[:1]:
             short = [
@@ -481,7 +481,7 @@ class SimulatedCluster:
             self.wipe()
 
     def calm_down(self) -> None:
-        """Everything is repaired, and nobody asks for anything new."""
+        """Everything is repaired, and there are no new requests."""
         self.drains.clear()
         self.broken_pairs.clear()
         for node in self.nodes.values():

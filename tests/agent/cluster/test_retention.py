@@ -1,4 +1,4 @@
-"""Which ended jobs, removals and revisions are kept: by number, by age, by clocks that jump, by a store that forgot."""
+"""The ended jobs, removals and revisions that are kept: by number, by age, with clock jumps and a store that forgot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of who gets which node, on a picture small enough to see the answer."""
+"""Each rule of placement, on a picture small enough to see the answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_jobs_share_a_node_and_leave_large_ones_free() -> None:
     assert where(view) == {"x": "b"}, "all slots of the smallest node"
 
 
-def test_a_node_nobody_has_to_leave_comes_first() -> None:
+def test_a_node_that_no_job_has_to_leave_comes_first() -> None:
     view = picture(nodes("a b"), job("x"), orders={"a": ""})
     view = with_unit(view, "a", unit("gone", range(4), UnitState.LEAVING), "gone")
     assert where(view) == {"x": "b"}
@@ -119,7 +119,7 @@ def test_the_lowest_priority_gives_first_then_the_one_furthest_above_its_newest(
     assert where(more) == {"far": "e", "low": "a", "near": "g", "new": "b c d f"}
 
 
-def test_nobody_gives_below_its_minimum_and_nothing_is_given_in_vain() -> None:
+def test_no_job_gives_below_its_minimum_and_nothing_is_given_in_vain() -> None:
     view = surplus()
     view = replace(view, submissions=(*view.submissions[:3], job("new", 5)))
     todo = planned(view)
@@ -166,7 +166,7 @@ def test_what_is_not_known_to_work_does_not_count_towards_the_minimum(
     assert where(view) == expected
 
 
-def test_several_jobs_give_one_node_together_and_nobody_needlessly() -> None:
+def test_several_jobs_give_one_node_together_and_none_needlessly() -> None:
     jobs = (job("x", 1, 2, 1, priority=-1), job("y", 1, 2, 3), job("new", 1, 1, 4))
     orders = {"a": "x:1:1 y:3:2", "b": "x:1:3 y:3:4"}
     view = picture([node("a"), node("b")], *jobs, orders=orders, running="x y")
@@ -197,7 +197,7 @@ def test_those_behind_may_have_nodes_that_it_could_not_use() -> None:
     assert where(view) == {"runs": "a", "small": "c"}
 
 
-def test_who_can_never_run_here_keeps_nobody_waiting() -> None:
+def test_a_job_that_can_never_run_here_keeps_no_other_waiting() -> None:
     for never in (job("never", 3), job("never", 1, 1, 9), job("never", labels={"k": "v"})):
         view = picture(nodes("a b"), never, job("small"))
         assert where(view) == {"small": "a"}, never
@@ -247,7 +247,7 @@ def test_of_equal_parts_and_priorities_the_earlier_submitted_grows_first() -> No
     assert where(view) == {"x": "a", "y": "b c"}
 
 
-def test_nobody_grows_beyond_its_most_or_where_somebody_waits() -> None:
+def test_no_job_grows_beyond_its_most_or_while_another_waits() -> None:
     assert where(picture(nodes("a b c"), job("x", 1, 2))) == {"x": "a b"}
     jobs = (job("x", 1, 9, slots=1), job("big", 2, slots=4))
     cluster = [node("a"), node("b"), node("c", 1)]
@@ -255,14 +255,14 @@ def test_nobody_grows_beyond_its_most_or_where_somebody_waits() -> None:
     assert where(view) == {"x": "a c"}, "only where the other could not be"
 
 
-def test_nobody_grows_into_slots_that_somebody_has_to_leave_first() -> None:
+def test_no_job_grows_into_slots_that_another_has_to_leave_first() -> None:
     view = picture(nodes("a b"), job("x", 1, 2), orders={"a": "x:4:1", "b": ""}, running="x")
     view = with_unit(view, "b", unit("gone", (0,), UnitState.LEAVING), "gone")
     assert planned(view).changes_nothing
 
 
 def test_what_a_job_got_as_growth_may_let_it_spare_another() -> None:
-    """The new node does not help who waits, but frees one that does; nobody is kept waiting for a second plan."""
+    """The new node does not help the waiting job, but frees one that does, in the same plan."""
     cluster = [node("a", labels={"k": "v"}), node("b")]
     jobs = (job("x", 1, 2), job("y", labels={"k": "v"}))
     view = picture(cluster, *jobs, orders={"a": "x:4:1"})
@@ -347,7 +347,7 @@ def test_one_below_its_minimum_comes_before_all_who_wait_and_takes_what_others_c
     assert where(less) == {"rich": "a", "short": "b c"}
 
 
-def test_one_below_its_minimum_takes_free_nodes_but_nobodys_if_that_is_not_enough() -> None:
+def test_one_below_its_minimum_takes_free_nodes_but_no_others_if_that_is_not_enough() -> None:
     jobs = (job("rich", 1, 2), job("short", 4), job("small"))
     orders = {"a": "rich:4:1", "b": "rich:4:2", "c": "short:4:3", "d": "", "e": "late:4:9"}
     view = picture(nodes("a b c d e"), *jobs, orders=orders, running="rich short")

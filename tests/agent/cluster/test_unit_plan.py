@@ -1,4 +1,4 @@
-"""Each rule of what a daemon does with its units."""
+"""Each rule of a daemon's actions on its units."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name() -> None:
 
     [ask] = plan_with(old, x="new").asks
     assert ask.reason == "its job was removed, and another of its name was submitted"
-    assert plan_with(old, x="old").asks == () and plan_with(old).asks == (), "its own, or nobody knows"
+    assert plan_with(old, x="old").asks == () and plan_with(old).asks == (), "its own, or unknown"
     assert plan_with(LIVES, x="new").asks == (), "one of an earlier version does not say whose it is"
     failed = replace(ENDED, nonce="old", failures=5)
     assert plan_with(failed, x="new").starts == (StartUnit("x", (0, 1), 1),), (

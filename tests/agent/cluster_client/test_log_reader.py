@@ -76,7 +76,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 class Slow(node_pb2_grpc.NodeServiceServicer):
-    """Sends a line as often as it is told, and then says nothing."""
+    """Sends a line a given number of times, and then nothing."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

@@ -1,4 +1,4 @@
-"""A record or a key that nobody of this protocol writes: one line names it, and the rest of the cluster goes on."""
+"""A record or a key that is not of this protocol: one line names it, and the rest of the cluster continues."""
 
 from __future__ import annotations
 

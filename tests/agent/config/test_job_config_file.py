@@ -1,4 +1,4 @@
-"""What is written down is read back, and nothing that is wrong or not the writer's to say gets through."""
+"""A configuration file is read back as written; wrong values, and values that its writer may not set, are refused."""
 
 from __future__ import annotations
 

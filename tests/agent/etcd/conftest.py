@@ -89,7 +89,7 @@ class Recorder(Generic[T]):
 
 
 def wait_until(claim: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
-    """For what nobody tells: asks again and again, with a deadline."""
+    """Polls a condition that has no event, with a deadline."""
     deadline = time.monotonic() + timeout_s
     tick = threading.Event()
     while not claim():

@@ -177,7 +177,7 @@ def test_dies_with_its_owner() -> None:
     finally:
         owner.kill()
         owner.communicate(timeout=5)
-    shutil.rmtree(directory)  # nobody was left to do it
+    shutil.rmtree(directory)  # no process was left to do it
 
 
 def _runs(pid: int) -> bool:
@@ -221,7 +221,9 @@ def test_one_that_is_killed_while_it_starts_says_so(tmp_path: Path, monkeypatch:
     assert caught.value.status == -signal.SIGKILL
 
 
-def test_one_that_nobody_waits_for_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_no_thread_waits_for_any_more_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     binary = tmp_path / "etcd"
     binary.write_text("#!/bin/sh\nexec sleep 60\n")
     binary.chmod(0o755)

@@ -139,7 +139,7 @@ def _steal(thief: socket.socket, port: int) -> str:
     return ETCD
 
 
-def test_a_start_that_nobody_waits_for_any_more_ends_soon(
+def test_a_start_that_no_thread_waits_for_any_more_ends_soon(
     keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = keep(UNIX)

@@ -120,7 +120,7 @@ def test_takes_over_a_key_that_is_already_there(
     assert read(store, "/a").lease_id == keys.lease_id
 
 
-def test_remove_leaves_what_is_somebody_elses(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
+def test_remove_leaves_keys_of_others(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
     store = make_store(unix_server.endpoint)
     store.put("/theirs", b"")
     keys, _ = keep(store)

@@ -1,4 +1,4 @@
-"""When a hosted etcd is started again, after which pause, on which data, and when it is given up."""
+"""The restart plan of a hosted etcd: the pause before a start, its data, and when to give up."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def test_pauses_double_up_to_a_bound() -> None:
     pauses = [plan([SERVED] * n) for n in range(1, 200)]
     assert [p.after_s for p in pauses[:6] if isinstance(p, StartAgain)] == [0.0, 0.2, 0.4, 0.8, 1.6, 3.2]
     assert {p.after_s for p in pauses[6:] if isinstance(p, StartAgain)} == {LONGEST_PAUSE_S}
-    assert not any(isinstance(p, GiveUp) or p.empty for p in pauses), (
-        "whoever kills it is not its data's fault"
-    )
+    assert not any(isinstance(p, GiveUp) or p.empty for p in pauses), "a kill does not show bad data"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def keeper(recorder: Recorder) -> HistoryKeeper:
     return HistoryKeeper(KEYS, "host-0", recorder, lambda: 1e9)
 
 
-def test_the_leader_alone_writes_what_everybody_sees(keeper: HistoryKeeper, recorder: Recorder) -> None:
+def test_the_leader_alone_writes_what_all_agents_see(keeper: HistoryKeeper, recorder: Recorder) -> None:
     keeper.leader_is("b", leading=False)
     keeper.of_job(EVERY[1])
     keeper.own(EVERY[5])
@@ -124,7 +124,7 @@ def test_the_leader_alone_writes_what_everybody_sees(keeper: HistoryKeeper, reco
     assert recorder.written == [EVERY[5].name, EVERY[4].name]
 
 
-def test_what_happens_while_nobody_leads_is_written_by_the_next_leader(
+def test_events_without_a_leader_are_written_by_the_next_leader(
     keeper: HistoryKeeper, recorder: Recorder
 ) -> None:
     keeper.leader_is(None, leading=False)
@@ -156,7 +156,7 @@ def test_the_leader_removes_the_oldest(keeper: HistoryKeeper, recorder: Recorder
     assert recorder.removed == ["e1", "e2"]
 
 
-def test_an_id_as_long_as_ids_may_be_harms_nobody(keeper: HistoryKeeper, recorder: Recorder) -> None:
+def test_an_id_as_long_as_ids_may_be_is_harmless(keeper: HistoryKeeper, recorder: Recorder) -> None:
     keeper.own(history.node_lost("x" * 100, "host", 1))
     assert len(recorder.written) == 1
 
@@ -210,7 +210,7 @@ class AwayStore:
         return Transaction(True, 1)
 
 
-def test_an_away_store_holds_up_nobody_and_gets_the_newest_later() -> None:
+def test_an_away_store_delays_no_agent_and_gets_the_newest_later() -> None:
     away = AwayStore()
     writer = HistoryWriter(away)  # type: ignore[arg-type]
     try:

@@ -1,4 +1,4 @@
-"""What comes together is decided on together, nothing overtakes, and a small job waits for nothing."""
+"""Events that arrive together are decided together, no event overtakes another, and a small job does not wait."""
 
 from __future__ import annotations
 

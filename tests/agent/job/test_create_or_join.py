@@ -98,7 +98,7 @@ def test_the_first_agent_writes_the_job(make_agent: Callable[..., Comer], store:
     )
 
 
-def test_whoever_comes_later_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:
+def test_a_later_agent_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:
     first = make_agent(max_restarts=3).ensure()
     store.put(KEYS.desired, pb.Desired(min_nodes=2, max_nodes=9).SerializeToString())  # scaled meanwhile
     assert make_agent(max_restarts=0).ensure() == first
@@ -127,9 +127,7 @@ def test_each_job_has_a_key_pair_of_its_own(make_agent: Callable[..., Comer], st
     assert not KEYS.identity.startswith("/bagua/v1/"), "which viewers read"
 
 
-def test_a_key_pair_that_somebody_removed_is_made_anew(
-    make_agent: Callable[..., Comer], store: Store
-) -> None:
+def test_a_key_pair_that_was_removed_is_made_anew(make_agent: Callable[..., Comer], store: Store) -> None:
     old = make_agent().find()
     store.delete(KEYS.identity)
     with ThreadPoolExecutor(4) as pool:
@@ -174,7 +172,7 @@ def test_the_pair_of_a_job_that_ended_or_was_replaced_is_not_put_again(
     assert store.get(KEYS.identity) is None
 
 
-def test_whoever_joins_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
+def test_a_joining_agent_knows_how_many_are_there(make_agent: Callable[..., Comer], store: Store) -> None:
     assert make_agent().find().nodes == 0
     for name in ("a", "b"):
         store.put(KEYS.agent(name), b"")
@@ -211,7 +209,7 @@ def test_a_job_that_has_ended_makes_room(make_agent: Callable[..., Comer], store
     assert keys_of(store) == NEW_JOB, "nothing of the old job counts for the new one"
 
 
-def test_whoever_makes_room_knows_how_the_job_before_ended(
+def test_an_agent_that_makes_room_knows_how_the_job_before_ended(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:
     assert make_agent().find().before is None
@@ -302,7 +300,7 @@ def test_the_first_agent_says_how_workers_follow(
 ) -> None:
     make_agent().ensure(mode)
     other = Mode.RESTART if mode is Mode.LIVE else Mode.LIVE
-    assert make_agent().ensure(other).mode == told, "whoever comes later takes the job as it is"
+    assert make_agent().ensure(other).mode == told, "a later agent takes the job as it is"
     assert spec_in(store)[0].mode == told
 
 
@@ -347,7 +345,7 @@ def test_a_session_says_nothing_of_the_next_job(make_agent: Callable[..., Comer]
 def test_a_job_whose_spec_is_lost_becomes_live_once_it_is_back(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:
-    """Whoever puts the spec again may remember it as it was."""
+    """The agent that puts the spec again may remember it as it was."""
     spec = make_agent().ensure(Mode.RESTART)
     store.delete(KEYS.spec)
     with pytest.raises(InfrastructureLost, match=f"{KEYS.spec} is gone"):
@@ -359,7 +357,7 @@ def test_a_job_whose_spec_is_lost_becomes_live_once_it_is_back(
 
 
 class ReplacedMeanwhile(Store):
-    """The real store, in which somebody writes the spec after it was read and before it is written."""
+    """The real store, in which another agent writes the spec after it was read and before it is written."""
 
     def __init__(self, inner: Store, theirs: pb.JobSpec) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Where a job's store is: private, hosted for others, or given; each with real etcd servers."""
+"""The location of a job's store: private, hosted for others, or given; each with real etcd servers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_second_job_on_the_node_hosts_at_another_port(opened: Open) -> None:
     assert other.store.get("/only/here") is None
 
 
-def test_whoever_comes_first_hosts_at_the_endpoint_and_the_rest_use_it(opened: Open) -> None:
+def test_the_first_agent_hosts_at_the_endpoint_and_the_rest_use_it(opened: Open) -> None:
     endpoint = free_endpoint()
     first = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)
     second = opened(max_nodes=2, endpoints=(endpoint,), hosts_store=True)
@@ -113,7 +113,7 @@ def test_the_endpoints_that_were_given_are_used(opened: Open, scheme: str) -> No
         assert serves(store) and store.server is None
         assert target in store.endpoint
         store.close()
-        assert etcd.is_running, "somebody else's server is left alone"
+        assert etcd.is_running, "a server of another process is left alone"
     finally:
         etcd.stop()
 
@@ -177,10 +177,10 @@ def test_a_wait_for_etcd_is_told_at_once_and_its_end_too(tmp_path: Path) -> None
     assert told[1:] == ["etcd answers"]
 
 
-@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+@pytest.mark.parametrize("how", ["no listener", "no answer"])
 def test_an_endpoint_that_cannot_be_reached_is_bounded_and_named(how: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = free_endpoint() if how == "nobody listens" else f"127.0.0.1:{silent.getsockname()[1]}"
+        endpoint = free_endpoint() if how == "no listener" else f"127.0.0.1:{silent.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
             open_store(

@@ -1,4 +1,4 @@
-"""Whoever is elected acts as leader only once it sees the whole job, and not at all if another leads by then."""
+"""An elected agent acts as leader only once it sees the whole job, and not at all if another leads by then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WON = Elected(7)
 
 @dataclass
 class Parts:
-    """The sight, the membership and the lost keys, in one: what was asked of them, in order."""
+    """The subscription, the membership and the lost keys, in one fake that records its calls in order."""
 
     whole: bool
     spec: pb.JobSpec = field(default_factory=lambda: OURS)

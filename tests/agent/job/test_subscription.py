@@ -1,4 +1,4 @@
-"""What an agent of a large job sees from its start on; with a real etcd that stops answering."""
+"""The keys that an agent of a large job sees from its start on; with a real etcd that stops answering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node makes of changes in the store: what it remembers, whom it tells, what the machine hears."""
+"""A node's reaction to changes in the store: its memory, its messages to workers, and the machine's events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def removed(key: str) -> Change:
 
 @dataclass
 class Node:
-    """A node's parts, which write down what they are told. Also the followers and the history's writer."""
+    """Fakes of a node's parts, the followers and the history's writer, which record their calls."""
 
     said: list[str] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ def test_a_meeting_without_a_port_is_passed_over_with_a_line(address: str) -> No
     assert len(node.said) == 1 and KEYS.meeting in node.said[0]
 
 
-def test_an_older_record_that_somebody_put_again_is_not_gone_back_to() -> None:
+def test_an_older_record_that_was_put_again_is_not_followed() -> None:
     node = Node()
     node.take(put(KEYS.generation, generation(5).encode(), 7))
     node.take(removed(KEYS.generation))

@@ -1,4 +1,4 @@
-"""What the terminal says: one line per thing that happened, readable without knowing the code."""
+"""The terminal's lines: one per event, readable without knowledge of the code."""
 
 from __future__ import annotations
 

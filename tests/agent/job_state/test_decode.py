@@ -1,4 +1,4 @@
-"""Every key of a job becomes the event that it means; one that can't be read is reported and stops nobody."""
+"""Every key of a job becomes its event; a key that can't be read is reported and stops no agent."""
 
 from __future__ import annotations
 
@@ -286,15 +286,13 @@ def test_a_corrupted_value_is_reported_with_its_key(key: str) -> None:
         ),
     ],
 )
-def test_a_value_that_nobody_writes_is_reported(
-    key: str, value: pb.Desired | pb.Generation | pb.Suspicion
-) -> None:
+def test_an_invalid_value_is_reported(key: str, value: pb.Desired | pb.Generation | pb.Suspicion) -> None:
     reader = Reader()
     assert reader.read(key, value.SerializeToString()) is None
     assert [reported for reported, _ in reader.unreadable] == [key]
 
 
-# what etcdctl, another version or a broken disk may leave under the keys that name whom they are about
+# what etcdctl, another version or a broken disk may leave under the keys that name their subject
 IDENTIFIED = [
     (KEYS.agent("a"), pb.Agent(agent_id="b")),
     (KEYS.agent("a"), pb.Agent()),
@@ -306,7 +304,7 @@ IDENTIFIED = [
 
 
 @pytest.mark.parametrize(("key", "value"), IDENTIFIED)
-def test_a_value_about_somebody_else_is_reported(key: str, value: pb.Agent | pb.Member) -> None:
+def test_a_value_about_another_subject_is_reported(key: str, value: pb.Agent | pb.Member) -> None:
     """Its removal would name the one in the key, so the one in the value would stay for ever."""
     reader = Reader()
     assert reader.read(key, value.SerializeToString()) is None

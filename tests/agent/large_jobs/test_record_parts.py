@@ -57,7 +57,7 @@ def test_a_small_one_stands_whole() -> None:
 
 
 def test_a_head_is_no_record() -> None:
-    """Taken for an empty one it would make everybody step aside."""
+    """Taken for an empty one it would make all workers step aside."""
     with pytest.raises(ValueError, match="generation 7 is a head"):
         Generation.decode(stored(record(9), KEYS, LIMITS).value)
 

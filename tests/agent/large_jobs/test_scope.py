@@ -1,4 +1,4 @@
-"""Which keys an agent follows: all, or in a large job what concerns everybody."""
+"""The keys that an agent follows: all, or in a large job those that concern every agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def situation(
 
 @pytest.mark.parametrize("was", list(Scope))
 @pytest.mark.parametrize("nodes", [0, 64, 65, 4096])
-def test_whoever_leads_or_hosts_or_doubts_sees_all(nodes: int, was: Scope) -> None:
+def test_an_agent_that_leads_or_hosts_or_doubts_sees_all(nodes: int, was: Scope) -> None:
     for now in (
         situation(nodes, leads=True, was=was),
         situation(nodes, hosts=True, was=was),

@@ -1,4 +1,4 @@
-"""A head is replaced by its record before anybody acts on it: from a keeper, else from the store; with a real etcd."""
+"""A head is replaced by its record before an agent acts on it: from a keeper, else from the store; with a real etcd."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_wait_ends_with_the_agent(store: Store, etcd: EmbeddedEtcd) -> None:
 
 
 def test_a_head_that_is_still_being_read_is_not_taken_for_rubbish(store: Store) -> None:
-    """lost_store/ writes over what nobody can read."""
+    """lost_store/ overwrites a value that can't be read."""
     form, change = written(store, "127.0.0.1:1")
     records = reader(store, own_address="127.0.0.1:1")
     stands = KeyValue(KEYS.generation, form.value, 2, 9)
@@ -180,7 +180,7 @@ def test_a_head_that_is_still_being_read_is_not_taken_for_rubbish(store: Store) 
 
 
 def test_a_record_whose_parts_are_gone_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that whoever remembers it puts it again."""
+    """So that an agent that remembers it puts it again."""
     monkeypatch.setattr(whole_records, "KEEPER_S", 0.0)
     form, change = written(store, "127.0.0.1:1", parts=False)
     records = reader(store)
@@ -188,7 +188,7 @@ def test_a_record_whose_parts_are_gone_is_lost(store: Store, monkeypatch: pytest
     assert records.whole_state({KEYS.generation: KeyValue(KEYS.generation, form.value, 2, 9)}) == {}
 
 
-def test_whoever_joins_does_not_wait_for_a_store_that_went_away() -> None:
+def test_a_joining_agent_does_not_wait_for_a_store_that_went_away() -> None:
     away = Store(StoreConfig((parse_endpoint("127.0.0.1:1"),), request_timeout_s=0.1, attempt_timeout_s=0.1))
     form = stored(RECORD, KEYS, LIMITS, {})
     records = WholeRecords(away, KEYS, JOB, "n3", "127.0.0.1:2", KeptRecords(), LIMITS)

@@ -1,4 +1,4 @@
-"""What an agent removes of a leader that it found dead: the keys that it sees, as they stood when it asked."""
+"""An agent removes the keys of a leader that it found dead: those that it sees, as they were when it asked."""
 
 from __future__ import annotations
 

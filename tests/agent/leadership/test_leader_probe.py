@@ -71,7 +71,7 @@ def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
     assert sequence < 0, "the membership machine's own questions have others"
 
 
-def test_with_nobody_to_relay_it_asks_directly() -> None:
+def test_without_a_relay_it_asks_directly() -> None:
     watched = Watched()
     watched.suspect("", 100.0)
     assert watched.leadership.asked[0][0].relay_agent_id == ""
@@ -151,7 +151,7 @@ def test_a_new_leader_can_be_asked_at_once() -> None:
     assert [question.agent_id for question, _ in watched.leadership.asked] == ["leader", "other"]
 
 
-def test_without_another_leader_nobody_is_asked() -> None:
+def test_without_another_leader_no_agent_is_asked() -> None:
     watched = Watched(None)
     watched.suspect(RELAY, 100.0)
     assert watched.leadership.asked == []

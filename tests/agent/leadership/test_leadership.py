@@ -1,4 +1,4 @@
-"""What becomes of a leader's write that fails: every one is answered, and whoever can't lead lets another one."""
+"""A leader's failed writes: each is answered, and an agent that can't lead gives the leadership up."""
 
 from __future__ import annotations
 

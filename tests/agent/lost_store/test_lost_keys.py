@@ -149,7 +149,7 @@ def test_a_job_that_has_ended_may_make_room() -> None:
     assert agent.written == agent.said == []
 
 
-def test_whoever_has_trained_nothing_comes_again() -> None:
+def test_an_agent_that_has_trained_nothing_comes_again() -> None:
     agent = Agent()
     agent.stands(KEYS.spec, pb.JobSpec(nonce="older").SerializeToString())
     with pytest.raises(JobReplaced):

@@ -66,7 +66,7 @@ def absent_now(key: str) -> Compare:
 
 
 def test_the_key_pair_goes_where_its_spec_goes() -> None:
-    """Nobody follows it, so nobody sees whether it stands."""
+    """No agent follows it, so no agent sees whether it exists."""
     memory = replace(MEMORY, values={**MEMORY.values, KEYS.identity: b"pair"})
     verdict = after_a_loss(KEYS, memory, {})
     assert isinstance(verdict, PutAgain) and Put(KEYS.identity, b"pair") in verdict.puts
@@ -139,7 +139,7 @@ def test_a_job_that_has_trained_is_given_way_to() -> None:
     assert isinstance(after_a_loss(KEYS, MEMORY, standing(spec=OTHER_SPEC, result=RESULT)), GiveWay)
 
 
-def test_whoever_has_trained_nothing_gives_way() -> None:
+def test_an_agent_that_has_trained_nothing_gives_way() -> None:
     newcomer = replace(MEMORY, committed=False)
     assert isinstance(after_a_loss(KEYS, newcomer, standing(spec=OTHER_SPEC)), GiveWay)
     assert isinstance(after_a_loss(KEYS, newcomer, {}), PutAgain), "its own job it puts again"
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_written_over_or_left(name: str) -> None:
 
 
 def test_a_spec_that_cannot_be_read_is_no_other_job() -> None:
-    """Nobody began it, so nobody gives way to it, trained or not; what else stands is ours."""
+    """No agent began it, so none gives way to it, trained or not; the other keys are ours."""
     found = standing(spec=b"\xff", desired=DESIRED, generation=generation(5).encode())
     for committed in (True, False):
         verdict = after_a_loss(KEYS, replace(MEMORY, committed=committed), found)
@@ -213,7 +213,7 @@ def test_however_agents_interleave_the_highest_stands(
     for turn, looks in turns:
         index = turn % len(known)
         look(index) if looks else write(index)
-    for index in [*range(len(known))] * 2:  # everybody looks again until nothing is left to do
+    for index in [*range(len(known))] * 2:  # every agent looks again until nothing is left to do
         write(index)
         look(index)
         write(index)

@@ -89,7 +89,7 @@ class SimulatedJob(SimulatedWorkers):
         )
 
     def expire(self, node: Node) -> None:
-        """Its lease ends, or somebody removed its keys."""
+        """Its lease ends, or its keys were removed."""
         if self.leader is not None and self.leader[0] == node.agent_id:
             self.leader = None
         node.revision = 0
@@ -197,7 +197,7 @@ class SimulatedJob(SimulatedWorkers):
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
         if generation.number > 1 and generation.base == 0 and self.committed:
-            # Begun anew: allowed only once nobody can come back with the steps.
+            # Begun anew: allowed only once no worker can come back with the steps.
             assert not self.holders(), f"L1: begun anew beside {self.holders()}"
             self.committed = 0
         if self.committed and generation.members:
@@ -342,7 +342,7 @@ class SimulatedJob(SimulatedWorkers):
         )
 
     def whom_it_blames(self, worker: Worker, record: Generation) -> tuple[str, ...]:
-        """Whom it can't reach or hear; the others blame whoever of these two gave up first."""
+        """The workers that it can't reach or hear; the others blame the one of the two that gave up first."""
         cut = self.cut_in(record)
         own = [b if a == worker.agent_id else a for a, b in cut if worker.agent_id in (a, b)]
         blamed = own or [a for a, _ in cut[:1]]
@@ -370,7 +370,7 @@ class SimulatedJob(SimulatedWorkers):
     # -- everything works as long as nothing hinders it
 
     def settle(self, passed_s: float = 0.5) -> None:
-        """Some time passes in which everybody does what it should."""
+        """Some time passes in which every process does what it should."""
         self.now_s += passed_s
         for node in list(self.nodes.values()):
             if not node.alive and node.revision:

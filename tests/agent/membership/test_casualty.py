@@ -1,4 +1,4 @@
-"""Whose end explains a failure of a live job, and what that means for the budget. Tables, and one property."""
+"""The losses that explain a failure of a live job, and the effect on the budget. Tables, and one property."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_long_life_does_not_fill_the_memory() -> None:
         # of two that only tell of others the first is the cause, and for the moment only
         (PEER_LOST, PEER_LOST, [BOTH, WITHOUT_B], True),
         (PEER_LOST, PEER_LOST, [BOTH, WITHOUT_B, ANOTHER_B], False),
-        # what says nothing of a lost peer is nobody's casualty
+        # a failure that does not mention a lost peer is no casualty
         (RAISED, KILLED, [BOTH], False),
         ("exit code 3", KILLED, [BOTH], False),
         (CONNECTION_LOST, PEER_LOST, [BOTH], False),

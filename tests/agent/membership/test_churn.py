@@ -1,4 +1,4 @@
-"""Many changes in a row or at once cost few generations, little work, and nobody's state."""
+"""Many changes in a row or at once cost few generations, little work, and no state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_stream_of_joins_is_a_generation_a_commit_at_most() -> None:
     assert len(job.records) - before <= job.committed - steps
 
 
-def test_a_node_that_leaves_and_comes_back_ten_times_costs_nobody_a_step() -> None:
+def test_a_node_that_leaves_and_comes_back_ten_times_costs_no_step() -> None:
     job = started(2, 1, 4)
     for _ in range(10):
         job.add_node(1)

@@ -1,4 +1,4 @@
-"""When all that hold the state have left, what was saved, and what a node that leaves may say."""
+"""Departure of all holders: its detection, the saved state, and the claims that a leaving node may make."""
 
 from __future__ import annotations
 

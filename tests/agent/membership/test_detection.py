@@ -1,4 +1,4 @@
-"""Whom to ask, through whom, and what the answers mean."""
+"""The agents to probe, the relays, and the meaning of the answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask(view: JobView, evidence: Evidence = LEADER, now_s: float = 10.0):  # typ
 
 
 @pytest.mark.parametrize("host", ["10.0.0.3", "10.0.0.3:99", "host-c"])
-def test_those_named_are_asked_first_and_everybody_before_a_rebuild(host: str) -> None:
+def test_those_named_are_asked_first_and_all_before_a_rebuild(host: str) -> None:
     view = job(replace(suspicion("a0", 2), hosts=(host,)))
     assert ask(view).ask == ("c",)
     alive = replace(LEADER, alive_agents={"c": 5.0})
@@ -57,7 +57,7 @@ def test_those_named_are_asked_first_and_everybody_before_a_rebuild(host: str) -
     assert ask(view, replace(LEADER, alive_agents=dict.fromkeys("bcd", 5.0))).settled
 
 
-def test_an_unknown_host_means_everybody_and_the_leader_never_asks_itself() -> None:
+def test_an_unknown_host_means_all_and_the_leader_never_asks_itself() -> None:
     assert ask(job(replace(suspicion("b0", 2), hosts=("10.9.9.9",)))).ask == ("b", "c", "d")
 
 
@@ -118,7 +118,7 @@ def test_losses_of_a_rack_are_gathered_into_one_generation() -> None:
     assert waits_until(view, answered, 10.0 + 1.01 * POLICY.gather_each_s * 20) is None
 
 
-def test_whoever_is_silent_is_not_waited_for_longer_than_the_probe_window() -> None:
+def test_a_silent_agent_is_not_waited_for_longer_than_the_probe_window() -> None:
     view, evidence = rack(lost=900, size=1000)
     until_s = waits_until(view, evidence, 10.0)
     assert until_s is not None and until_s - 10.0 <= POLICY.probe_window_s

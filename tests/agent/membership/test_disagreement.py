@@ -1,4 +1,4 @@
-"""When do members certainly wait in different operations, and how is that said?"""
+"""Detection of members that certainly wait in different operations, and its message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(*every: CollectiveWait | None) -> str | None:
         pytest.param([waits("6 step", "7 allreduce"), waits("7 allreduce")], id="different memories"),
         pytest.param([waits("7 step"), None], id="one tells of no operation"),
         pytest.param([waits("7 step"), waits("8 step")], id="what one passed is not told any more"),
-        pytest.param([], id="nobody"),
+        pytest.param([], id="no member"),
     ],
 )
 def test_no_disagreement_is_found(every: list[CollectiveWait | None]) -> None:

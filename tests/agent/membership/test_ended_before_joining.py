@@ -1,4 +1,4 @@
-"""What follows when a worker ends with 0 before it asks to join a job that has not trained."""
+"""A worker ends with 0 before it asks to join a job that has not trained."""
 
 from __future__ import annotations
 

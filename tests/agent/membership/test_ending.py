@@ -1,4 +1,4 @@
-"""How the job ends: rules 6 and 8."""
+"""The outcome of a job: rules 6 and 8."""
 
 from __future__ import annotations
 

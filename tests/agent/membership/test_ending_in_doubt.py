@@ -1,4 +1,4 @@
-"""A failure that tells of somebody else's end would end the job: whether all hosts live comes first."""
+"""A failure that another loss may explain does not end the job before all hosts are known to live."""
 
 from __future__ import annotations
 

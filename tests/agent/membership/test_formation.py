@@ -1,4 +1,4 @@
-"""Each rule of who is in, on a picture small enough to see the answer."""
+"""Each rule of formation, on a picture small enough to see the answer."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_no_generation_without_a_holder() -> None:
     assert workers(written(decided(committed))) == "b0"
 
 
-def test_who_the_pending_record_leaves_out_is_no_holder_even_if_nobody_else_is_left() -> None:
+def test_a_worker_that_the_pending_record_leaves_out_is_no_holder_even_if_no_other_is_left() -> None:
     view = replace(
         running("a0 b0", "c0", suspicions=[suspicion("a0", 2)]),
         generation=record(3, "b0 c0:3"),
@@ -267,7 +267,7 @@ def test_suspicions_of_older_generations_are_stale() -> None:
     assert decided(running("a0 b0", suspicions=[suspicion("a0", 1)])).reason.startswith("generation 2 has")
 
 
-def test_after_an_election_a_missing_key_is_given_time_unless_somebody_suspects() -> None:
+def test_after_an_election_a_missing_key_is_given_time_unless_it_is_suspected() -> None:
     view = running("a0 b0", "c0")
     del view.members["b0"]  # type: ignore[attr-defined]
     elected = replace(LEADER, elected_at_s=9.0)

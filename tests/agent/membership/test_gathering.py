@@ -1,4 +1,4 @@
-"""What follows while the job's first workers are before their loops."""
+"""Decisions while the job's first workers are before their loops."""
 
 from __future__ import annotations
 

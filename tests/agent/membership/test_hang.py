@@ -1,4 +1,4 @@
-"""Tables and a property: who is named, who is replaced, and who never is."""
+"""Tables and a property: the workers that are named, those that are replaced, and those that never are."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_never_means_never() -> None:
     assert decide_hang(job(0.0, 0.0, renewals=9), 1e9, never).outcome is HangOutcome.RENEW
 
 
-def test_the_reason_says_whom_and_how_long() -> None:
+def test_the_reason_names_the_workers_and_the_time() -> None:
     assert decide_hang(job(0.0, None, 3.0, 3.0), 45.0, LIMITS).reason == (
         "3 of 4 wait for global rank 1 on node-1: 45 s outside the step's collectives (a step usually takes 0.5 s)"
     )
@@ -157,7 +157,7 @@ def cut(*waiting_since_s: float | None, **rest: object) -> HangSituation:
         (cut(0.0, 0.0, 0.1), 2.2, HangOutcome.RENEW, None),
         (cut(0.0, 0.0, 0.0, renewals=1), 2.2, HangOutcome.RENEW, None),
         (cut(0.0, 0.0, 0.0, renewals=2), 2.2, HangOutcome.NOTHING, 4.0),
-        # nobody can be left out: tried once a minute, and never given up, for the script is not to blame
+        # no node can be left out: tried once a minute, and never given up, for the script is not to blame
         (cut(0.0, 0.0, 0.0, renewals=50), 59.0, HangOutcome.NOTHING, 60.0),
         (cut(0.0, 0.0, 0.0, renewals=50), 60.0, HangOutcome.RENEW, None),
         # one saves a checkpoint: the others wait for that, whatever else is wrong
@@ -212,7 +212,7 @@ def test_what_always_holds(
     inside = {m.worker_id for m in members if m.waiting_since_s is not None}
     concerned = set(decision.workers)
     if decision.outcome is HangOutcome.REPLACE:
-        assert concerned and not concerned & inside, "nobody that waits is killed"
+        assert concerned and not concerned & inside, "no worker that waits is killed"
         assert any(m.holder and m.worker_id not in concerned for m in members), "the state outlives it"
         first_s = min(m.waiting_since_s for m in members if m.waiting_since_s is not None)
         assert now_s - first_s >= 600.0

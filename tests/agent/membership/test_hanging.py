@@ -1,4 +1,4 @@
-"""What of a picture counts as waiting, and what the machine asks for: order first, then what it says."""
+"""The waits in a view of the job, and the machine's orders and reasons for them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_order_about_an_earlier_generation_ends_nothing() -> None:
     assert decision.action is None and decision.hang_order is None
 
 
-def test_while_connections_are_cut_nobody_disagrees() -> None:
+def test_while_connections_are_cut_no_member_disagrees() -> None:
     cut = replace(DIFFERENT[0], hosts=("host-b",))
     order = decision_at(20.0, running(cut, *DIFFERENT[1:])).hang_order
     assert order is None or order.outcome is not Hang.DISAGREE
@@ -203,7 +203,7 @@ def test_an_order_of_an_older_generation_goes() -> None:
     assert decision_at(5.0, running(hang_order=order)).hang_order is None
     lost = running(hang_order=replace(order, generation=2))
     lost = replace(lost, members={w: m for w, m in lost.members.items() if w != "b0"})
-    assert decision_at(5.0, lost).hang_order is not None, "of the one in force: nobody has looked"
+    assert decision_at(5.0, lost).hang_order is not None, "of the one in force: not probed yet"
 
 
 # -- the picture
@@ -289,7 +289,7 @@ def test_an_order_is_asked_for_until_it_stands() -> None:
 
 
 def test_a_newcomer_that_could_not_enter_does_not_wait() -> None:
-    """Its communicator broke while it came in: that makes the pending record anew, and names nobody as late."""
+    """Its communicator broke while it came in: that makes the pending record anew, and names no worker as late."""
     broken = suspicion("d0", 3, seen_s=0.0)
     view = running(broken)
     pending = record(3, "a0 b0 c0 d0:3")

@@ -181,7 +181,7 @@ class Histories(RuleBasedStateMachine):
     def leader_changes(self, data: st.DataObject, fresh: bool) -> None:
         node = self.node(data)
         if node.reaches_store:
-            # whoever led before may not know yet, and acts on
+            # the earlier leader may not know yet, and acts on
             self.job.leader = None
             self.job.elect(node, fresh=fresh)
 
@@ -200,7 +200,7 @@ class Histories(RuleBasedStateMachine):
         job.cuts.clear()
         for _ in range(40):
             self.job.settle()
-        job.now_s += POLICY.quarantine_longest_s  # whoever was left out may come back
+        job.now_s += POLICY.quarantine_longest_s  # a node that was left out may come back
         for _ in range(40):
             self.job.settle()
         enough = [n for n in job.nodes.values() if n.alive and not n.leaving]
@@ -212,7 +212,7 @@ class Histories(RuleBasedStateMachine):
         before = job.committed
         self.job.settle()
         if job.committed == before:
-            # nobody who has the state is left: the leader waits for one, and says so
+            # no holder is left: the leader waits for one, and says so
             assert not self.holder_lives(), self.story()
             return
         record = job.generation

@@ -1,4 +1,4 @@
-"""Who is left out of a generation that does not work, for how long, and how soon it is tried again."""
+"""The nodes left out of a generation that does not work, for how long, and how soon it is tried again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def first(names: str, accusations: str, holders: str = "", may_go: str | None = 
         ("abc", "", "c", "b"),
         ("abcde", "ac ca ad da ae ea bc cb bd db be eb", "", "ab"),  # two sides: the smaller
         ("abcd", "ab ba cd dc", "", "bd"),
-        ("abc", "aa bb", "", "c"),  # nobody can't reach itself
+        ("abc", "aa bb", "", "c"),  # every host reaches itself
         ("abc", "ax xa", "", "c"),  # who is not in it says nothing
     ],
 )
@@ -60,12 +60,12 @@ def test_every_node_is_a_way_and_none_twice() -> None:
     assert ways == [{"b"}, {"a"}, {"c"}]
 
 
-def test_whoever_was_left_out_less_often_goes_before_the_last_in_rank() -> None:
+def test_a_node_that_was_left_out_less_often_goes_before_the_last_in_rank() -> None:
     often = [*nodes("ab"), NodeInTrouble("c", "host-c", True, times_left_out=1)]
     assert ways_out(often, [])[0].agent_ids == {"b"}
 
 
-def test_it_says_who_cannot_reach_whom() -> None:
+def test_it_names_the_nodes_that_cannot_reach_each_other() -> None:
     assert ways_out(nodes("abc"), pairs("ab ba"))[0].why == "host-a and host-b can't reach each other"
     assert ways_out(nodes("abc"), pairs("ab cb"))[0].why == "host-b can't be reached by host-a, host-c"
 

@@ -103,7 +103,7 @@ def test_a_refused_write_is_tried_again_later_not_at_once() -> None:
     assert writes(step(refused.state, ev.TimePassed(now_s=1.2), POLICY))
 
 
-def test_nobody_but_the_leader_acts() -> None:
+def test_only_the_leader_acts() -> None:
     lost = step(led().state, ev.LeadershipLost(now_s=1.0), POLICY)
     assert lost.actions == ()
     assert step(lost.state, ev.MemberGone(now_s=1.0, worker_id="b0"), POLICY).actions == ()

@@ -84,7 +84,7 @@ def test_who_cannot_be_left_out_is_tried_again_ever_more_slowly() -> None:
     assert job.committed > before
 
 
-def test_a_break_that_heals_by_itself_is_made_anew_at_once_with_everybody() -> None:
+def test_a_break_that_heals_by_itself_is_made_anew_at_once_with_all() -> None:
     job = trained(3, 1)
     job.cuts = {("a0", "a1")}
     job.settle(0.1)  # seen by the workers, and made anew at once

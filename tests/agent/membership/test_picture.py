@@ -1,4 +1,4 @@
-"""What a key that was put changes in the picture, and what it does not: restart mode's part."""
+"""The effect of a changed key on the leader's view: restart mode's part."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_record_of_restart_mode_means_nothing_to_a_live_job_but_that_its_numbe
 
 
 def test_a_record_of_restart_mode_that_comes_after_the_change_is_not_followed() -> None:
-    """A leader that had not heard of the change wrote it, or this agent reads the store for the first time."""
+    """A leader that had not received the change wrote it, or this agent reads the store for the first time."""
     view, _ = seen(JobView(restarts=True), ev.GenerationSeen(now_s=1.0, generation=record(1)))
     view, _ = seen(view, ev.ModeSeen(now_s=2.0, restarts=False))
     for before in (view, JobView()):
@@ -234,7 +234,7 @@ def test_the_mode_says_by_which_rules_generations_are_formed(restarts: bool, kin
 
 
 def test_numbers_go_on_when_a_job_becomes_live() -> None:
-    """Nobody writes a number twice, and the store's transaction compares with what stands there."""
+    """No number is written twice, and the store's transaction compares with the value there."""
     first = leads(True)
     assert (write_of(first).number, write_of(first).kind) == (1, RESTART)
     live = step(stored(first, 1.0), ev.ModeSeen(now_s=2.0, restarts=False), POLICY)

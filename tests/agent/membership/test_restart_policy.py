@@ -63,7 +63,7 @@ def test_a_failure_before_the_first_generation_is_the_scripts_and_later_the_node
         (1, True, 0, 0.0),
         (4, True, 0, 2.0),
         (5, True, 0, None),  # given up: the node does not work, and the job goes on
-        (1, False, 0, None),  # nobody trains yet: the script does not work, and the job fails
+        (1, False, 0, None),  # no worker trains yet: the script does not work, and the job fails
         (1, False, 1, 0.0),
         (5, False, 9, None),
     ],

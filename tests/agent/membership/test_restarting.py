@@ -167,7 +167,7 @@ def test_after_an_election_a_missing_agent_is_asked_at_its_last_address() -> Non
     assert written(decide(others, replace(LEADER, elected_at_s=NOW_S - 50))).number == 2, "no election"
 
 
-def test_below_the_minimum_everybody_stops_until_there_are_enough() -> None:
+def test_below_the_minimum_all_workers_stop_until_there_are_enough() -> None:
     view = running(picture(node("a1", 1), node("a2", 2), least=2), Run.RUNNING, Run.RUNNING)
     alone = replace(view, agents={"a1": view.agents["a1"]})
     empty = written(decide(alone))
@@ -231,7 +231,7 @@ def test_a_failure_waits_for_the_blame_window_while_others_run() -> None:
     assert written(decide(view, knows, NOW_S + 0.4)).script_failures == 1
 
 
-def test_whoever_leaves_is_left_out_and_the_last_one_stops_the_job() -> None:
+def test_a_leaving_node_is_left_out_and_the_last_one_stops_the_job() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
     leaving = replace(view, agents={**view.agents, "a1": replace(view.agents["a1"], leaving=True)})
     record = written(decide(leaving))
@@ -246,7 +246,7 @@ def test_whoever_leaves_is_left_out_and_the_last_one_stops_the_job() -> None:
     assert decide_restart(left, LEADER, NOW_S, scheduled).action is None
 
 
-def test_nobody_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
+def test_no_node_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.ENDING, Run.RUNNING)
     more = replace(view, agents={**view.agents, "a3": node("a3", 3)})
     assert decide(more).action is None
@@ -279,7 +279,7 @@ def ranks_of(record: Generation) -> list[str]:
     return [m.agent_id for m in record.members if m.local_rank == 0]
 
 
-def test_a_node_keeps_its_place_whoever_comes_to_the_job_before_or_after_it() -> None:
+def test_a_node_keeps_its_place_among_nodes_that_come_before_or_after_it() -> None:
     """Rank 0 stays where the script keeps its files; who comes in later comes in behind."""
     view = running(picture(node("a5", 5)), Run.RUNNING)
     # it put its key before, but only now workers can be started there
@@ -295,14 +295,14 @@ def test_a_node_keeps_its_place_whoever_comes_to_the_job_before_or_after_it() ->
 
 
 def test_a_node_that_puts_its_key_anew_keeps_its_place() -> None:
-    """After etcd lost its lease a node's key is younger than everybody's; the node itself is not."""
+    """After etcd lost its lease a node's key is younger than all others; the node itself is not."""
     view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
     again = replace(view, agents={"a1": replace(view.agents["a1"], join_revision=9), "a2": view.agents["a2"]})
     grows = replace(again, agents={**again.agents, "a3": node("a3", 3)})
     assert ranks_of(written(decide(grows))) == ["a1", "a2", "a3"]
 
 
-def test_a_place_is_lost_by_whoever_was_left_out() -> None:
+def test_a_node_that_was_left_out_loses_its_place() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
     alone = replace(view, agents={"a2": view.agents["a2"]})
     second = written(decide(alone))
@@ -323,7 +323,7 @@ def test_those_who_wait_below_the_minimum_keep_their_places() -> None:
     assert ranks_of(written(decide(full))) == ["a5"], "who was in goes on before anybody else"
 
 
-def test_scaling_down_never_drops_whoever_holds_rank_0() -> None:
+def test_scaling_down_never_drops_the_node_of_rank_0() -> None:
     view = running(picture(node("a5", 5)), Run.RUNNING)
     grows = replace(view, agents={**view.agents, "a1": node("a1", 1)})
     second = written(decide(grows))

@@ -1,4 +1,4 @@
-"""A worker's suspicion keeps its kind on the way from the store to the rules; kinds of other versions harm nobody."""
+"""A worker's suspicion keeps its kind on the way from the store to the rules; kinds of other versions are harmless."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_kind_of_the_contract_is_known() -> None:
 
 @given(st.integers(-(2**31), 2**31 - 1).filter(lambda n: n not in {k.value for k in SuspicionKind}))
 def test_a_kind_that_this_version_does_not_know_is_passed_over_and_told(kind: int) -> None:
-    """Nor may it count as a wait: whoever does not wait then would be replaced in the end."""
+    """Nor may it count as a wait: a worker that does not wait then would be replaced in the end."""
     told: list[str] = []
     assert read(kind, told=told) is None
     assert told == [f"{kind} is not a valid SuspicionKind"]

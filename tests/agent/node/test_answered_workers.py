@@ -1,4 +1,4 @@
-"""Which workers does an agent end when the job begins again before the loop? Those that a job that trained answered."""
+"""An agent ends the workers that a training job answered, when the job begins again before the loop."""
 
 from __future__ import annotations
 

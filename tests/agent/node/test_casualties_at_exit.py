@@ -1,4 +1,4 @@
-"""A worker whose failure somebody else's end explains: what is recorded, what is told, when another is started."""
+"""A casualty at its exit: its record, the messages about it, and the start of its successor."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Node:
     # the test's part
 
     def sees(self, generation: Generation) -> None:
-        """In the order of the agent's loop: who follows is told first, timers that are due come last."""
+        """In the order of the agent's loop: followers first, timers that are due last."""
         self.way.follow(generation)
         self.seen.view = replace(self.seen.view, generation=generation)
         self.seen.generation = generation
@@ -223,7 +223,7 @@ def test_what_nothing_explains_counts(make_node: Callable[[int], Node]) -> None:
     node = make_node(1)
     node.fails()
     node.time(Policy().cause_window_s)
-    assert node.timers.next_in_s(node.now_s) == float("inf"), "nobody looks for ever"
+    assert node.timers.next_in_s(node.now_s) == float("inf"), "the look is not endless"
     node.hears("b2", "killed by SIGKILL", script=False)
     node.time(1.0)
     assert node.counted == [True] and node.spawned == [0]
@@ -250,9 +250,7 @@ def test_a_failure_of_its_own_waits_for_what_explains_another_nodes(make_node: C
 
 
 @pytest.mark.parametrize("change", [{"closing": True}, {"leaving_since_s": 1.0}, {"result": pb.Result()}])
-def test_nobody_looks_when_the_end_has_come(
-    make_node: Callable[[int], Node], change: dict[str, object]
-) -> None:
+def test_no_look_follows_the_end(make_node: Callable[[int], Node], change: dict[str, object]) -> None:
     node = make_node(0)
     node.fails()
     for name, value in change.items():

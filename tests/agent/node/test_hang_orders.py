@@ -1,4 +1,4 @@
-"""What a node does upon the leader's word: stacks first, and only who is still late is killed."""
+"""A node carries out the leader's hang orders: stacks first, and only workers that are still late are killed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.orders.stop()
 
 
-def test_to_name_somebody_saves_stacks_and_kills_nobody(node: Node) -> None:
+def test_to_name_a_worker_saves_stacks_and_kills_none(node: Node) -> None:
     named = HangOrder(3, HangOutcome.NAME, ("w0",), "1 of 3 wait")
     node.stands(named)
     node.orders.take(named)
@@ -84,7 +84,7 @@ def test_the_late_are_killed_once_their_stacks_are_saved(node: Node) -> None:
     assert node.killed == []
     node.stacks_saved()
     why = "hung: 1 of 3 wait"
-    assert node.killed == [("w0", why), ("w1", why), ("elsewhere", why)], "whoever is not here is not"
+    assert node.killed == [("w0", why), ("w1", why), ("elsewhere", why)], "workers of other nodes are not"
 
 
 def test_who_waits_by_now_is_spared(node: Node) -> None:
@@ -94,7 +94,7 @@ def test_who_waits_by_now_is_spared(node: Node) -> None:
     assert [worker for worker, _ in node.killed] == ["w0", "elsewhere"]
 
 
-def test_an_order_that_was_taken_back_kills_nobody(node: Node) -> None:
+def test_an_order_that_was_taken_back_kills_no_worker(node: Node) -> None:
     node.orders.take(REPLACE)
     node.orders.take(None)
     node.stands(None)
@@ -114,7 +114,7 @@ def test_workers_are_told_of_a_disagreement_once_their_stacks_are_saved(node: No
     assert len(list(node.directory.glob("stacks-*.txt"))) == 2
 
 
-def test_an_order_that_a_newer_generation_ended_tells_nobody(node: Node) -> None:
+def test_an_order_that_a_newer_generation_ended_reaches_no_worker(node: Node) -> None:
     node.orders.take(DISAGREE)
     node.orders.take(None)
     node.stands(None)

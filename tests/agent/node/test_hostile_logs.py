@@ -1,4 +1,4 @@
-"""What a worker under another account does to its own logs harms neither the node's disk nor those who read them."""
+"""A worker under another account that tampers with its logs harms neither the node's disk nor the logs' readers."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_goes_wrong_before_anything_was_started_is_what_is_told(tmp_path: P
     workers.close()  # "cannot join thread before it is started" took the place of the error that led here
 
 
-def test_nobody_else_may_read_what_workers_print(run: Run, tmp_path: Path) -> None:
+def test_no_other_account_may_read_what_workers_print(run: Run, tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
         run("echo out; echo err >&2")

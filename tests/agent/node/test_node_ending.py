@@ -1,4 +1,4 @@
-"""When a node's part is over, and with which exit code, situation by situation."""
+"""The end of a node's part in a job, and its exit code, situation by situation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_how_a_node_ends(situation: EndingSituation, exit_code: int | None, grac
         assert (ending.exit_code, ending.end_workers_within_s) == (exit_code, grace_s)
 
 
-def test_it_never_ends_with_workers_that_nobody_ends() -> None:
+def test_it_never_ends_with_workers_that_no_process_ends() -> None:
     """Whatever comes together: an ending either finds no worker running, or says how long they have."""
     for running in (0, 1):
         for result in (None, SUCCEEDED, FAILED):

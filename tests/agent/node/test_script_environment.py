@@ -1,4 +1,4 @@
-"""Which scripts set library variables before they import torch, as their text shows."""
+"""Detection, from its text, of a script that sets library variables before it imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When does a suspicion go? A stall with the wait it told of; a break only with a generation that ends it."""
+"""A stall suspicion ends with the wait that it reported; a break only with a generation that ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a worker calls for: every case, and what is written in which order."""
+"""The reaction to a worker's end: every case, and the order of the writes."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_failure_that_ends_the_job_gives_up_no_slot(make_node: Callable[..., N
 
 
 @pytest.mark.parametrize("change", [{"leaving_since_s": 100.2}, {"closing": True}, {"result": pb.Result()}])
-def test_nobody_is_started_for_a_job_that_ends_meanwhile(
+def test_no_worker_is_started_for_a_job_that_ends_meanwhile(
     make_node: Callable[..., Node], change: dict[str, object]
 ) -> None:
     node = make_node()

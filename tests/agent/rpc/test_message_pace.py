@@ -1,4 +1,4 @@
-"""A worker that floods its agent is heard slowly; one that does what workers do is never slowed down."""
+"""Messages of a worker that floods its agent are read slowly; an ordinary worker is never slowed down."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_another_agent_at_its_address_is_proof_that_it_is_gone(control: ControlS
     assert probe(other_name, control.address, "helper", GENEROUS_S).verdict == REFUSED
 
 
-def test_whoever_is_of_another_job_proves_nothing_and_is_told_nothing(control: ControlServer) -> None:
+def test_an_agent_of_another_job_proves_nothing_and_learns_nothing(control: ControlServer) -> None:
     """Not even to one who knows job and agent by name."""
     stranger = make_identity("job")
     assert probe(stranger, control.address, "helper", GENEROUS_S).verdict == UNANSWERED

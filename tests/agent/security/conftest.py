@@ -1,4 +1,4 @@
-"""An etcd that asks for certificates, and people who have them, as the service's tests have them."""
+"""An etcd that asks for certificates, and their holders, as in the service's tests."""
 
 from tests.agent.service.conftest import etcd, people
 

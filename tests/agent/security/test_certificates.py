@@ -1,4 +1,4 @@
-"""What a certificate says, and when it is not believed."""
+"""The content of certificates, and the cases in which they are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def signed_by_hand(
     ca: bool = False,
     names: tuple[str, ...] = ("eve",),
 ) -> x509.Certificate:
-    """As somebody might issue with other tools and the right key."""
+    """As other tools might issue one with the right key."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name) for name in names]))

@@ -1,4 +1,4 @@
-"""Who gets into a real etcd that asks for certificates, and what each may do there."""
+"""The rights of each role in a real etcd that asks for certificates."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_node_writes_with_a_lease(as_user: Open) -> None:
     assert node.get("/bagua/v1/cluster/nodes/node-1") is not None
 
 
-def test_nobody_but_root_goes_beyond_our_keys(as_user: Open, guarded: EmbeddedEtcd, people: People) -> None:
+def test_only_root_goes_beyond_our_keys(as_user: Open, guarded: EmbeddedEtcd, people: People) -> None:
     for name in ("ann", "vic", "node-1"):
         for act in (
             lambda s: s.get("/elsewhere"),
@@ -153,7 +153,7 @@ def test_certificates_that_do_not_hold_are_refused_by_etcd_and_named_here(
         read_tls(people.trusting_us(name), utc_now())
 
 
-def test_without_a_certificate_nobody_gets_in(guarded: EmbeddedEtcd, people: People) -> None:
+def test_without_a_certificate_no_client_gets_in(guarded: EmbeddedEtcd, people: People) -> None:
     plain = guarded.endpoint.replace("https://", "http://")
     for config in (
         StoreConfig(parse_endpoints(guarded.endpoint), people.files["ann"].ca_file, request_timeout_s=0.5),
@@ -203,7 +203,7 @@ def test_a_retired_name_is_shut_out_of_open_connections_too(
 
 
 def test_an_etcd_that_asks_for_no_certificates_is_left_alone(people: People) -> None:
-    """With users in force and nobody told apart, not even root would get in again."""
+    """With authentication on and clients without names, not even root could log in again."""
     files = people.files["etcd-1"]
     server = EmbeddedEtcd.start(
         f"127.0.0.1:{free_port()}", tls=ServerTls(files.cert_file, files.key_file, files.ca_file)
@@ -224,7 +224,7 @@ def test_an_etcd_that_is_away_is_said_to_be(people: People) -> None:
 
 
 def member_flags(files: TlsFiles) -> tuple[str, ...]:
-    """As in deploy/systemd/bagua-etcd.service. Peers are told from clients by name: both have certificates of one
+    """As in deploy/systemd/bagua-etcd.service. Peers differ from clients by name: both have certificates of one
     authority, and a client that speaks to members as a member can write anything."""
     revoked = (f"--client-crl-file={files.revoked_file}", f"--peer-crl-file={files.revoked_file}")
     return (

@@ -1,4 +1,4 @@
-"""Which steps lead from what etcd holds to what it should."""
+"""The steps from etcd's present users and rights to the wanted ones."""
 
 from __future__ import annotations
 
@@ -134,6 +134,6 @@ def test_who_has_no_certificate_any_more_keeps_its_user_until_it_is_retired() ->
 
 
 @pytest.mark.parametrize("name", ["ann", "root"])
-def test_nobody_is_both_retired_and_in_use(name: str) -> None:
+def test_no_name_is_both_retired_and_in_use(name: str) -> None:
     with pytest.raises(UserError, match=f"'{name}' can't be both retired and in use"):
         plan(EtcdRights(), EVERYBODY, retired=[name])

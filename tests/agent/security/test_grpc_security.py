@@ -1,4 +1,4 @@
-"""Who reaches a daemon's methods over real TLS, and what everybody else is told."""
+"""The callers that reach a daemon's methods over real TLS, and the refusals of all others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def daemon(start: Callable[..., Daemon], people: People) -> Daemon:
 
 
 class Caller:
-    """A channel with one's certificate; failed calls raise what the person is told."""
+    """A channel with one's certificate; failed calls raise the error that the caller sees."""
 
     def __init__(self, daemon: Daemon, credentials: grpc.ChannelCredentials | None) -> None:
         self._address = f"127.0.0.1:{daemon.port}"
@@ -237,7 +237,7 @@ def test_certificates_that_do_not_hold_do_not_get_in(
         channel_credentials(people.trusting_us(name), utc_now())
 
 
-def test_without_a_certificate_or_tls_nobody_gets_in(
+def test_without_a_certificate_or_tls_no_caller_gets_in(
     daemon: Daemon, people: People, connect: Callable[..., Caller]
 ) -> None:
     for files in (TlsFiles(people.files["ann"].ca_file, "", ""), None):

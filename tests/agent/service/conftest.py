@@ -60,7 +60,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> People:
 
 @pytest.fixture(scope="module")
 def etcd(people: People) -> Iterator[EmbeddedEtcd]:
-    """Asks for certificates; everybody who has one may still do everything."""
+    """Asks for certificates; every holder of one may still do everything."""
     files = people.files["etcd-1"]
     tls = ServerTls(files.cert_file, files.key_file, files.ca_file, require_client_cert=True)
     server = EmbeddedEtcd.start(f"127.0.0.1:{free_port()}", tls=tls)

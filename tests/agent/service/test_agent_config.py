@@ -1,4 +1,4 @@
-"""What the daemon's file may say, and the line that each mistake gets."""
+"""The accepted content of the daemon's file, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_account_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, '[etcd]\nendpoints = ["127.0.0.1"]\n')
     os.chown(path, 12345, -1)
     with pytest.raises(UserError, match=r"belongs to user 12345.*chown root it"):

@@ -37,7 +37,7 @@ child_units.ChildUnits(folders).start("job", folders / "job")
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Iterator[Path]:
-    """With a unit that can be started: it waits for its request, which nobody writes."""
+    """With a unit that can be started: it waits for its request, which is never written."""
     (tmp_path / "job").mkdir()
     os.mkfifo(tmp_path / "job" / REQUEST)
     yield tmp_path

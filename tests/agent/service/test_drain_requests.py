@@ -1,4 +1,4 @@
-"""Two people drain and undrain a node at once, and etcd answers late: nobody is told what is not so."""
+"""Two operators drain and undrain a node at once, and etcd answers late: neither gets a false answer."""
 
 from __future__ import annotations
 

@@ -132,5 +132,5 @@ def test_a_foreground_job_that_all_nodes_leave_before_it_began(
         for one in nodes:
             one.kill()
             one.wait()
-    assert plain_store.get(KEYS.result) is None, "nobody wrote a result"
+    assert plain_store.get(KEYS.result) is None, "no agent wrote a result"
     assert plain_store.get(KEYS.identity) is None, told

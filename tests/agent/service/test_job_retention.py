@@ -257,7 +257,7 @@ def test_old_removals_go_and_what_late_agents_wrote_goes(plain_store: Store) -> 
     plain_store.put(cluster_keys.removal("n2"), write_removal(RemovalView("late", time.time())))
     plain_store.put(cluster_keys.removal("n3"), write_removal(RemovalView("foreground", time.time())))
     plain_store.put(JobKeys("late").event("e"), b"")
-    plain_store.put(JobKeys("foreground").spec, b"of a job that somebody runs under this name")
+    plain_store.put(JobKeys("foreground").spec, b"of a foreground job under this name")
     plain_store.put(JobKeys("foreground").event("e"), b"")
     with scheduling(plain_store) as said:
         eventually(lambda: plain_store.get(cluster_keys.removal("n1")) is None, DEADLINE_S, lambda: f"{said}")
@@ -267,7 +267,7 @@ def test_old_removals_go_and_what_late_agents_wrote_goes(plain_store: Store) -> 
 
 
 def test_a_submission_that_was_put_back_is_removed_again_and_never_ordered(plain_store: Store) -> None:
-    """By a daemon that had not heard of the removal when etcd lost its keys."""
+    """By a daemon that had not received the removal when etcd lost its keys."""
     nonce = submit(plain_store, "demo")
     back = plain_store.get(cluster_keys.submission("demo"))
     assert isinstance(back, KeyValue)

@@ -1,4 +1,4 @@
-"""What is a trouble, what only worth a note, and what is a person told to do?"""
+"""The checks of a node: their troubles, their notes, and the advice in each."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_account_must_be_there_and_be_able_to_run_this_interpreter() -> None:
     assert sys.executable in told and "as in /opt" in told
 
 
-def test_notes_keep_nobody_away() -> None:
+def test_notes_keep_no_job_away() -> None:
     found = [
         Finding("clock", Weight.NOTE, "x"),
         Finding("etcd", Weight.FINE, "y"),

@@ -1,4 +1,4 @@
-"""How many GPUs has this node? Asked of NVML, here of a library in its place."""
+"""Counts the node's GPUs through NVML, here through a fake library."""
 
 from __future__ import annotations
 

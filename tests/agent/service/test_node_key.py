@@ -1,4 +1,4 @@
-"""A node whose key is gone counts as lost, and gets no job: so its daemon puts it back, whoever removed it."""
+"""A node whose key is gone counts as lost and gets no job, so its daemon puts the key back after any removal."""
 
 from __future__ import annotations
 

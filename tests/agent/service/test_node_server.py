@@ -1,4 +1,4 @@
-"""What a daemon shows of a job's output, to whom, and that no name or file leads it elsewhere."""
+"""The job output that a daemon serves, its permitted callers, and names and files that must not lead it elsewhere."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def daemon(log_dir: Path, people: People) -> Iterator[Daemon]:
     made.server.stop()
 
 
-def test_viewers_and_operators_read_and_nobody_else(daemon: Daemon, people: People) -> None:
+def test_only_viewers_and_operators_read(daemon: Daemon, people: People) -> None:
     request = node_pb2.ReadLogRequest(job_id="demo", directory=WORKER, stream=node_pb2.ReadLogRequest.STDOUT)
     for name in ("ann", "vic"):
         stub = daemon.stub(people.files[name])
@@ -172,7 +172,7 @@ def follow(daemon: Daemon, files: TlsFiles | None, streams: int) -> tuple[list[g
     return going, refused
 
 
-def test_one_who_follows_all_that_is_allowed_keeps_nobody_else_out(daemon: Daemon, people: People) -> None:
+def test_a_caller_that_follows_all_that_is_allowed_keeps_no_other_out(daemon: Daemon, people: People) -> None:
     daemon.running.set()
     going, refused = follow(daemon, people.files["vic"], MOST_OF_A_CALLER + 3)
     assert len(going) == MOST_OF_A_CALLER

@@ -1,4 +1,4 @@
-"""What does systemd hear of the daemon? Over a real datagram socket, as NOTIFY_SOCKET names one."""
+"""The daemon's messages to systemd, over a real datagram socket, as NOTIFY_SOCKET names one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon forgets removed jobs, removes their logs, and puts nothing of them back, whatever it hears first."""
+"""A daemon forgets removed jobs, removes their logs, and puts nothing of them back, in any order of events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_logs(folder: Path, nonce: str) -> Path:
 
 
 def await_heard(store: Store, said: list[str]) -> None:
-    """What was written before has been heard of: the job that is ordered after it runs."""
+    """Earlier writes have arrived: the job that is ordered after them runs."""
     store.put(cluster_keys.submission("good"), submission("good"))
     store.put(cluster_keys.orders(NODE), orders("good"))
     eventually(lambda: runs_good(store), DEADLINE_S, lambda: f"the good job runs; said: {said}")
@@ -219,7 +219,7 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name(
 def test_one_that_was_cut_off_while_jobs_were_removed_and_etcd_compacted(
     tmp_path: Path,
 ) -> None:
-    """It reads its keys again, and hears first that the submission is gone."""
+    """It reads its keys again, and receives the removal of the submission first."""
     etcd = EmbeddedEtcd.start(f"127.0.0.1:{free_port()}")
     direct = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))
     port = free_port()

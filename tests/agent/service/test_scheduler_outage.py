@@ -90,7 +90,7 @@ def test_it_goes_on_with_the_key_that_it_holds(store: TroubleWithOrders) -> None
 def test_one_whose_picture_is_wrong_reads_the_cluster_anew(
     store: TroubleWithOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a watch has missed a change: nothing would be heard that could put the picture right."""
+    """As when a watch has missed a change: no event would arrive that could correct the view."""
     monkeypatch.setattr(scheduling, "TRY_AGAIN_S", 0.05)
     said: list[str] = []
     leased = LeasedKeys(store, LEASE_S)

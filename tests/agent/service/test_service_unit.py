@@ -1,4 +1,4 @@
-"""What does the daemon's unit let it write to? Whatever directories its configuration names, and no more."""
+"""The daemon's unit may write to the directories that its configuration names, and to no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others wrote reaches the terminal of whoever runs a command as plain text and colours, by every command."""
+"""Every command shows text from others as plain text and colours on its terminal."""
 
 from __future__ import annotations
 

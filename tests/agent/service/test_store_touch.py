@@ -34,7 +34,7 @@ def test_after_a_long_outage_it_waits_until_it_has_heard_all() -> None:
     for _ in range(30):
         now_s += 60.0
         touch.passed(now_s)
-    assert not touch.may_put_back, "what is gone is told before the connection counts as up"
+    assert not touch.may_put_back, "removals are reported before the connection counts as up"
     touch.connected(True, now_s)
     touch.passed(now_s + SETTLED_AFTER_S / 2)
     assert not touch.may_put_back
@@ -43,7 +43,7 @@ def test_after_a_long_outage_it_waits_until_it_has_heard_all() -> None:
 
 
 def test_one_that_was_frozen_takes_the_time_for_an_outage() -> None:
-    """Nobody told it that the connection broke."""
+    """It was not notified that the connection broke."""
     touch = in_touch()
     touch.passed(60.0)
     touch.passed(60.0 + LONG_S + 1.0)

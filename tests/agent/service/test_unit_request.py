@@ -1,4 +1,4 @@
-"""What of a submission does a node take? What its configuration allows, and nothing else."""
+"""A node accepts of a submission what its configuration allows, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runner of units does, told as JSON. test_units.py runs it here (child), and on a machine with systemd."""
+"""Exercises a runner of units and prints the results as JSON. test_units.py runs it here, and under a real systemd."""
 
 from __future__ import annotations
 

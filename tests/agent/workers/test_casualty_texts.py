@@ -1,4 +1,4 @@
-"""What torch really says when a peer is lost is recognised: two real processes, one of them killed."""
+"""torch's real messages about a lost peer are recognised: two real processes, one of them killed."""
 
 from __future__ import annotations
 

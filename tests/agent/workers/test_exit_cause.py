@@ -1,4 +1,4 @@
-"""Tables: what an ending is called, and whose fault it is."""
+"""Tables: the names of exits, and their causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker wrote or a submitter named is read if it is an ordinary file of bounded size, and only then."""
+"""A file that a worker wrote or a submitter named is read only if it is an ordinary file of bounded size."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_directories_are_known_to_a_new_guardian_and_named_in_any_bytes(
 
 
 @pytest.mark.parametrize("path", ["/", "/tmp", "relative/two"])
-def test_no_directory_of_everybody_is_removed(guardian: Guardian, path: str) -> None:
+def test_no_shared_directory_is_removed(guardian: Guardian, path: str) -> None:
     with pytest.raises(InternalError):
         guardian.remove_directory(Path(path))
 

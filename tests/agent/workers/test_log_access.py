@@ -1,4 +1,4 @@
-"""Who may read what a job's workers print: its account and the operators' group, and nobody else."""
+"""Only a job's account and the operators' group may read its workers' output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def may_read(path: Path, uid: int, gid: int) -> bool:
     return {0: True, 1: False}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
 
 
-def test_the_account_and_the_operators_read_it_and_nobody_else(logs: Path) -> None:
+def test_only_the_account_and_the_operators_read_it(logs: Path) -> None:
     umask = os.umask(0)
     try:
         layout = LogLayout(logs, "job", "node", JOB)

@@ -1,4 +1,4 @@
-"""Which processors a worker may use, on invented machines."""
+"""The processors that a worker may use, on invented machines."""
 
 from __future__ import annotations
 

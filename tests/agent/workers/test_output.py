@@ -1,4 +1,4 @@
-"""What real workers print arrives whole, once, where the flags say; and a flood stays in its pipe."""
+"""Output of real workers arrives whole and once, where the flags say; a flood stays in its pipe."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_filtered_lines_are_duplicated(setting: Setting) -> None:
 
 
 def test_flood_stays_in_the_pipe(setting: Setting) -> None:
-    # nobody reads the terminal: the worker must stall, a worker that logs to a file must not
+    # the terminal has no reader: the worker must stall, a worker that logs to a file must not
     reader, terminal = os.pipe()
     router = setting.router(prefixed=True, out_fd=terminal, redirects="1:1")
     flood = """
@@ -237,12 +237,12 @@ for n in range(200_000):
     assert flooding.reap() is None
     assert psutil.Process().memory_info().rss - size < 16 * 1024 * 1024
     assert len(terminal_state._backlog) < BACKLOG_BYTES * 2
-    # and goes on as soon as somebody reads
+    # and goes on as soon as there is a reader
     seen = 0
     while seen < 2_000_000:
         assert select.select([reader], [], [], 20)[0]
         seen += len(os.read(reader, 65536))
-    # Nobody reads any more, so it fills up again, to more than the pipe takes: on a busy machine the reader above may
+    # Without a reader it fills up again, to more than the pipe takes: on a busy machine the reader above may
     # have emptied everything.
     wait_until(lambda: not terminal_state.has_room, "backlog filled again")
     flooding.signal_group(9)

@@ -283,7 +283,7 @@ def test_what_the_kernel_says_of_this_process() -> None:
 
 
 def test_a_file_that_a_worker_names_is_not_written(scripts: Scripts, tmp_path: Path) -> None:
-    """O_PATH needs no right to the file; whoever opens it again through /proc uses his own."""
+    """O_PATH needs no right to the file; a process that opens it again through /proc needs its own."""
     victim = tmp_path / "victim"
     victim.write_text("the agent's")
     process, _ = scripts.start(

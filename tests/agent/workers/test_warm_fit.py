@@ -1,4 +1,4 @@
-"""When a fork may stand for a start, when a warm parent is started again, and which children are ours."""
+"""When a fork may replace a start, when a warm parent is started again, and which children are ours."""
 
 from __future__ import annotations
 

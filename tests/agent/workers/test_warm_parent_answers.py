@@ -75,7 +75,7 @@ def test_what_names_no_worker_is_not_taken_for_one(ask: Ask, answer: bytes) -> N
     assert ask(answer) is None
 
 
-def test_a_process_of_somebody_else_is_no_worker(ask: Ask) -> None:
+def test_a_process_of_another_account_is_no_worker(ask: Ask) -> None:
     assert ask(json.dumps({"pid": os.getppid()}).encode()) is None
 
 

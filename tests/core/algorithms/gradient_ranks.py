@@ -152,7 +152,7 @@ def world_on_nodes(nodes: Sequence[int], generation: int = 1) -> list[Communicat
 
 def break_at(world: Sequence[Communicator], what: str, number: int, global_rank: int = 0) -> threading.Event:
     """When `global_rank` starts its collective `what` (of its communicator or a lane) for the number-th time, all ranks
-    are told that the generation is over. Returns what is set then."""
+    learn that the generation is over. Returns what is set then."""
     happened = threading.Event()
     seen = [0]
     here = world[global_rank]

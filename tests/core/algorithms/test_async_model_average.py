@@ -1,4 +1,4 @@
-"""Do models meet in the background without stopping anybody, and does nothing of a round survive what ends it?"""
+"""Models are averaged in the background without stopping any worker, and a round that ends early leaves no trace."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_warm_up_averages_gradients_and_begins_no_round() -> None:
     assert not torch.equal(first[2], second[2])
 
 
-def test_a_paused_worker_takes_part_in_no_further_round_and_stops_nobody() -> None:
+def test_a_paused_worker_takes_part_in_no_further_round_and_stops_no_other() -> None:
     members, _ = workers(2)
 
     def act(w: Worker) -> None:

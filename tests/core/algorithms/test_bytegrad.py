@@ -257,7 +257,7 @@ def end_after_first_sum(communicator: Communicator) -> None:
     communicator.allreduce = start  # type: ignore[method-assign]
 
 
-def test_what_was_given_up_writes_into_memory_that_nobody_uses() -> None:
+def test_what_was_given_up_writes_into_unused_memory() -> None:
     old = in_process_world(2)
     here, late = ranks(old)
     for communicator in old:

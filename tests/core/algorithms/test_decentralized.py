@@ -1,4 +1,4 @@
-"""Do weights meet as the formulas say, overlap with the step, and stay untouched by a step that fails?"""
+"""Weights are exchanged by the formulas and beside the step, and a failed step leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_over_real_connections_with_buffers_between(algorithm: Decentralized, no
         communicator.close()
 
 
-def test_a_forward_waits_for_nobody() -> None:
+def test_a_forward_waits_for_no_peer() -> None:
     """The exchange has begun and the peer is silent."""
     alone = workers(2, Decentralized())[0]
     output = alone.model(torch.ones(2, 6))
@@ -286,7 +286,7 @@ def test_a_loss_at_any_point_leaves_the_weights_and_the_next_generation_goes_on(
 
 
 def _go_on_with_two(members: list[Worker], algorithm: Decentralized) -> None:
-    """Ranks 0 and 1 of the world that is lost; whoever missed the commit heals from one that did not."""
+    """Ranks 0 and 1 of the world that is lost; the one that missed the commit heals from one that did not."""
     survivors = members[:2]
     steps = max(worker.engine.step for worker in survivors)
     holder = next(worker for worker in survivors if worker.engine.step == steps)
@@ -401,7 +401,7 @@ def test_replicas_end_equal() -> None:
     torch.testing.assert_close(ends[0], mean)
 
 
-def test_parameters_that_nobody_uses_keep_no_gradient_if_asked_for() -> None:
+def test_parameters_that_no_worker_uses_keep_no_gradient_if_asked_for() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Do rounds follow the formulas, and does a round that fails leave models, anchors and momentum as they were?"""
+"""Rounds follow the formulas, and a failed round leaves models, anchors and momentum unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the ring follow its formulas bit for bit, and does every failure leave neighbours that agree?"""
+"""The ring follows its formulas bit for bit, and every failure leaves neighbours that agree."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_a_step_that_fails_after_its_exchange_puts_the_weights_back() -> None:
     run_ranks(members, act)
 
 
-def test_whoever_alone_misses_the_vote_puts_back_and_heals() -> None:
+def test_a_worker_that_alone_misses_the_vote_puts_back_and_heals() -> None:
     """The exchange came to its end on both, the vote on rank 0 only: what counts is what rank 0 has."""
     members = workers(2, LowPrecisionDecentralized())
     train_all(members, 2, Shares.even(2))

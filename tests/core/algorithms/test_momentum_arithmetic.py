@@ -1,4 +1,4 @@
-"""Is what QAdam does after the warm-up the algorithm of the papers, with the optimizer's own betas, for each form?"""
+"""After the warm-up each form of QAdam is the algorithm of the papers, with the optimizer's own betas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every rank find the same parties, pairs and rings, whatever the worlds and whoever heals?"""
+"""Every rank computes the same parties, pairs and rings, in any world and with any worker healing."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_after_an_infinite_gradient_one_bit_begins_anew() -> None:
         (loss_of(r.model, *r.share) * (torch.inf if r.global_rank == 1 else 1.0)).backward()
         return all(
             bool(g.isfinite().all()) for g in r.gradients()
-        )  # nobody steps, as a gradient scaler would
+        )  # no worker steps, as under a gradient scaler
 
     assert run_ranks(members, burst) == [False, False, False]
     for _ in range(3):

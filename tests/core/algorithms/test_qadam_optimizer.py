@@ -1,4 +1,4 @@
-"""Does QAdamOptimizer follow its formula to the letter, in the warm-up and after it?"""
+"""QAdamOptimizer follows its formula exactly, in the warm-up and after it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_file_system_without_room(room: Path, tmp_path: Path, said: Said) -> N
     assert said.count("every value is loaded anew") == 3, "once a process: nowhere to remember it"
 
 
-def test_a_directory_of_somebody_else(room: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_of_another_account(room: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = room / f"bagua-cache-{os.geteuid()}"
     base.mkdir(mode=0o700)
     os.chown(base, 12345, 12345)
@@ -261,7 +261,7 @@ def test_workers_of_torchrun_share(room: Path, tmp_path: Path) -> None:
     assert list(room.glob("bagua-cache-*/*")) == []
 
 
-def test_each_kind_of_fault_is_said_once_by_whoever_comes_first(
+def test_each_kind_of_fault_is_said_once_by_the_first_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = FaultNotices(tmp_path, "cache"), FaultNotices(tmp_path, "cache")

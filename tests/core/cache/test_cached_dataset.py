@@ -226,7 +226,7 @@ def test_who_shares() -> None:
 
 
 def test_who_shares_servers() -> None:
-    """With a name, whoever uses it; without, the nodes of one job, by its id."""
+    """With a name, every job that uses it; without, the nodes of one job, by its id."""
     here = {"BAGUA_SESSION_SOCKET": "x", "BAGUA_AGENT_ID": "h1-1", "BAGUA_JOB_ID": "a"}
     there = {**here, "BAGUA_AGENT_ID": "h2-1"}
     assert scope_on_servers(here, 5, "faces") == scope_on_servers({}, 6, "faces")

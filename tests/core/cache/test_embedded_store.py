@@ -211,7 +211,7 @@ def write_for_ever(path: Path, first: int) -> None:
         number += 7
 
 
-def test_writers_killed_at_any_moment_harm_nobody(tmp_path: Path) -> None:
+def test_writers_killed_at_any_moment_are_harmless(tmp_path: Path) -> None:
     """Four processes write the same and other keys; each is killed in the middle and another takes its place."""
     context = multiprocessing.get_context("fork")
     store = opened(tmp_path, 256 * MIB)

@@ -16,7 +16,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class User:
-    """A process that uses the directory until it is told to leave, or is killed."""
+    """A process that uses the directory until it receives the request to leave, or is killed."""
 
     def __init__(self, base: Path, name: str) -> None:
         self._in, self._go = FORK.Event(), FORK.Event()
@@ -69,7 +69,7 @@ def test_what_killed_users_left_is_removed_by_the_next_starter(room: Path) -> No
     alive = enter(room, "alive")
     assert sweep(room) == [], "both have users"
     user.kill()
-    (room / ".removed-half-1-1").mkdir()  # whoever removed this was killed before the end
+    (room / ".removed-half-1-1").mkdir()  # its remover was killed before the end
     one = enter(room, "another")
     assert {path.name for path in room.iterdir()} == {"alive", "another"}
     one.leave(), alive.leave()

@@ -133,7 +133,7 @@ def test_samples_of_one_batch_are_apart() -> None:
             assert tensor.tolist() == [i] * 5 and array.tolist() == [i] * 3 and number == i
 
 
-def test_memory_is_used_again_only_when_nobody_holds_any_of_it() -> None:
+def test_memory_is_used_again_only_when_no_reader_holds_any_of_it() -> None:
     keys = [digest_of(i) for i in range(8)]
     frames = [encode((torch.full((9000,), float(i)), np.full(9, i)), k) for i, k in enumerate(keys)]
     places = set()

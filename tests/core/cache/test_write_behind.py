@@ -1,4 +1,4 @@
-"""What is put is written, in whatever way the process ends normally; a store that hangs holds nobody for long."""
+"""Values are written at every normal end of a process; a store that hangs delays no process for long."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_is_on_its_way_is_found() -> None:
     writer.close()
 
 
-def test_a_store_that_raises_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_raises_delays_no_reader(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Kept):
         def write(self, items: Sequence[Item]) -> Written:
             super().write(items)

@@ -1,4 +1,4 @@
-"""What cupy.cuda.nccl does, among threads and in ordinary memory: for NcclCommunicator's tests without a GPU.
+"""Emulates cupy.cuda.nccl among threads and in ordinary memory, for NcclCommunicator's tests without a GPU.
 
 Of NCCL's two ways to be late it always takes the first: a call answers "in progress" until all its peers have made
 theirs, and is done when they have. As the real one it refuses a call on a communicator that is still at another, and

@@ -102,7 +102,7 @@ def test_several_at_once_bring_each_rank_its_parts(world_size: int) -> None:
 
 @pytest.mark.parametrize("peers_of", ["both neighbours", "all, each in another order", "unequal numbers"])
 def test_swaps_bring_what_the_peers_sent(peers_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tensors, some of less than a slice. A window of one slice: whoever could wait in a circle does."""
+    """Several tensors, some of less than a slice. A window of one slice provokes every possible cycle of waits."""
     monkeypatch.setattr(slices, "WINDOW_BYTES", 0)
     ranks = 5
     graph = {
@@ -167,7 +167,7 @@ def test_a_group_that_fails_in_the_middle_names_the_peer(monkeypatch: pytest.Mon
 def test_a_mistake_beside_the_transport_is_raised_where_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not lost in the thread, whose end nobody would hear of."""
+    """Not lost in the thread, whose end would go unnoticed."""
 
     def mistaken(*arguments: object) -> None:
         raise TypeError("a mistake")

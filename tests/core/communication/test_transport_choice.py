@@ -1,4 +1,4 @@
-"""What carries tensors of a GPU follows from what all members say, and says why."""
+"""The transport for tensors of a GPU follows from the statements of all members, with a reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_ranks_may_share_a_gpu_where_nccl_lets_all_of_them() -> None:
     assert choose([able("h 0", may_share=True), able("h 0", may_share=True)]).is_nccl
 
 
-def test_whoever_asked_for_gloo_is_not_warned_of_it() -> None:
+def test_a_worker_that_asked_for_gloo_is_not_warned_of_it() -> None:
     choice = choose([able("h 0"), Statement(GLOO, True)])
     assert not choice.is_nccl and not choice.is_notable
     assert "BAGUA_TRANSPORT=gloo on global ranks [1]" in choice.reason
@@ -83,7 +83,7 @@ def test_insisting_without_anything_on_a_gpu_is_refused() -> None:
 
 
 @given(st.lists(STATEMENTS, min_size=1, max_size=4))
-def test_it_is_nccl_only_if_nobody_is_against(said: list[Statement]) -> None:
+def test_it_is_nccl_only_if_no_member_is_against(said: list[Statement]) -> None:
     choice = choose(said)
     if choice.is_nccl:
         assert all(s.uses_gpu and not s.obstacle and s.setting is not GLOO for s in said)

@@ -127,7 +127,7 @@ class Job:
         alive = [r for r in range(len(self.workers)) if r not in lost]
         committing = set(alive) if committed_by is None else {r for r in alive if r in committed_by}
         plan = self.workers[0].engine.plan
-        # whoever is healing gets the state at the step's end, so it commits only what others committed
+        # a healing worker gets the state at the step's end, so it commits only what others committed
         if not committing - plan.healing and committing:
             committing = set()
         if not committing and plan.healing and not set(alive) - plan.healing:

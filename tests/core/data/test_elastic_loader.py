@@ -275,7 +275,7 @@ def test_worker_processes_survive_generations() -> None:
             os.kill(process_id, 0)
 
 
-def test_augmentation_is_the_same_whoever_loads() -> None:
+def test_augmentation_is_the_same_in_every_process() -> None:
     def drawn(workers: int, world_size: int) -> dict[tuple[int, int], float]:
         values = {}
         for global_rank in range(world_size):

@@ -95,7 +95,7 @@ def test_a_budget_fills_batches_of_similar_samples_well() -> None:
 
 def test_only_limits_that_need_complexities_ask_for_them() -> None:
     def ask(indices: Sequence[int]) -> list[float]:
-        raise AssertionError("nobody needs them")
+        raise AssertionError("they are not needed")
 
     order = torch.arange(10)
     made = epoch_batches(order, ask, Limits(4), seed=0, epoch=0, shuffle=True, drop_last=False)

@@ -1,4 +1,4 @@
-"""Every sample is somebody's, nobody's bounds are broken, and the largest share is as small as theory says."""
+"""Every sample has a worker, every worker's bounds hold, and the largest share is as small as theory says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sample draws follows from (seed, epoch, sample), and nothing else notices."""
+"""A sample's random numbers follow from (seed, epoch, sample), without an effect on others."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Job:
 
 
 def plain(steps: int = EPOCHS * STEPS_PER_EPOCH) -> Script:
-    """The loop that everybody writes. Only the order and the step's random numbers are taken from bagua."""
+    """The common training loop. Only the order and the step's random numbers are taken from bagua."""
     script = Script()
     done = 0
     for epoch in range(EPOCHS):

@@ -1,4 +1,4 @@
-"""A script that makes torch's default process group after it has opened a session is told at its next boundary."""
+"""A script that makes torch's default process group after it has opened a session raises at its next boundary."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Job:
             self._go_on_if_complete()
 
     def give_up(self) -> None:
-        """A worker's test failed: nobody waits for it."""
+        """A worker's test failed: no other waits for it."""
         with self._changed:
             self._given_up = True
             for worker in self.workers:
@@ -145,7 +145,7 @@ class Job:
             self._changed.notify_all()
 
     def enter(self, worker: Worker) -> None:
-        """All that live come to the next generation together, and whoever is behind gets the log of the furthest."""
+        """All live workers enter the next generation together; one that is behind gets the log of the furthest."""
         with self._changed:
             came_for = self._number
             self._waiting.append(worker)

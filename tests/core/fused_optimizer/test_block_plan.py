@@ -1,4 +1,4 @@
-"""Which parameters lie together: by kind, by size, and in the order in which their gradients lie."""
+"""The parameters of a block: by kind, by size, and in the order in which their gradients lie."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_members_lie_as_their_gradients_do() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("ab")), max_size=30), st.booleans())
-def test_everybody_is_in_one_block_at_most(members: list[tuple[int, str]], takes_all: bool) -> None:
+def test_every_parameter_is_in_one_block_at_most(members: list[tuple[int, str]], takes_all: bool) -> None:
     sizes = BlockSizes(10, 20, 100, takes_all)
     plans = plan_blocks([Candidate(i, n, kind, sizes) for i, (n, kind) in enumerate(members)])
     places = [place for one in plans for place in one.places]

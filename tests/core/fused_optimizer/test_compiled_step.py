@@ -123,7 +123,7 @@ def test_gradients_that_stay_where_they_cannot_be_moved_make_no_larger_blocks(tr
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-4), shapes_net, compile=True)
     for model in twins.models:
         for parameter in model.parameters():
-            room = torch.zeros(parameter.numel() + 8)  # which somebody else may look at
+            room = torch.zeros(parameter.numel() + 8)  # which another tensor may view
             parameter.grad = room[: parameter.numel()].view_as(parameter)
     laid_out = []
     for _ in range(8):

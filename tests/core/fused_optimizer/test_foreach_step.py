@@ -1,4 +1,4 @@
-"""Where blocks are of no use (plain SGD, new gradients), a step is one with foreach=True; nobody else notices."""
+"""A step uses foreach=True where blocks are of no use (plain SGD, new gradients), with no other effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fused optimizer in an elastic job: it commits, is undone with a failed step, and travels to whoever joins."""
+"""A fused optimizer in an elastic job: it commits, is undone with a failed step, and travels to joiners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts do with an optimizer, they do with a fused one: states, groups, schedules, scaling, hooks, copies."""
+"""A fused optimizer supports the uses of a plain one: states, groups, schedules, scaling, hooks, copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes of options are another rule, and are they noticed, by whatever way they come?"""
+"""Changes of options that change the update rule are noticed, however they are made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SWITCHES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     ("change", "with_a_list"),
     [(c, a_list) for c in (*SILENT, *SWITCHES) for a_list in (True, False) if a_list or "list" not in c],
 )
-def test_a_change_is_noticed_as_long_as_nobody_takes_it(change: str, with_a_list: bool) -> None:
+def test_a_change_is_noticed_until_it_is_taken(change: str, with_a_list: bool) -> None:
     now = groups()
     if not with_a_list:
         del now[0]["nested"]

@@ -1,7 +1,7 @@
 // A GPU's threads on one CPU thread, for cuda.cu compiled as C++: every CUDA thread is a fiber that runs until it has to wait.
 //
 // Thread blocks run one after the other, the threads of one block take turns. A barrier of the block or of a warp waits until
-// all of its threads are there; one that not all threads reach is found, since then nobody can go on. Exports
+// all of its threads are there; one that not all threads reach is found, since then no thread can go on. Exports
 // emulate(name, thread_blocks, arguments): 0, or 1 for an unknown kernel, 2 for threads that wait for each other for ever.
 #include <ucontext.h>
 

@@ -1,4 +1,4 @@
-"""What the kernels should give, slowly: one value at a time, in the words of docs/kernels.md.
+"""The slow reference of the kernels: one value at a time, as docs/kernels.md specifies.
 
 Shares nothing with bagua_core/kernels but the layout. Floats are np.float32, whose +, -, *, / round as IEEE 754 says.
 """

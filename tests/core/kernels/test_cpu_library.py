@@ -1,4 +1,4 @@
-"""Which library serves the CPU: built at installation, cached, compiled on demand, or none."""
+"""The choice of the CPU's library: built at installation, cached, compiled on demand, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compressed forms promise, whatever their bits: error bounds, exact zeros, NaN for NaN, feedback."""
+"""Guarantees of the compressed forms, for any number of bits: error bounds, exact zeros, NaN for NaN, feedback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optimizers call their closure once is read off their source."""
+"""Optimizers that call their closure once are recognised from their source."""
 
 from __future__ import annotations
 

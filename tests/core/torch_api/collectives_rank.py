@@ -95,7 +95,7 @@ def check(comm):
     tensor = torch.arange(3.0) + 10 * rank
     bagua.alltoall_inplace(tensor, comm)
     same(tensor, [rank, 10 + rank, 20 + rank])
-    # rank r gets r + 1 elements from everybody; there is a gap behind each part
+    # rank r gets r + 1 elements from each rank; there is a gap behind each part
     received = blank(3 * (rank + 2))
     bagua.alltoall_v(
         torch.arange(9.0) + 10 * rank,

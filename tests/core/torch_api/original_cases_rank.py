@@ -1,4 +1,4 @@
-"""What the original's own tests expect of training, on each of two workers; each case writes <directory>/<case>-<rank>.
+"""The original's own tests of training, on each of two workers; each case writes <directory>/<case>-<rank>.
 
 A case compares with a reference that every worker computes by itself, for both ranks, in plain torch: their data follow
 from rank and step.

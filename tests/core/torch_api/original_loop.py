@@ -36,7 +36,7 @@ args = parser.parse_args()
 
 
 def first(what):
-    """Whether nobody of this job has asked for `what` before."""
+    """Whether no worker of this job has asked for `what` before."""
     try:
         (args.out / what).open("x").close()
     except FileExistsError:

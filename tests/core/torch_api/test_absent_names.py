@@ -1,4 +1,4 @@
-"""Parts of the original that do not exist here say so when they are asked for, and what to use instead."""
+"""Absent names of the original raise an error that names the replacement."""
 
 from __future__ import annotations
 

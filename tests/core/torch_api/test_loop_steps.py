@@ -1,4 +1,4 @@
-"""Where a loop that marks no steps begins and ends them."""
+"""The begin and end of steps in a loop that marks none."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_optimizer_that_did_not_step_at_all_continues_the_step() -> None:
     assert loop.engine.announced == 1
 
 
-def test_steps_of_optimizers_outside_steps_are_nobodys() -> None:
+def test_steps_of_optimizers_outside_steps_do_not_count() -> None:
     loop, one = Loop(), optimizer()
     loop.steps.optimizer_stepped(one)
     assert loop.engine.announced == 0

@@ -1,4 +1,4 @@
-"""What a wrapped model tells of its wrapping, and what happens when it is wrapped again."""
+"""The attributes of a wrapped model, and the effect of wrapping it again."""
 
 from __future__ import annotations
 

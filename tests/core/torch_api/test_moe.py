@@ -1,4 +1,4 @@
-"""A mixture of experts: who takes a token, and what comes out."""
+"""A mixture of experts: the expert of each token, and the output."""
 
 from __future__ import annotations
 

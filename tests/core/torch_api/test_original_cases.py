@@ -1,4 +1,4 @@
-"""What the original's own tests expect of training, in a job of two workers on the CPU."""
+"""The original's own tests of training, in a job of two workers on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may begin, who comes too late, and what is refused before anybody waits."""
+"""The workers that may begin, those that come too late, and refusals before any worker waits."""
 
 from __future__ import annotations
 

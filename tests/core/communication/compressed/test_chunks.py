@@ -1,4 +1,4 @@
-"""Is every value in exactly one chunk, wherever chunks begin?"""
+"""Every value is in exactly one chunk, wherever chunks begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a sum of compressed chunks lose nothing in the long run, whoever owns which chunk?"""
+"""Sums of compressed chunks lose nothing in the long run, under any assignment of the chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bagua_core.communication.compressed.compression import (
 )
 from bagua_core.communication.compressed.scratch import ALIGNMENT, Scratch
 
-ELEMENTS = 20011  # can be dealt evenly to nobody
+ELEMENTS = 20011  # divisible by no number of workers
 CPU = torch.device("cpu")
 RANDOM = torch.Generator().manual_seed(7)
 
@@ -58,7 +58,7 @@ def test_feedback_loses_nothing_over_steps_and_generations(form: type[WithFeedba
     ranks: list[Compression] = [form() for _ in range(3)]
     asked, got = torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
     for step, size in enumerate([3, 3, 3, 5, 5, 4, 4, 1, 3]):
-        # whoever goes takes its errors along, so what it held is not asked for any more
+        # a lost worker's errors are lost with it, so what it held is not expected any more
         asked -= held(ranks[size:])
         ranks = ranks[:size] + [form() for _ in range(size - len(ranks))]
         contributions = torch.randn(size, ELEMENTS, generator=RANDOM)

@@ -1,4 +1,4 @@
-"""What CudaOrder asks of torch, and in which order; by a fake of torch.cuda that knows devices and contexts."""
+"""CudaOrder's calls of torch, and their order; by a fake of torch.cuda that knows devices and contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NcclCommunicator does beyond the contract: the order of its work on a GPU, and its end. By fakes."""
+"""NcclCommunicator beyond the contract: the order of its work on a GPU, and its end. By fakes."""
 
 from __future__ import annotations
 

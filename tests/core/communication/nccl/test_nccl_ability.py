@@ -1,4 +1,4 @@
-"""What a worker says about itself: read from the machine, and nothing of CUDA is touched without need."""
+"""A worker's statement about its NCCL: read from the machine, without an unneeded use of CUDA."""
 
 from __future__ import annotations
 

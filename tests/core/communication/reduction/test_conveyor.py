@@ -1,4 +1,4 @@
-"""Is the order of collectives the same whatever takes how long, and does nothing of a broken communicator go on?"""
+"""The order of collectives does not depend on durations, and no operation of a broken communicator continues."""
 
 from __future__ import annotations
 

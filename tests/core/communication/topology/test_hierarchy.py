@@ -112,7 +112,7 @@ def test_a_loss_in_any_stage_is_a_failure(lane: Lane) -> None:
             hierarchy.allreduce(c, torch.ones(4))
         except CollectiveFailed as error:
             errors.append(error)
-            for other in world:  # as the job does, once it is told
+            for other in world:  # as the job does, once it receives the report
                 other.abort("a rank has failed")
 
     run_ranks(world, act)

@@ -1,4 +1,4 @@
-"""Which stages does a bucket go through, on which nodes?"""
+"""The stages of a bucket's route, and the nodes that take part in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only Gloo can show: real peers that die or freeze, its texts, and its group's life."""
+"""Gloo beyond the contract: real peers that die or freeze, its messages, and the life of its group."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_short_limit_for_connecting_does_not_bound_what_comes_later() -> None:
         ]
         for operation in operations:
             if c.global_rank == 1:
-                late.wait(3 * limit_s)  # nobody sets it: the other rank waits for so long
+                late.wait(3 * limit_s)  # never set: the other rank waits for so long
             operation().wait()
 
     run_ranks(members, act)

@@ -60,7 +60,7 @@ def test_interrupt_ends_a_wait_at_once(server):
     assert time.monotonic() - began_s < 5.0
 
 
-def test_nobody_there_is_one_error():
+def test_an_absent_host_is_one_error():
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(MeetingStoreError, match=str(port)):

@@ -62,7 +62,7 @@ class Rank:
         return Moment(self.job, self.name, self.part, self.world_size, position)
 
     def begin(self) -> None:
-        """The way of an engine when nobody has any state; everyone can read here."""
+        """An engine's path when no worker has any state; all can read here."""
         while (choice := self.checkpointer.choose(self.communicator, self.job, wait)) is not None:
             if choice.place is None:
                 return

@@ -139,7 +139,7 @@ def test_a_writer_killed_at_any_edge_leaves_no_wrong_checkpoint(tmp_path: Path, 
     newest = next(f.place for f in catalogue.find(tmp_path) if f.is_complete)
     assert newest == (PLACE if edge in ("renamed", "directory synced") else older)
     read(tmp_path, training, newest)
-    write(tmp_path, PLACE, prepared)  # what it left is in nobody's way
+    write(tmp_path, PLACE, prepared)  # its remains do not interfere
     other = Training("sgd", 2)
     other.registry.restore(read(tmp_path, training).state)
     assert wire_form(other.registry.capture()) == wire_form(training.registry.capture())

@@ -1,4 +1,4 @@
-"""What was trained is on the disk and read back by any world; trouble with the disk troubles nobody else."""
+"""The trained state is on the disk and read back by any world; trouble with the disk affects nothing else."""
 
 from __future__ import annotations
 

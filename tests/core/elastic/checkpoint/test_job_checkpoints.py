@@ -1,4 +1,4 @@
-"""A generation in which nobody has any state goes on from a checkpoint, also if not everyone can read it."""
+"""A generation without a holder continues from a checkpoint, also if some members can't read it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_who_cannot_read_it_copies_from_those_who_can(tmp_path: Path, cannot: se
     assert len({worker.lines[0].run for worker in here}) == 1
 
 
-def test_if_nobody_can_read_it_the_next_older_one_is_taken(tmp_path: Path) -> None:
+def test_if_no_member_can_read_it_the_next_older_one_is_taken(tmp_path: Path) -> None:
     together(world(tmp_path, 2), 4, begin=True)
     (newest,) = tmp_path.glob("run-0001-step-000000004-*")
     part = newest / "part-00001-of-00002"

@@ -1,4 +1,4 @@
-"""What else may lie in a checkpoint directory: nothing blocks, nothing raises but one line that names the file."""
+"""Unexpected files in a checkpoint directory neither block nor raise; one line names each."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_every_rank_names_the_odd_ones_and_the_steps() -> None:
     assert "in generation 6" in messages[0] and "--digest-every 1" in messages[0]
 
 
-def test_of_two_that_differ_nobody_is_blamed() -> None:
+def test_of_two_that_differ_neither_is_blamed() -> None:
     world = build_in_process(2)
 
     def act(communicator: InProcessCommunicator) -> str:
@@ -168,7 +168,7 @@ def test_a_newcomer_s_copy_counts_from_the_step_it_brought(monkeypatch: pytest.M
         ([{}, {}], [10, 10], [8, 9], Difference(20, 10, (0, 1), True)),
         ([{18: 1}, {19: 2}], [10, 10], [8, 9], Difference(20, 10, (0, 1), True)),  # no step in common
         ([{19: 1}, {19: 1}], [10, 10], [8, 9], Difference(20, 19, (0, 1), True)),
-        # the third did not take one after step 19: of two, nobody is wrong
+        # the third did not take one after step 19: of two, neither is blamed
         ([{18: 1, 19: 3}, {18: 1, 19: 4}, {}], [10, 10, 0], [8, 9, 8], Difference(19, 18, (0, 1), True)),
         ([{17: 1, 19: 3}, {19: 4}, {17: 1, 19: 3}], [10, 0, 10], [8, 9, 8], Difference(19, 10, (1,))),
     ],

@@ -1,4 +1,4 @@
-"""When a wait is worth a report, and how fast the job is: arithmetic over durations."""
+"""The waits that are reported, and the job's speed: arithmetic over durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: who is slow, for how long before it is said, and that noise is not."""
+"""Tables: the workers that are slow, the delay before a report, and that noise causes none."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_transfer_tells_when_it_is_done() -> None:
     assert (transfer.result, transfer.error) == ("state", None)
 
 
-def test_a_transfer_keeps_its_error_for_whoever_waits() -> None:
+def test_a_transfer_keeps_its_error_for_a_waiting_thread() -> None:
     changed = threading.Condition()
     error = CollectiveFailed("gone", ("10.0.0.1",))
 

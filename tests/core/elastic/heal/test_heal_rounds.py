@@ -1,4 +1,4 @@
-"""Whatever fails to copy, somebody has the job's state whole: the plan's rounds, and what half a copy is worth."""
+"""One worker always holds the whole state, whatever copy fails: the plan's rounds, and the value of half a copy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_copies_never_touch_the_last_whole_state(
         ("the furthest of those behind", [(3, 6), (2, 5), (3, 5)], "nnn", {2}),
         ("one of them stages", [(3, 6), (3, 5), (3, 5)], "nny", set()),
         ("another source", [(3, 6), (3, 5), (3, 5), (3, 6)], "nnnn", set()),
-        ("nobody else to wait for", [(3, 6), (3, 5)], "nn", set()),
+        ("no other to wait for", [(3, 6), (3, 5)], "nn", set()),
         ("the usual case", [(3, 6), (3, 5), (3, 5)], "yyy", set()),
     ],
 )
@@ -86,7 +86,7 @@ def test_half_a_state_that_was_committed_ends_its_worker() -> None:
     assert caught.value.ranks == (1,)
 
 
-def test_a_job_begins_with_whoever_is_whole() -> None:
+def test_a_job_begins_with_the_members_that_are_whole() -> None:
     drawn = plan(
         [StateName()] * 3, [False] * 3, [1] * 3, None, [HalfCopy.INITIAL, HalfCopy.NONE, HalfCopy.NONE]
     )

@@ -1,4 +1,4 @@
-"""Where a worker goes next, situation by situation."""
+"""The next move of a worker, situation by situation."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ CASES = [
         newest=MISSED,
     ),
     # a newcomer
-    case("nobody lists it", Move.WAIT, current=None, newest=None),
+    case("no generation lists it", Move.WAIT, current=None, newest=None),
     case("the newest does not list it", Move.WAIT, current=None, newest=WITHOUT_ME),
     case("planned with it", Move.ENTER, JOINING, current=None, newest=JOINING),
     case("a loss takes it in", Move.ENTER, FAILOVER, current=None, newest=FAILOVER),
@@ -152,9 +152,11 @@ CASES = [
         leaving=True,
     ),
     case("listed although the job closes", Move.ENTER, FAILOVER, current=None, newest=FAILOVER, closed=True),
-    case("the node leaves and nobody lists it", Move.END, current=None, newest=WITHOUT_ME, leaving=True),
+    case(
+        "the node leaves and no generation lists it", Move.END, current=None, newest=WITHOUT_ME, leaving=True
+    ),
     case("the node leaves before any record", Move.END, current=None, newest=None, leaving=True),
-    case("the job closes and nobody lists it", Move.END, current=None, newest=WITHOUT_ME, closed=True),
+    case("the job closes and no generation lists it", Move.END, current=None, newest=WITHOUT_ME, closed=True),
     case(
         "the job closes, and the one that lists it can't be entered",
         Move.END,

@@ -1,4 +1,4 @@
-"""A member over a real session and real sockets: what it waits for at the end, and whom a missed loss makes of it."""
+"""A member over a real session and real sockets: its waits at the end, and its state after a loss that it missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How members meet: the parts that need no second worker."""
+"""The rendezvous of members: the parts that need no second worker."""
 
 from __future__ import annotations
 

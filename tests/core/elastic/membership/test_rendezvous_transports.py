@@ -1,4 +1,4 @@
-"""What members build for tensors of a GPU: real meetings over sockets, NCCL as nccl_over_gloo.py has it."""
+"""The transports that members build for tensors of a GPU: real meetings over sockets, NCCL by nccl_over_gloo.py."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_one_member_without_it_takes_all_to_gloo(
     world = one.built(1)
     assert all(isinstance(of_gpu(c), Staged) for c in world)
     assert_reduces(world)
-    assert not emulation.joined, "nobody has begun to join NCCL"
+    assert not emulation.joined, "no rank has begun to join NCCL"
     said = capfd.readouterr().err
     assert said.count("bagua: tensors of GPUs travel by Gloo") == 1 and words in said
 
@@ -297,7 +297,7 @@ def test_aborting_a_lane_leaves_the_generation_and_its_other_lanes(meeting: Make
 
 
 class Gate:
-    """A rank stands in its build until the test lets it go."""
+    """A rank stays in its build until the test releases it."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
@@ -316,7 +316,7 @@ def test_a_new_generation_aborts_a_build_that_waits_for_a_member_that_died(
     one = meeting(transports)
     buildings = one.start(1)
     assert gate.reached.wait(DEADLINE_S)
-    assert not emulation.joined, "nobody joins before all are there"
+    assert not emulation.joined, "no rank joins before all are there"
     assert not any(b.done for b in buildings)
     for building in buildings[:2]:
         building.abandon("generation 2 supersedes it")
@@ -365,7 +365,9 @@ def test_a_member_that_does_not_join_fails_the_generation_in_time(
         assert isinstance(building.error, CollectiveFailed) and building.communicator is None
         assert "not all of 3 ranks came together" in str(building.error)
         assert "BAGUA_TRANSPORT=gloo" in str(building.error), "what to do about it"
-    assert sorted(rank for rank, number, _ in one.failures if number == 1) == [0, 1, 2], "the leader is told"
+    assert sorted(rank for rank, number, _ in one.failures if number == 1) == [0, 1, 2], (
+        "the leader receives it"
+    )
     gate.opened.set()
     emulation.close()
 

@@ -63,7 +63,7 @@ def test_fifty_lost_generations_leave_neither_descriptors_nor_threads() -> None:
     await_true(given_back, "all groups are destroyed")
 
 
-def test_a_group_that_somebody_holds_is_kept() -> None:
+def test_a_group_that_is_referenced_is_kept() -> None:
     first, second = gloo_world(2)
     first.abort("x")
     second.abort("x")

@@ -145,7 +145,7 @@ def test_a_closed_session_leaves_nothing(agent: Agent, attach: Callable[[str], S
     session.close()
     agent.wait_for(lambda: agent._ended == ["w0"])
     assert not session._thread.is_alive()
-    agent.server.tell_close()  # nobody is there to hear it
+    agent.server.tell_close()  # there is no receiver
 
 
 def test_a_worker_id_can_attach_again_after_it_ended(agent: Agent, attach: Callable[[str], Session]) -> None:

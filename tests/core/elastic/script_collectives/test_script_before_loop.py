@@ -1,4 +1,4 @@
-"""What a later worker is answered before its loop, and what it is not."""
+"""The answers that a later worker gets before its loop, and the calls that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is there memory for a copy beside the state? By numbers given, and by what a system says."""
+"""Whether there is memory for a copy beside the state: by given numbers, and by a system's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read and change the committed state when another thread leaves in the script's place."""
+"""The guard of the committed state when another thread leaves in the script's place."""
 
 from __future__ import annotations
 

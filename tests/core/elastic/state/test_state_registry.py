@@ -1,4 +1,4 @@
-"""What a failed step restores, and what a worker that joins takes over, bit for bit."""
+"""The state that a failed step restores, and the state that a joiner takes over, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy in place: who begins one has no state until it is verified, and somebody always has a whole one."""
+"""A copy in place: its receiver has no state until it is verified, and one worker always has a whole state."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_who_is_behind_by_one_commit_copies_over_its_own_state() -> None:
 
 
 @pytest.mark.parametrize("messages", [3, 4, 7, 12])
-def test_a_source_that_dies_in_the_middle_leaves_nobody_who_counts_by_half(messages: int) -> None:
+def test_a_source_that_dies_in_the_middle_leaves_no_half_counted_worker(messages: int) -> None:
     """The heart of it: two are behind, without memory; the only source dies while the first of them is half written."""
     workers = [Worker(AHEAD, 4), Worker(BEHIND, 3), Worker(BEHIND, 3)]
     untouched = workers[1].form()
@@ -189,7 +189,7 @@ def test_the_spared_one_copies_when_the_others_have() -> None:
 
 
 def test_half_a_state_never_becomes_the_job_s_beginning() -> None:
-    """Its source died and nobody else has the state: it must end, and a newcomer must not begin the job anew."""
+    """Its source died and no other worker has the state: it must end, and a joiner must not begin the job anew."""
     half, newcomer = Worker(NONE, 3), Worker(NONE, 0)
     half.state.half = HalfCopy.COMMITTED
 
@@ -214,7 +214,7 @@ def test_half_an_initial_state_is_replaced_by_a_whole_one() -> None:
 
 
 def test_who_lost_its_state_in_the_middle_of_a_collective_is_no_newcomer() -> None:
-    """Its script stands in that collective still, and takes part in it when it has the state again."""
+    """Its script is still in that collective, and takes part in it when it has the state again."""
     holder, half = Worker(StateName(3, 8, 2), 4), Worker(StateName(3, 8, 1), 4)
     holder.outside = half.outside = True
     holder.state._script_step = half.state._script_step = 8
@@ -295,7 +295,7 @@ def test_memory_that_is_missing_after_all_is_told_before_anything_is_lost(
         try:
             worker.enter(communicator, [1, 1])
         except CollectiveFailed as error:
-            communicator.lose("nobody")
+            communicator.lose("no peer")
             return str(error)
         return ""
 

@@ -1,4 +1,4 @@
-"""The thread that leaves in the script's place, over a real session: what it tells, saves, interrupts and ends."""
+"""The thread that leaves in the script's place, over a real session: its reports, its checkpoint and its interrupts."""
 
 from __future__ import annotations
 

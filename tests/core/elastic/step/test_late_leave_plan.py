@@ -1,4 +1,4 @@
-"""What a worker does that was asked to leave and is at no boundary: each rule, and all situations together."""
+"""The plan of a worker that was asked to leave outside a boundary: each rule, and all situations together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that run alike number alike, and what only some of them do is neither counted nor told."""
+"""Members number common operations equally; operations of some members only are neither counted nor sent."""
 
 from __future__ import annotations
 

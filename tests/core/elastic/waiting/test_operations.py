@@ -1,4 +1,4 @@
-"""Collectives outside steps: results are kept until the next step, and workers that disagree are told."""
+"""Collectives outside steps: results are kept until the next step, and workers that disagree get an error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_commit_counts_anew_and_being_left_out_keeps_the_place() -> None:
 
 
 def disagreement(asked: list[tuple[int, str]]) -> list[str]:
-    """What each rank is told; empty for those that agree."""
+    """Each rank's error; empty for those that agree."""
 
     def act(communicator: InProcessCommunicator) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Who does not acknowledge: the kernel's table as a text, and real connections between the lab's hosts."""
+"""Peers that do not acknowledge: the kernel's table as a text, and real connections between the lab's hosts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_cut_names_the_peer_and_one_that_does_not_read_is_none(make_lab: MakeL
         old.send(b"x")
         new.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            while True:  # until the peer's buffer is full: nobody reads
+            while True:  # until the peer's buffer is full: it does not read
                 new.send(bytes(1 << 16))
 
         def silent(older: frozenset[int]) -> tuple[str, ...]:
