@@ -141,5 +141,5 @@ def _is_held(point: Failpoint, generation: int) -> bool:
         if said == "raise":
             raise FailpointRaised(f"failpoint {point.name} at generation {generation}")
         time.sleep(_HOLD_LOOK_S)  # the fault itself, not synchronisation
-    _say(point, generation, f": nobody let go within {HOLD_LIMIT_S:g} s")
+    _say(point, generation, f": no test let go within {HOLD_LIMIT_S:g} s")
     return True

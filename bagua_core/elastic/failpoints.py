@@ -151,5 +151,5 @@ def _is_held(point: Failpoint, step: int) -> bool:
         if said == "raise":
             raise FailpointRaised(f"failpoint {point.name} at step {step}")
         time.sleep(_HOLD_LOOK_S)  # the fault itself, not synchronisation
-    _say(point, step, f": nobody let go within {HOLD_LIMIT_S:g} s")
+    _say(point, step, f": no test let go within {HOLD_LIMIT_S:g} s")
     return True

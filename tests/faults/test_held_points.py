@@ -104,7 +104,7 @@ def test_no_process_is_held_forever(
     monkeypatch.setattr(point.module, "HOLD_LIMIT_S", 0.02)
     point.ask()
     point.passes()
-    assert "nobody let go within 0.02 s" in capfd.readouterr().err
+    assert "no test let go within 0.02 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{}=hold", "{}=hold:", "{}=hold:relative", "{}=hold:/a;b"])
