@@ -181,8 +181,8 @@ def test_a_grace_period_that_is_too_short_is_said_when_the_leave_is_asked(
     run.await_long(1)
     run.leave([node])
     assert node.says("the grace period is short", "5.0 s", "give a longer --shutdown-timeout")
-    # what it did save is what it says
-    assert newest_step(run.saved) == (7 if node.says("the checkpoint of step 7 is written") else 0)
+    # it may end between the last byte and the line; a line without a checkpoint would be wrong
+    assert newest_step(run.saved) == 7 or not node.says("the checkpoint of step 7 is written")
     run.job.check_nothing_left()
 
 

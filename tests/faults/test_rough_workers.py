@@ -21,6 +21,7 @@ from tests.agent.etcd.conftest import free_port
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.fuzz.light_workers import COMMAND, LightWorkers
+from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
 
 MIB = 1 << 20
@@ -298,7 +299,8 @@ class LightJob:
     def start(self, slots: int) -> Node:
         words = [sys.executable, "-m", "bagua_launch", *self.job._options, "--nproc-per-node", str(slots)]
         words += ["--no-python", *COMMAND, str(self.last)]
-        process = harness._run(None, words, self.job._log_file())
+        log, environment = self.job._log_file(), harness._environment()
+        process = LabProcess([], words, env=environment, output=log, host_name="here")
         self.job.nodes.append(Node(process, None))
         return self.job.nodes[-1]
 

@@ -30,6 +30,8 @@ from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
 REAL_START_VARIABLE = "BAGUA_TESTS_REAL_START"
 _PROGRAM = Path(__file__).with_name("zygote_main.py")
 _ROOT = Path(__file__).resolve().parents[2]
+# Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.
+_START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec'))"
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -106,7 +108,17 @@ def _zygote() -> RequestSocket:
     runner, imports = str(beside_runner("run_script.py")), ",".join((*PREIMPORT, *TRAINING_IMPORTS))
     with other:
         process = subprocess.Popen(
-            [sys.executable, "-u", str(_PROGRAM), str(other.fileno()), runner, imports, OFFER_VARIABLE],
+            [
+                sys.executable,
+                "-u",
+                "-c",
+                _START,
+                str(_PROGRAM),
+                str(other.fileno()),
+                runner,
+                imports,
+                OFFER_VARIABLE,
+            ],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             pass_fds=(other.fileno(),),

@@ -1,4 +1,4 @@
-"""The zygote's own program: `python -u zygote_main.py FD RUNNER IMPORTS OFFER_VARIABLE`. See zygote.py.
+"""The zygote's own program, executed by zygote.py with the arguments FILE FD RUNNER IMPORTS OFFER_VARIABLE.
 
 Imports of ours only by path: a worker that is forked from here must not find modules that a script did not import.
 """
@@ -22,10 +22,10 @@ ADOPTION_TIMEOUT_MS = 10_000
 
 
 def main() -> None:
-    del sys.path[0]  # this folder's modules are not for workers
-    control = socket.socket(fileno=int(sys.argv[1]))
+    del sys.path[0]  # the current directory, which is no worker's
+    control = socket.socket(fileno=int(sys.argv[2]))
     control.set_inheritable(False)
-    runner, imports, offer_variable = sys.argv[2:5]
+    runner, imports, offer_variable = sys.argv[3:6]
     spec = importlib.util.spec_from_file_location("_run_script", runner)
     assert spec is not None and spec.loader is not None
     run_script = importlib.util.module_from_spec(spec)
