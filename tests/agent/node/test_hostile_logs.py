@@ -36,9 +36,9 @@ for harm in 'touch new' 'mv stdout.log other' 'rm -f stdout.log' 'ln -s /etc/sha
 done
 i=0
 while [ $i -lt 40 ]; do
-  truncate -s 1T stdout.log
+  truncate -c -s 1T stdout.log  # -c: the file is absent for a moment while it is rotated
   head -c 100000 /dev/zero | tr '\\0' 'x'; echo
-  truncate -s 0 stdout.log
+  truncate -c -s 0 stdout.log
   i=$((i+1))
 done
 echo last
