@@ -176,7 +176,7 @@ class Script:
         if f.norm == "batch":
             # each worker's statistics are of its own shares: all go on with rank 0's, as they do in training
             for buffer in self.net.norm.buffers():
-                bagua.broadcast_inplace(buffer)
+                self._share(buffer)
         if f.evaluation != PLAIN:
             self.stage.reach("evaluation", epoch)
             self.model.eval()
@@ -190,6 +190,16 @@ class Script:
             self.scheduler.step()
         elif f.schedule == "plateau":
             self.scheduler.step(loss)
+
+    @staticmethod
+    def _share(buffer: torch.Tensor) -> None:
+        """From rank 0; from the next one that has this rank if it is lost meanwhile, as PeerLostError asks."""
+        while True:
+            try:
+                bagua.broadcast_inplace(buffer)
+            except bagua.PeerLostError:
+                continue
+            return
 
     # -- one draw
 
