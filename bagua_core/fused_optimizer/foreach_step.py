@@ -1,4 +1,4 @@
-"""How are parameters stepped for which blocks are of no use? With foreach=True for that step, where nobody can tell.
+"""Steps parameters for which blocks are of no use, with foreach=True for that step alone; no caller can tell.
 
 torch's default on a CPU is one parameter after the other, which costs several times as much where parameters are small.
 """

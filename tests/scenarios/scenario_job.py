@@ -226,7 +226,7 @@ class ScenarioJob:
             case WriteGeneration(g):
                 self.writing = g
                 members = " ".join(m.worker_id + ("*" if m.holder else "") for m in g.members)
-                return f"write {g.number} {g.kind.name} base {g.base}: {members or 'nobody'}"
+                return f"write {g.number} {g.kind.name} base {g.base}: {members or 'no workers'}"
             case ProbeAgents(questions, sequence):
                 self.sequence = sequence
                 asked = (

@@ -108,7 +108,7 @@ def _who_is_there(case: Case) -> Decision | None:
     """What the absence of members, or the suspicion of it, calls for; None: all that are missed by anybody live."""
     view, standing, evidence = case.view, case.standing, case.evidence
     record = view.generation
-    if not standing.survivors if record is None else _nobody_ever_trained(view, record):
+    if not standing.survivors if record is None else _never_trained(view, record):
         return _first(case)
     if standing.lost:
         why = f"lost {some(standing.lost)}"
@@ -151,7 +151,7 @@ def _who_should_be_there(case: Case) -> Decision:
     return _planned(case, record)
 
 
-def _nobody_ever_trained(view: JobView, record: Generation) -> bool:
+def _never_trained(view: JobView, record: Generation) -> bool:
     """All of a first generation failed in its first step: there is no state to wait for."""
     ends = [view.failures.get(m.worker_id) for m in record.members]
     return record.base == 0 and all(f is not None and f.in_step and f.step == 0 for f in ends)

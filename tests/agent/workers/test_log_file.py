@@ -112,7 +112,7 @@ def test_a_rotation_that_the_disk_refuses_ends_the_log_and_nothing_else(
 
 
 def test_a_reader_beside_a_writer_that_rotates_sees_each_byte_in_its_place(path: Path) -> None:
-    """Lines of ten bytes: what stands at a position says the position."""
+    """Lines of ten bytes; each line holds its own position."""
     file = LogFile(path, most_bytes=2000)
     stop = threading.Event()
 
