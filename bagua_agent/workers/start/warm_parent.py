@@ -282,8 +282,16 @@ class _Offered:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """It has been killed or has ended, so this does not wait for long."""
+        """Raises subprocess.TimeoutExpired, as Popen.wait does."""
         if self.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1000):
+                    raise subprocess.TimeoutExpired(["warm parent"], timeout or 0.0)
+            finally:
+                os.close(pidfd)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
@@ -299,7 +307,7 @@ def _take_offer(place: StartPlace) -> tuple[_Offered, RequestSocket] | None:
     if place.account is not None or place.python != sys.executable:
         requests.close()
         offered.kill()
-        offered.wait()
+        offered.wait(STOP_TIMEOUT_S)
         return None
     return offered, requests
 
