@@ -15,7 +15,7 @@ import grpc
 from cryptography import x509
 
 from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
-from bagua_agent.security.certificate_files import TlsFiles, read_tls, utc_now
+from bagua_agent.security.certificate_files import TlsContents, TlsFiles, read_tls, utc_now
 from bagua_agent.security.certificates import CertificateRefused, Holder, Role, holder_of
 from bagua_agent.security.tls_renewal import RenewedTls
 
@@ -131,14 +131,26 @@ def server_options() -> list[tuple[str, int]]:
 def server_credentials(tls: RenewedTls) -> grpc.ServerCredentials:
     """Mutual TLS: callers need a certificate of an authority in `tls`, which is read anew when it changed."""
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        contents = tls.current()
+    def configuration(contents: TlsContents) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration(
             [(contents.key_pem, contents.cert_pem)], root_certificates=contents.ca_pem
         )
 
+    given = tls.current()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """For the core of gRPC, which asks at each connection. None: as before."""
+        # With each configuration the core frees the one before, even while another connection takes it (grpc#36693):
+        # a stranger's handshakes would end the process if this gave one at each connection.
+        nonlocal given
+        contents = tls.current()
+        if contents is given:
+            return None
+        given = contents
+        return configuration(contents)
+
     return grpc.dynamic_ssl_server_credentials(
-        configuration(), configuration, require_client_authentication=True
+        configuration(given), changed, require_client_authentication=True
     )
 
 
