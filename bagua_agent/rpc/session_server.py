@@ -17,6 +17,7 @@ from itertools import chain
 import grpc
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.rpc.first_message import first_of
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
@@ -118,7 +119,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
     def Attach(
         self, request_iterator: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
     ) -> Iterator[session_pb2.AgentMessage]:
-        first = _first_of(request_iterator, context)
+        first = first_of(request_iterator, context, FIRST_MESSAGE_TIMEOUT_S)
         if first is None or not first.HasField("hello"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
         assert first is not None
@@ -183,17 +184,3 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         for outbox in outboxes:
             outbox.put(None)
         self._server.stop(STOP_GRACE_S).wait(STOP_GRACE_S + 1.0)
-
-
-def _first_of(
-    messages: Iterator[session_pb2.WorkerMessage], context: grpc.ServicerContext
-) -> session_pb2.WorkerMessage | None:
-    """None if the stream ends without one. One that says nothing for FIRST_MESSAGE_TIMEOUT_S is cancelled, which
-    gRPC raises here."""
-    limit = threading.Timer(FIRST_MESSAGE_TIMEOUT_S, context.cancel)
-    limit.daemon = True
-    limit.start()
-    try:
-        return next(messages, None)
-    finally:
-        limit.cancel()

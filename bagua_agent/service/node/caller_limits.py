@@ -1,15 +1,26 @@
-"""Limits how many logs one caller reads at once, so that none keeps the others from reading."""
+"""Limits what one caller takes of a daemon's threads, so that none keeps the others from reading logs.
+
+A caller reads a number of logs at once. A call whose request does not come ends soon, and a caller has a number of
+those at once: gRPC gives each call a thread before its request is there.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from bagua_agent.rpc.first_message import first_of
 
 # `logs --follow` reads two streams of each worker on the node: 24 workers.
 MOST_OF_A_CALLER = 48
 MOST_READERS = 240  # of all callers; each takes a thread
+MOST_AWAITED = MOST_OF_A_CALLER + 16  # of a caller: all its readers may come at once
+REQUEST_TIMEOUT_S = 5.0  # a client sends the request with the call
 
 
 class TooManyReaders(Exception):
@@ -45,6 +56,46 @@ class CallerLimits:
             with self._lock:
                 self.callers[caller] -= 1
                 self.callers += Counter()  # without those that read nothing
+
+
+class AwaitedRequests(grpc.ServerInterceptor):  # type: ignore[misc]
+    """For methods with one request: ends calls whose request does not come, and refuses a caller more than
+    MOST_AWAITED of them at once."""
+
+    def __init__(self) -> None:
+        self._limits = CallerLimits(MOST_AWAITED, MOST_READERS)
+
+    def intercept_service(
+        self, continuation: Callable[[Any], grpc.RpcMethodHandler | None], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        handler = continuation(details)
+        if handler is None or handler.request_streaming:
+            return handler
+        method = handler.unary_stream or handler.unary_unary
+
+        # gRPC calls a method of a request stream at once, and one of a single request when that is there.
+        def behaviour(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            return method(self._request(requests, context), context)
+
+        kind = "stream_stream" if handler.response_streaming else "stream_unary"
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            behaviour,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _request(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        caller = caller_name(context.auth_context(), context.peer())
+        try:
+            with self._limits.reading(caller):
+                request = first_of(requests, context, REQUEST_TIMEOUT_S)
+        except TooManyReaders:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{caller!r} has too many calls here without a request"
+            )
+        if request is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+        return request
 
 
 def caller_name(auth_context: Mapping[str, Sequence[bytes]], peer: str) -> str:

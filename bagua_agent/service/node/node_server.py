@@ -13,7 +13,13 @@ from bagua_agent.security.certificates import Role
 from bagua_agent.security.grpc_security import RoleInterceptor, server_credentials, server_options
 from bagua_agent.security.tls_renewal import RenewedTls
 from bagua_agent.service.logs.job_logs import JobLogs
-from bagua_agent.service.node.caller_limits import MOST_READERS, CallerLimits, TooManyReaders, caller_name
+from bagua_agent.service.node.caller_limits import (
+    MOST_READERS,
+    AwaitedRequests,
+    CallerLimits,
+    TooManyReaders,
+    caller_name,
+)
 from bagua_contract import node_pb2, node_pb2_grpc
 
 MOST_CALLS = MOST_READERS + 16  # so that logs are listed, and refusals are answered, while all readers read
@@ -38,10 +44,10 @@ class NodeServer(node_pb2_grpc.NodeServiceServicer):
         self._is_running = is_running
         self._stopping = threading.Event()
         self._limits = CallerLimits()
-        interceptors = [] if tls is None else [RoleInterceptor(tls, LEAST_ROLES)]
+        roles = [] if tls is None else [RoleInterceptor(tls, LEAST_ROLES)]
         self._server = grpc.server(
             ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="bagua-node"),
-            interceptors=interceptors,
+            interceptors=[*roles, AwaitedRequests()],  # roles first: whom to count
             options=server_options(),
             maximum_concurrent_rpcs=MOST_CALLS,
         )

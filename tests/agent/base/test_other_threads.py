@@ -49,7 +49,7 @@ def session(fail: Fail, patch: pytest.MonkeyPatch) -> None:
     agent = Agent("w0", "w1")
     try:
         with patch.context() as failing:
-            failing.setattr(session_server, "_first_of", fail)
+            failing.setattr(session_server, "first_of", fail)
             stranger = Stranger(agent.socket)
             try:
                 stranger.say(session_pb2.WorkerMessage(ready=session_pb2.Ready()))
