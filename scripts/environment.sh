@@ -13,6 +13,8 @@ bagua_packages() {
   command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
   [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client) # lab hosts that are reached over ssh
   command -v redis-server >/dev/null || missing+=(redis-server) # a backend of cached data sets; tests start their own
+  # a kernel that tests boot, for control groups of each kind; only packaged for this processor
+  [ "$(uname -m)" != x86_64 ] || command -v linux.uml >/dev/null || missing+=(user-mode-linux)
   [ ${#missing[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"

@@ -56,20 +56,38 @@ def test_the_kernels_log_names_the_process(tmp_path: Path) -> None:
         "6,1,1,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB\n"
         "6,2,2,-;eth0: link up\n"
     )
-    kills = MemoryKills(log, tmp_path, tmp_path / "none")
+    kills = MemoryKills(log, tmp_path)
     assert kills.record_of(7) == ""
     assert kills.record_of(77).startswith("Memory cgroup out of memory: Killed process 77 (python)")
     assert "out of memory: Memory cgroup" in exit_cause(-9, out_of_memory=kills.record_of(77)).summary
 
 
-def test_a_cgroups_counter_tells_where_the_log_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("0::/job\n")
-    (tmp_path / "job").mkdir()
-    events = tmp_path / "job" / "memory.events"
-    events.write_text("oom 1\noom_kill 4\n")
-    kills = MemoryKills(tmp_path / "no log", tmp_path, tmp_path / "own")
+V1_MOUNT = "35 31 0:32 / /cg/memory rw - cgroup cgroup rw,memory\n"
+V2_MOUNT = "41 31 0:38 / /cg/unified rw - cgroup2 cgroup2 rw\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "counter"),
+    [
+        ("0::/job\n", V2_MOUNT, "cg/unified/job/memory.events"),
+        ("4:memory:/job\n", V1_MOUNT, "cg/memory/job/memory.oom_control"),
+        ("4:memory:/job\n0::/job\n", V1_MOUNT + V2_MOUNT, "cg/memory/job/memory.oom_control"),
+        ("4:pids:/job\n0::/job\n", V2_MOUNT, "cg/unified/job/memory.events"),
+        ("4:memory:/docker/9\n", V1_MOUNT.replace(" / ", " /docker/9 "), "cg/memory/memory.oom_control"),
+    ],
+    ids=["version 2", "version 1", "hybrid 1", "hybrid 2", "container"],
+)
+def test_a_cgroups_counter_tells_where_the_log_is_closed(
+    tmp_path: Path, groups: str, mounts: str, counter: str
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    (tmp_path / "proc/self/mountinfo").write_text(mounts)
+    (tmp_path / counter).parent.mkdir(parents=True)
+    (tmp_path / counter).write_text("under_oom 0\noom_kill 4\n")
+    kills = MemoryKills(tmp_path / "no log", tmp_path)
     assert kills.record_of(7) == ""
-    events.write_text("oom 2\noom_kill 5\n")
+    (tmp_path / counter).write_text("under_oom 0\noom_kill 5\n")
     assert kills.record_of(7) == "the kernel killed 1 process(es) of this cgroup for lack of memory"
     assert kills.record_of(7) == ""
 

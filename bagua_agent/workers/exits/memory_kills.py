@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bagua_contract.memory_cgroup import memory_cgroups
+
 KERNEL_LOG = Path("/dev/kmsg")
 MOST_RECORDS = 20_000  # more than the kernel's buffer of 1 MiB holds
 _RECORD_BYTES = 8192
@@ -18,16 +20,11 @@ _SUMMARY_CHARACTERS = 160
 
 
 class MemoryKills:
-    """kernel_log, cgroup_root, own_cgroups: other files for tests."""
+    """kernel_log, root: other files for tests."""
 
-    def __init__(
-        self,
-        kernel_log: Path = KERNEL_LOG,
-        cgroup_root: Path = Path("/sys/fs/cgroup"),
-        own_cgroups: Path = Path("/proc/self/cgroup"),
-    ) -> None:
+    def __init__(self, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         self._kernel_log = kernel_log
-        self._counters = _counters(own_cgroups, cgroup_root)
+        self._counters = _counters(root)
         self._killed = self._count()
 
     def record_of(self, pid: int) -> str:
@@ -49,23 +46,18 @@ class MemoryKills:
         return 0
 
 
-def _counters(own_cgroups: Path, root: Path) -> list[Path]:
-    """Files with an "oom_kill N" line: of cgroup v2, then v1."""
+def _counters(root: Path) -> list[Path]:
+    """Files with an "oom_kill N" line: of the agent's own group first."""
     try:
-        lines = own_cgroups.read_text().splitlines()
+        groups = memory_cgroups(
+            (root / "proc/self/cgroup").read_text(), (root / "proc/self/mountinfo").read_text()
+        )
     except OSError:
         return []
-    paths = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            paths += [root / group.lstrip("/") / "memory.events", root / "memory.events"]
-        elif "memory" in controllers.split(","):
-            paths += [
-                root / "memory" / group.lstrip("/") / "memory.oom_control",
-                root / "memory/memory.oom_control",
-            ]
-    return paths
+    if groups is None:
+        return []
+    name = "memory.oom_control" if groups.version == 1 else "memory.events"
+    return [root / folder.relative_to("/") / name for folder in groups.folders]
 
 
 def _records(kernel_log: Path) -> Iterator[str]:

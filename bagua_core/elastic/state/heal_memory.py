@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_contract.environment import staging_bytes_in, variable
+from bagua_contract.memory_cgroup import memory_cgroups
 
 LIMIT_VARIABLE = variable("staging_bytes")
 MARGIN_BYTES = 64 << 20  # for what the step itself, the loader and the neighbours take meanwhile
+# By the version of control groups: the limit, what is used of it, and the field of memory.stat with the page cache.
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +54,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What this process may still take, by the host and by its control groups (version 2). None: unknown."""
+    """What this process may still take, by the host and by its control groups. None: unknown."""
     found = [b for b in (_of_host(root), *_of_groups(root)) if b is not None]
     return min(found, default=None)
 
 
 def _of_host(root: Path) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
+    for line in _text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
@@ -62,24 +68,23 @@ def _of_host(root: Path) -> int | None:
 
 
 def _of_groups(root: Path) -> list[int]:
-    top = root / "sys/fs/cgroup"
-    own = next((x[3:] for x in _lines(root / "proc/self/cgroup") if x.startswith("0::")), None)
-    if own is None:
+    groups = memory_cgroups(_text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo"))
+    if groups is None:
         return []
+    limit, usage, cache = _FILES[groups.version]
     found = []
-    place = top / own.strip("/")
-    while place.is_relative_to(top):
-        most = "".join(_lines(place / "memory.max")).strip()
-        used = "".join(_lines(place / "memory.current")).strip()
+    for number, folder in enumerate(root / folder.relative_to("/") for folder in groups.folders):
+        if number and _text(folder / "memory.use_hierarchy").strip() == "0":
+            break  # version 1: the limits of this group and of those above don't cover the groups below
+        most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
         if most.isdecimal() and used.isdecimal():
-            stat = dict(x.split(maxsplit=1) for x in _lines(place / "memory.stat"))
-            found.append(int(most) - int(used) + int(stat.get("inactive_file", "0")))  # a cache gives way
-        place = place.parent
+            stat = dict(x.split(maxsplit=1) for x in _text(folder / "memory.stat").splitlines())
+            found.append(int(most) - int(used) + int(stat.get(cache, "0")))  # a cache gives way
     return found
 
 
-def _lines(path: Path) -> list[str]:
+def _text(path: Path) -> str:
     try:
-        return path.read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return []  # not this kind of system: unknown
+        return ""  # not this kind of system: unknown

@@ -41,21 +41,52 @@ def test_the_limit_is_read_and_checked() -> None:
         limit_bytes_from({"BAGUA_STAGING_BYTES": "1GB"})
 
 
-def test_the_tightest_bound_counts(tmp_path: Path) -> None:
-    def write(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+def system(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
 
+
+def test_the_tightest_bound_counts(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None
-    write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   80 kB\n")
+    system(tmp_path, {"proc/meminfo": "MemTotal: 100 kB\nMemAvailable:   80 kB\n"})
     assert available_bytes(tmp_path) == 80 * 1024
-    write("proc/self/cgroup", "0::/jobs/one\n")
-    write("sys/fs/cgroup/jobs/one/memory.max", "max\n")
+    mounts = "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n"
+    system(tmp_path, {"proc/self/cgroup": "0::/jobs/one\n", "proc/self/mountinfo": mounts})
+    system(tmp_path, {"sys/fs/cgroup/jobs/one/memory.max": "max\n"})
     assert available_bytes(tmp_path) == 80 * 1024
-    write("sys/fs/cgroup/jobs/memory.max", "50000\n")
-    write("sys/fs/cgroup/jobs/memory.current", "30000\n")
-    write("sys/fs/cgroup/jobs/memory.stat", "anon 1\ninactive_file 10000\n")
+    system(
+        tmp_path,
+        {
+            "sys/fs/cgroup/jobs/memory.max": "50000\n",
+            "sys/fs/cgroup/jobs/memory.current": "30000\n",
+            "sys/fs/cgroup/jobs/memory.stat": "anon 1\ninactive_file 10000\n",
+        },
+    )
     assert available_bytes(tmp_path) == 30000
+
+
+@pytest.mark.parametrize("beside", ["", "0::/jobs\n"], ids=["version 1", "hybrid"])
+def test_limits_of_version_1_count(tmp_path: Path, beside: str) -> None:
+    mounts = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n" if beside else ""
+    group = "sys/fs/cgroup/memory/jobs"
+    unlimited = "9223372036854771712\n"
+    system(
+        tmp_path,
+        {
+            "proc/meminfo": "MemAvailable:   80 kB\n",
+            "proc/self/cgroup": f"4:memory:/jobs/one\n{beside}",
+            "proc/self/mountinfo": f"35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n{mounts}",
+            f"{group}/one/memory.limit_in_bytes": unlimited,
+            f"{group}/one/memory.usage_in_bytes": "20000\n",
+            f"{group}/memory.limit_in_bytes": "50000\n",
+            f"{group}/memory.usage_in_bytes": "30000\n",
+            f"{group}/memory.stat": "inactive_file 1\ntotal_inactive_file 10000\n",
+        },
+    )
+    assert available_bytes(tmp_path) == 30000
+    system(tmp_path, {f"{group}/memory.use_hierarchy": "0\n"})
+    assert available_bytes(tmp_path) == 80 * 1024
 
 
 def test_this_system_says_something() -> None:
