@@ -48,6 +48,7 @@ OTHERS = {
     "rpc/control_server.py": "gRPC takes an executor of its own; it answers the caller with what a method raised",
     "rpc/session_server.py": "as above",
     "service/node/node_server.py": "as above",
+    "rpc/first_message.py": "a timer that cancels a silent client's call, which raises nothing",
     "workers/stacks.py": "within one call, which raises what a part of it raised",
     "node/torchrun/health_server.py": "a timer that shuts a slow client's connection; that it has gone is suppressed",
     "base/background.py": "the mechanism",

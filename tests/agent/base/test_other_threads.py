@@ -107,6 +107,7 @@ ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[
     "rpc/control_server.py": (control, MET_BY_GRPC),
     "rpc/session_server.py": (session, MET_BY_GRPC),
     "service/node/node_server.py": (node, MET_BY_GRPC),
+    "rpc/first_message.py": (session, []),  # tests/fuzz/test_session_service.py meets it with a silent client
     "node/torchrun/health_server.py": (
         health,
         [],
