@@ -190,6 +190,11 @@ class Store:
         self._current = 0  # index of the endpoint in use
         self._connections: dict[int, _Shared] = {}
 
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use: the one that answered last, or the next to be tried."""
+        return str(self.config.endpoints[self._current])
+
     def connect(self, timeout_s: float) -> None:
         """Returns once some endpoint answers. Raises StoreUnavailable naming the endpoints and why."""
         # linearizable, so that an endpoint without a quorum does not count
@@ -352,7 +357,7 @@ class Store:
         def attempt(client: EtcdClient) -> StoreStatus:
             answer = client.raw(client.maintenancestub.Status, etcd3.etcdrpc.StatusRequest())
             return StoreStatus(
-                endpoint=str(self.config.endpoints[self._current]),
+                endpoint=self.endpoint,
                 version=answer.version,
                 db_size_bytes=answer.dbSize,
                 has_leader=answer.leader != 0,

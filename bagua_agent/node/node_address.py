@@ -1,10 +1,13 @@
-"""The address at which the other nodes of a job reach this one, from what the job's configuration says."""
+"""The address at which other nodes reach this one, from the endpoints of the store that a configuration lists."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.node.local_address import UnknownStoreName, local_address
+from bagua_contract.addresses import is_loopback
 
 
 def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
@@ -13,12 +16,32 @@ def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
     Raises UnknownStoreName if no endpoint's host name has an address; UserError, see local_address.
     """
     single_node = config.max_nodes == 1
+    try:
+        return address_towards(config.local_addr, config.endpoints or (), single_node=single_node)
+    except UnknownStoreName:
+        if not hosts_store:
+            raise
+        return local_address(config.local_addr, None, single_node)
+
+
+def address_towards(given: str | None, endpoints: Sequence[str], *, single_node: bool) -> str:
+    """By the first endpoint whose name is known and whose route leaves this host; a loopback address only if none does.
+
+    given: --local-addr. Raises UnknownStoreName if no endpoint has a known name; UserError, see local_address.
+    """
+    loopback: str | None = None
     unknown: UnknownStoreName | None = None
-    for endpoint in config.endpoints or ():
+    for endpoint in endpoints:
         try:
-            return local_address(config.local_addr, parse_endpoint(endpoint).target, single_node)
+            address = local_address(given, parse_endpoint(endpoint).target, single_node)
         except UnknownStoreName as error:
             unknown = unknown or error
-    if unknown is not None and not hosts_store:
+            continue
+        if single_node or not is_loopback(address):
+            return address
+        loopback = loopback or address
+    if loopback is not None:
+        return loopback
+    if unknown is not None:
         raise unknown
-    return local_address(config.local_addr, None, single_node)
+    return local_address(given, None, single_node)

@@ -16,9 +16,9 @@ from bagua_agent.base.plain_text import plain_line
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.etcd.client import Store
-from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
-from bagua_agent.node.local_address import local_address
+from bagua_agent.node.local_address import UnknownStoreName
+from bagua_agent.node.node_address import address_towards
 from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.tls_renewal import RenewedTls
 from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
@@ -76,10 +76,10 @@ def serve(config_path: str, *, plain_units: bool = False) -> int:
 
     stop = _Stop()
     with only_daemon(config.directories_state), SignalsToInbox(_SIGNALS, stop.ask):
-        store = _connected(config, notifier, stop)
-        if store is None:
+        connected = _connected(config, notifier, stop)
+        if connected is None:
             return 0
-        return _serve(config, facts, runner, notifier, store, stop)
+        return _serve(config, facts, runner, notifier, *connected, stop)
 
 
 def _serve(
@@ -88,13 +88,11 @@ def _serve(
     runner: UnitRunner,
     notifier: Notifier,
     store: Store,
+    address: str,
     stop: _Stop,
 ) -> int:
     leased = LeasedKeys(store, config.times_node_lease_s, _tell_lapses)
     scheduler = Scheduler(store, leased, config.node_name, _say, config.cluster_policy)
-    address = local_address(
-        config.listen_address or None, parse_endpoint(config.etcd_endpoints[0]).target, single_node=False
-    )
     listening_at = joined(address, config.listen_port)
     daemon = NodeDaemon(
         config,
@@ -145,8 +143,9 @@ def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
     return ChildUnits(units_folder(config.directories_state))
 
 
-def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> Store | None:
-    """Tries until etcd answers, or the daemon is asked to stop, which gives None."""
+def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> tuple[Store, str] | None:
+    """The store, and this node's address on the way to it. Tries until etcd answers, or the daemon is asked to stop,
+    which gives None."""
     store = Store(store_config(config.etcd_endpoints, config.store_credentials))
     stop.tell(store.close)
     told = ""
@@ -155,7 +154,10 @@ def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> Store | 
             begin_s = time.monotonic()
             try:
                 store.connect(CONNECT_TIMEOUT_S)
-            except StoreUnavailable as error:
+                # the endpoint that answers first: another's name may not be known, or lead elsewhere
+                endpoints = (store.endpoint, *config.etcd_endpoints)
+                address = address_towards(config.listen_address or None, endpoints, single_node=False)
+            except (StoreUnavailable, UnknownStoreName) as error:
                 if str(error) != told and not stop:
                     told = str(error)
                     _say(f"waiting for etcd: {told}")
@@ -163,7 +165,7 @@ def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> Store | 
             else:
                 stop.tell(lambda: None)
                 if not stop:
-                    return store
+                    return store, address
             stop.wait(max(0.0, begin_s + CONNECT_TIMEOUT_S - time.monotonic()))
     except BaseException:
         store.close()

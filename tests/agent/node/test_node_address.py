@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.node import local_address as local_address_module
 from bagua_agent.node.local_address import UnknownStoreName, local_address
-from bagua_agent.node.node_address import node_address
+from bagua_agent.node.node_address import address_towards, node_address
 
 UNKNOWN = "no-such-host.invalid:2379"
 
@@ -18,6 +19,17 @@ def config(*endpoints: str) -> JobConfig:
 
 def test_the_first_endpoint_whose_name_is_known_counts() -> None:
     assert node_address(config(UNKNOWN, "127.0.0.1:2379")) == "127.0.0.1"
+
+
+def test_a_loopback_address_is_the_last_choice_where_others_must_reach_this_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_address_module, "_source_towards", lambda to: to[0])
+    endpoints = ("127.0.0.1:2379", UNKNOWN, "192.0.2.7:2379", "192.0.2.8:2379")
+    assert address_towards(None, endpoints, single_node=False) == "192.0.2.7"
+    assert address_towards(None, endpoints, single_node=True) == "127.0.0.1"
+    assert address_towards(None, endpoints[:2], single_node=False) == "127.0.0.1"
+    assert address_towards("127.0.0.5", endpoints, single_node=False) == "127.0.0.5"
 
 
 def test_no_known_name_is_an_error_but_on_the_node_that_hosts_the_store() -> None:
