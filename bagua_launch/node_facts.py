@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from bagua_agent.node.listening_address import own_addresses
+from bagua_agent.node.listening_address import is_this_host
 from bagua_launch.errors import RequestError
 
 _NVIDIA_SMI_TIMEOUT_S = 20.0
@@ -41,7 +41,7 @@ class ThisNode:
         return len(os.sched_getaffinity(0))
 
     def owns_address(self, host: str) -> bool:
-        return host == socket.gethostname() or bool(own_addresses(host))  # as torchrun: also without DNS
+        return is_this_host(host, socket.gethostname())
 
 
 def _installed_gpus() -> int:

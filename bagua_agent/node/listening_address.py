@@ -33,11 +33,25 @@ def listening_target(target: str) -> str:
 
 def own_addresses(host: str) -> list[str]:
     """Addresses of this host that `host` resolves to; none if it can't be resolved."""
+    return [str(address[0]) for family, _, _, _, address in _resolved(host) if _can_bind(family, address)]
+
+
+def is_this_host(host: str, own_name: str) -> bool:
+    """Whether `host` names this host, whose name is own_name. The DNS of a cluster may learn the fully qualified name
+    of a host only after its start, so an unknown name counts if it is own_name with a domain, or without one."""
+    if host.lower() == own_name.lower():
+        return True
+    if found := _resolved(host):
+        return any(_can_bind(family, address) for family, _, _, _, address in found)
+    labels = {name.lower().partition(".")[0] for name in (host, own_name)}
+    return len(labels) == 1 and ("." in host) != ("." in own_name)
+
+
+def _resolved(host: str) -> list[tuple[socket.AddressFamily, object, int, str, tuple[object, ...]]]:
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        return list(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
     except OSError:
         return []
-    return [str(address[0]) for family, _, _, _, address in found if _can_bind(family, address)]
 
 
 def _is_address(host: str) -> bool:

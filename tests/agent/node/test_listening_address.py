@@ -6,7 +6,13 @@ import socket
 
 import pytest
 
-from bagua_agent.node.listening_address import EVERYWHERE, listening_host, listening_target, own_addresses
+from bagua_agent.node.listening_address import (
+    EVERYWHERE,
+    is_this_host,
+    listening_host,
+    listening_target,
+    own_addresses,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,20 @@ def test_what_is_bound_is_an_address_of_this_host() -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host.strip("[]"), int(port)))
     assert own_addresses("no-such-host.invalid") == []
+
+
+@pytest.mark.parametrize(
+    ("host", "own_name", "is_own"),
+    [
+        ("node-1.invalid", "node-1.invalid", True),
+        ("node-1.invalid", "Node-1", True),  # the cluster's DNS does not know it yet
+        ("no-such-host", "no-such-host.invalid", True),
+        ("node-2.invalid", "node-1", False),
+        ("node-1.a.invalid", "node-1.b.invalid", False),
+        ("node-1.invalid", "node", False),
+        ("127.0.0.1", "node-1", True),
+        ("192.0.2.1", "192", False),  # known, and another's
+    ],
+)
+def test_names_of_this_host(host: str, own_name: str, is_own: bool) -> None:
+    assert is_this_host(host, own_name) is is_own
