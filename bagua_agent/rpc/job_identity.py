@@ -8,6 +8,7 @@ the certificate is its own authority, names no host and never expires, so trust 
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ _NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a
 _END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"
 _BEGINNING, _NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _MS_FOR_A_HANDSHAKE = 5000  # of any client
+_MOST_CONNECTIONS = 16384  # one takes 25 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,17 @@ def listen(server: grpc.Server, address: str, identity: JobIdentity) -> int:
 def server_options() -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a taken port must fail, not share
+        *limits_of_connections(),
+    ]
+
+
+def limits_of_connections() -> list[tuple[str, int]]:
+    """For grpc.server: what clients may take that have not shown who they are."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return [
         ("grpc.server_handshake_timeout_ms", _MS_FOR_A_HANDSHAKE),
+        # The other half of the descriptors is this process's own.
+        ("grpc.max_allowed_incoming_connections", min(descriptors // 2, _MOST_CONNECTIONS)),
     ]
 
 

@@ -15,6 +15,7 @@ import grpc
 from cryptography import x509
 
 from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.rpc.job_identity import limits_of_connections
 from bagua_agent.security.certificate_files import TlsContents, TlsFiles, read_tls, utc_now
 from bagua_agent.security.certificates import CertificateRefused, Holder, Role, holder_of
 from bagua_agent.security.tls_renewal import RenewedTls
@@ -22,6 +23,7 @@ from bagua_agent.security.tls_renewal import RenewedTls
 MOST_REQUEST_BYTES = 1 << 20  # a submission goes into etcd, which takes 1.5 MiB a request
 _MOST_METADATA_BYTES = 16 << 10
 _MOST_STREAMS_OF_A_CONNECTION = 100
+_KEEPALIVE_MS = 10_000  # to a question, and then to the end of the connection on which it has no answer
 # In what gRPC says of a server's certificate; the last one up to some release after 1.65.
 _NOT_TRUSTED = ("handshake failed", "verification check failed", "not in peer certificate")
 
@@ -119,12 +121,19 @@ def _guarded(
 
 
 def server_options() -> list[tuple[str, int]]:
-    """For grpc.server: limits for what any caller may send."""
+    """For grpc.server: limits for what any caller may send and hold."""
     return [
         ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
         ("grpc.max_metadata_size", _MOST_METADATA_BYTES),
         ("grpc.max_concurrent_streams", _MOST_STREAMS_OF_A_CONNECTION),
         ("grpc.so_reuseport", 0),  # a taken port must fail, not share
+        *limits_of_connections(),
+        # A caller whose host is gone sends nothing that ends its connection; its streams would keep their places.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_MS),  # as long as gRPC waits for an answer to any ping
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: a job may print nothing for hours
     ]
 
 
