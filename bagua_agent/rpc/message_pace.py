@@ -7,7 +7,8 @@ waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 _OVERHEAD_BYTES = 100  # of a message, and of a record
 
@@ -52,19 +53,29 @@ class LineBudget:
         return left_out
 
 
+@dataclass(slots=True)
 class MessagePace:
-    """Of one worker's session. A job that changes its members every second for an hour is never slowed down."""
+    """Of one slot: of all sessions of all its workers, so that no new session brings a new budget. A job that changes
+    its members every second for an hour is never slowed down.
 
-    # kinds that the agent writes into etcd
-    WRITTEN = frozenset({"ready", "entered", "suspected", "training_done"})
+    told: the slot's first wait was reported.
+    """
 
-    def __init__(self) -> None:
-        self._heard = BytesBudget(burst_bytes=8 << 20, bytes_per_s=256 << 10)
-        self._written = BytesBudget(burst_bytes=1 << 20, bytes_per_s=4 << 10)
+    # Kinds that the agent writes into etcd; and the first of a session, which waits for what earlier ones have taken.
+    WRITTEN: ClassVar = frozenset({"hello", "ready", "entered", "suspected", "training_done"})
+
+    told: bool = False
+    _heard: BytesBudget = field(default_factory=lambda: BytesBudget(8 << 20, 256 << 10))
+    _written: BytesBudget = field(default_factory=lambda: BytesBudget(1 << 20, 4 << 10))
+    _member_bytes: int = 0
 
     def take(self, kind: str | None, size_bytes: int, now_s: float) -> float:
         """How long to wait before the next message is read, in seconds; 0 as a rule."""
         delay_s = self._heard.take(size_bytes, now_s)
+        if kind == "ready":
+            self._member_bytes = size_bytes
         if kind in self.WRITTEN:
-            delay_s = max(delay_s, self._written.take(size_bytes, now_s))
+            # a small message has the whole member written again
+            written_bytes = self._member_bytes if kind == "entered" else size_bytes
+            delay_s = max(delay_s, self._written.take(written_bytes, now_s))
         return delay_s

@@ -7,9 +7,11 @@ worker id is refused (the socket's directory is also 0700).
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -22,6 +24,8 @@ from bagua_agent.rpc.message_pace import MessagePace
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 
+log = logging.getLogger(__name__)
+
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1.0
 LARGEST_MESSAGE_BYTES = (
@@ -32,6 +36,12 @@ LARGEST_MESSAGE_BYTES = (
 _THREADS_FOR_STRANGERS = 256
 
 _Outbox = queue.SimpleQueue[session_pb2.AgentMessage | None]
+
+
+def slot_of(worker_id: str) -> str:
+    """Of "agent.slot.random"; another id is its own slot. Pure."""
+    parts = worker_id.rsplit(".", 2)
+    return parts[1] if len(parts) == 3 else worker_id
 
 
 class SessionServer(session_pb2_grpc.WorkerSessionServicer):
@@ -51,6 +61,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         self._stopping = threading.Event()
         self._expected: set[str] = set()
         self._outboxes: dict[str, _Outbox] = {}
+        self._paces: defaultdict[str, MessagePace] = defaultdict(MessagePace)  # by slot
         self._welcome: session_pb2.AgentMessage | None = None
         # A stream keeps one thread for what comes in; respawned workers overlap with the ones that end.
         self._server = grpc.server(
@@ -163,11 +174,11 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             yield message
 
     def _read(self, worker_id: str, messages: Iterator[session_pb2.WorkerMessage]) -> None:
-        pace = MessagePace()
+        slot = slot_of(worker_id)
         try:
             for message in messages:
                 self._on_message(worker_id, message)
-                delay_s = pace.take(message.WhichOneof("kind"), message.ByteSize(), time.monotonic())
+                delay_s = self._pace(slot, message)
                 if delay_s and self._stopping.wait(delay_s):
                     return
         except grpc.RpcError:
@@ -176,6 +187,19 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             # gRPC's server iterator raises a bare Exception when the call is cancelled.
             if type(error) is not Exception:
                 raise
+
+    def _pace(self, slot: str, message: session_pb2.WorkerMessage) -> float:
+        """How long to wait before anything more is read of the slot's workers, in seconds."""
+        with self._lock:  # a respawned worker's session may overlap with the last one's
+            pace = self._paces[slot]
+            delay_s = pace.take(message.WhichOneof("kind"), message.ByteSize(), time.monotonic())
+            first, pace.told = delay_s > 0 and not pace.told, pace.told or delay_s > 0
+        if first:
+            log.warning(
+                "the worker in slot %s sends more than its agent may pass on to etcd; its messages are read slowly",
+                slot,
+            )
+        return delay_s
 
     def stop(self) -> None:
         self._stopping.set()
