@@ -398,6 +398,11 @@ def _finish(outcome: BaseException | None) -> NoReturn:
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
+    import gc
+
+    # The interpreter's last collection takes what the warm parent froze, as in a fresh interpreter; extensions report
+    # objects that outlive it (nanobind, and with it Triton).
+    gc.unfreeze()
     raise outcome or SystemExit(0)
 
 

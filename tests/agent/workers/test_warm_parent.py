@@ -246,6 +246,32 @@ def test_what_imports_print_comes_from_every_worker(workers: Workers) -> None:
         parent.stop()
 
 
+HOLDS_ITSELF = """
+import os
+class Held:
+    def __del__(self, write=os.write):
+        write(2, b"collected\\n")
+held = Held()
+held.itself = held
+"""
+
+
+def test_what_was_imported_ahead_is_collected_at_the_end(workers: Workers) -> None:
+    """Extensions report what they find uncollected then: nanobind as a leak, in a hundred lines."""
+    workers.script(HOLDS_ITSELF, "holds_itself.py")
+    workers.script("")
+    parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=("holds_itself",))
+    parent.start()
+    try:
+        for source, code in (("", 0), ("raise SystemExit(3)\n", 3)):
+            worker = start(workers, source, parent, preimport=("holds_itself",))
+            assert is_forked(worker)
+            ended = workers.to_end(worker)
+            assert (ended.returncode, ended.stderr) == (code, "collected\n")
+    finally:
+        parent.stop()
+
+
 def test_killed_under_running_workers_it_is_replaced(workers: Workers) -> None:
     workers.script(WAITING)
     parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
