@@ -237,7 +237,7 @@ class DistributedDataParallel(nn.Module):
             # behind the step's reduction no vote comes after it
             share_buffers(buffers, communicator, engine.wait, vote_follows=not engine.is_final)
         except CollectiveFailed as error:
-            engine.broadcast_failed(error)  # if the step is lost, the script's forward goes on all the same
+            engine.reduction_failed(error)  # if the step is lost, the script's forward goes on all the same
 
 
 def _check_trainable(module: nn.Module) -> None:

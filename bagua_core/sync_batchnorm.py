@@ -131,8 +131,8 @@ class _StepPeers:
         self._engine = engine
         self._lane = lane
         self.weight = engine.micro_batch.weight
-        # No vote comes after what a forward exchanges behind the step's reduction: the host waits for it.
-        self._needs_wait = bool(getattr(engine, "is_reduced", False))
+        # No vote need come after what a forward exchanges behind the step's reduction: the host waits for it.
+        self._needs_wait = engine.is_final
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """[world_size, *row.shape]; only this worker's if the step fails."""
@@ -150,7 +150,7 @@ class _StepPeers:
             pending = start()
             self._engine.wait(pending if self._needs_wait else Followed(pending))
         except CollectiveFailed as error:
-            self._engine.broadcast_failed(error)
+            self._engine.reduction_failed(error)
             return alone
         return result
 

@@ -171,7 +171,7 @@ class StepEngine(Protocol):
 
     @property
     def is_final(self) -> bool:
-        """A reduction of this step is in, so all that it has done so far can't be undone any more."""
+        """The latest reduction of this step is in: unless something of it fails later, it is committed."""
 
     def switch_value(self) -> float:
         """v of the switch pair: pending minus current generation if built here, else 0."""
@@ -188,9 +188,6 @@ class StepEngine(Protocol):
 
     def wait(self, pending: Pending) -> None:
         """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
-
-    def broadcast_failed(self, error: Exception) -> None:
-        """Sharing buffers before a forward failed."""
 
     def forward_begins(self) -> None:
         """A forward that computes gradients begins."""

@@ -7,7 +7,6 @@ parameters and the optimizer's state become what they were before it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.optimizers.state_copy import OptimizerStateCopy
 
 
 class RepeatedClosureError(RuntimeError):
@@ -93,30 +93,15 @@ def job_loss(loss: Any, engine: ClosureEngine) -> Any:
 
 
 class Before:
-    """An optimizer's parameters and state as they are now. Tensors are put back in place, for others may hold views of
-    them."""
+    """An optimizer's parameters and state as they are now."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._parameters = [(p, p.detach().clone()) for p in parameters]
-        self._state = {p: copy.deepcopy(dict(state)) for p, state in optimizer.state.items()}
+        self._state = OptimizerStateCopy(optimizer)
 
     def put_back(self) -> None:
-        state = self._optimizer.state
         with torch.no_grad():
             for parameter, saved in self._parameters:
                 parameter.copy_(saved)
-            for parameter in [p for p in state if p not in self._state]:
-                del state[parameter]
-            for parameter, saved_state in self._state.items():
-                now = state[parameter]
-                restored = {name: _restored(now.get(name), saved) for name, saved in saved_state.items()}
-                now.clear()
-                now.update(restored)
-
-
-def _restored(now: Any, saved: Any) -> Any:
-    if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor) and now.shape == saved.shape:
-        return now.copy_(saved)
-    return saved
+        self._state.put_back()

@@ -522,13 +522,22 @@ def test_in_a_step_a_message_to_a_lost_worker_fails_the_step() -> None:
     assert acting(act)(lonely) == [5.0] and len(lonely.failed) == 1
 
 
-def test_after_the_steps_reduction_a_loss_ends_the_generation_only() -> None:
+def test_behind_the_steps_reduction_a_loss_fails_the_step_too() -> None:
     job = Job(2)
     lonely = job.workers[0]
-    lonely.in_step = lonely.is_final = True
+    lonely.in_step = True
     job.lose("w1")
     assert acting(lambda w: bagua.allgather(torch.tensor(3)).tolist())(lonely) == [3, 3]
-    assert lonely.failed == [] and len(lonely.breaks) == 1
+    assert len(lonely.failed) == 1
+
+
+def test_in_a_step_of_a_broken_generation_a_collective_fails_the_step() -> None:
+    """No rank may commit with a value of its own, while others have the one of the job."""
+    job = Job(2)
+    lonely = job.workers[0]
+    lonely.in_step = lonely.broken = True
+    assert acting(lambda w: bagua.allgather(torch.tensor(3)).tolist())(lonely) == [3, 3]
+    assert len(lonely.failed) == 1
 
 
 def test_who_copies_the_state_beside_the_step_says_nothing() -> None:

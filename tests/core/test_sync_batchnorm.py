@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.communication.communicator import Communicator, Lane
+from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.devices.device_wait import Followed
 from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.elastic.step.engine import Engine
 from bagua_core.parallel import DistributedDataParallel
-from bagua_core.sync_batchnorm import SyncBatchNorm
+from bagua_core.sync_batchnorm import SyncBatchNorm, _StepPeers
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
 
@@ -149,3 +151,36 @@ def test_a_layer_of_no_wrapped_model_is_refused_in_a_step() -> None:
     layer = SyncBatchNorm(4, engine=FakeEngine(in_process_world(1)[0]))
     with pytest.raises(RuntimeError, match="wrap the model that contains it"):
         layer(data(1))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_the_host_waits_for_statistics_that_no_vote_follows(reduced: bool) -> None:
+    """Behind the step's reduction: what fails there must be known before the step is committed."""
+    world = in_process_world(1)[0]
+    waited: list[Pending] = []
+
+    class Reduced(FakeEngine):
+        @property
+        def is_final(self) -> bool:
+            return reduced
+
+        def wait(self, pending: Pending) -> None:
+            waited.append(pending)
+            super().wait(pending)
+
+    peers = _StepPeers(Reduced(world), world)
+    assert peers.gather(torch.ones(3)).tolist() == [[1.0, 1.0, 1.0]]
+    assert [isinstance(pending, Followed) for pending in waited] == [not reduced]
+
+
+def test_a_loss_behind_the_steps_reduction_fails_the_step() -> None:
+    """Else statistics of this rank's samples alone would be committed."""
+    torch.manual_seed(5)
+    engine = Engine(None)
+    lane, other = in_process_world(2)
+    other.lose("10.0.0.9")
+    engine.next_step()
+    engine.reduction_done(None)
+    peers = _StepPeers(engine, lane)
+    assert peers.total(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+    assert engine.step_failed

@@ -95,7 +95,7 @@ class WeightExchange(Reducer):
                 self.begin(communicator, self._engine.plan)
         except CollectiveFailed as error:
             self.is_final(happened=False)
-            self._engine.broadcast_failed(error)
+            self._engine.reduction_failed(error)
 
     def step_committed(self) -> None:
         self.is_final(happened=True)

@@ -59,10 +59,6 @@ class Steps(Protocol):
     def step_failed(self) -> bool: ...
 
     @property
-    def is_final(self) -> bool:
-        """All that the step has done so far can't be undone any more."""
-
-    @property
     def plan(self) -> StepPlan: ...
 
     @property
@@ -151,11 +147,13 @@ class OutsideCollectives:
     # -- in a step
 
     def _in_step(self, request: Request, workers: Sequence[str], group: WorkerGroup | None) -> Result:
-        """Part of the step: it fails with it. Once the step's reduction is in, the step is final, so a failure
-        then only ends the generation, and the rank's own value comes back."""
+        """Part of the step, before its reduction and behind it: the step fails with it, and then the rank's own value
+        comes back. The script may do anything with what it gets, so no rank may commit with a value of its own."""
         steps, member = self._steps, self._member
         rank, world_size, root = workers.index(self._own_id), len(workers), request.root
-        if steps.step_failed or member.broken:
+        if member.broken and not steps.step_failed:
+            steps.reduction_failed(CollectiveAborted("the generation broke before"))
+        if steps.step_failed:
             return request.own(rank, world_size, root or 0)
         healing = frozenset(w for r, w in enumerate(self._workers()) if r in steps.plan.healing)
         if root is not None and request.comes_from_root and workers[root] in healing:
@@ -178,10 +176,7 @@ class OutsideCollectives:
                     operations.check_agreement(communicator, 0, request.asked(root), steps.wait)
                 result = asked.run(communicator, root or 0, steps.wait)
         except CollectiveFailed as error:
-            if steps.is_final:
-                member.break_generation(error)
-            else:
-                steps.reduction_failed(error)
+            steps.reduction_failed(error)
             return request.own(rank, world_size, root or 0)
         if divides:
             count = sum(1 for w in workers if w not in healing)

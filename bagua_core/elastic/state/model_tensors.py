@@ -8,6 +8,7 @@ that are final. Names begin with "parameter.", "algorithm." or "buffer.".
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -136,6 +137,10 @@ class ModelTensors:
         self._unknown += tuple(n for n, before in changed.items() if before is None)
         return {name: self._parameters[name] for name in changed}
 
+    def without_copy(self) -> list[torch.Tensor]:
+        """The parameters that the snapshot has no values of."""
+        return [p for n, p in self._parameters.items() if n not in self._objects]
+
     def protect(self) -> None:
         """The step has failed: keep all parameters, for the script may still change them before its end."""
         self.find_changed()
@@ -167,12 +172,15 @@ class ModelTensors:
         self._protected = {}
         return self._unknown
 
-    def as_rolled_back(self) -> dict[str, torch.Tensor]:
-        """All tensors as a roll-back of the step under way would leave them; nothing is changed."""
+    def as_rolled_back(
+        self, saved: Mapping[int, torch.Tensor] = MappingProxyType({})
+    ) -> dict[str, torch.Tensor]:
+        """All tensors as a roll-back of the step under way would leave them; nothing is changed. saved: values that
+        the roll-back takes from a copy of the boundary, by the parameter's id."""
         if not self._taken:
             return {n: t.detach() for n, t in self.everything().items()}
         kept = {**self._protected, **self._values}
-        own = {n: kept.get(n, t) for n, t in self.lasting().items()}
+        own = {n: self._values.get(n, saved.get(id(t), kept.get(n, t))) for n, t in self.lasting().items()}
         return {
             **{n: t.detach() for n, t in own.items()},
             **{n: t for n, t in kept.items() if n.startswith(BUFFER)},

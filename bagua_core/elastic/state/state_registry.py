@@ -3,7 +3,8 @@
 `capture` and `restore` cover the whole state. A copy for a worker that joins travels in two parts: `bulk`, which no
 step changes before its first optimizer step, and `rest`, which is captured when the holder's first reduction of the
 step is in, so that it includes what the script did in the step so far. `snapshot` and `roll_back` cover what a failed
-step may have changed; parameters and optimizer state are not among it, for in a failed step the optimizer does nothing.
+step may have changed: parameters and optimizer state are among it only in steps that go on behind an optimizer step
+(boundary_copy.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from bagua_core.communication.step_interface import Stateful
 from bagua_core.elastic.state import optimizer_state, state_codec
+from bagua_core.elastic.state.boundary_copy import BoundaryCopy
 from bagua_core.elastic.state.model_tensors import ModelTensors, put_plain_gradient
 from bagua_core.model.scaler_state import ScalerSnapshot
 
@@ -54,6 +56,7 @@ class StateRegistry:
         # ids of the parameters that optimizers moved, in the step under way and in the one committed last
         self._moved: set[int] = set()
         self._moved_last: set[int] = set()
+        self.boundary = BoundaryCopy()
 
     def add_model(
         self,
@@ -95,6 +98,7 @@ class StateRegistry:
     @torch.no_grad()
     def snapshot(self) -> None:
         """Remember what a failed step gets back: volatile tensors, learning rates and registered states."""
+        self.boundary.step_begins()
         for model in self.models:
             model.snapshot(watches=self.watches)
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
@@ -124,21 +128,28 @@ class StateRegistry:
             model.find_changed()
 
     @torch.no_grad()
+    def first_reduced(self) -> None:
+        """The first reduction of the step is in: keep what later parts of the step change, if such are expected."""
+        if self.watches and self.equal_states:
+            self.boundary.reduced([p for m in self.models for p in m.without_copy()], self.optimizers)
+
+    @torch.no_grad()
     def protect(self) -> None:
         """The step has failed: what the script changes from now on is undone too."""
         for model in self.models:
             model.protect()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of `optimizer` is final, whatever becomes of the job's step."""
+        """`optimizer` has stepped. Without a copy of the boundary that is final, whatever becomes of the job's step."""
         moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._moved |= moved
-        for model in self.models:
+        for model in self.models if not self.boundary.is_kept else ():
             model.stepped(moved)
 
     def step_committed(self) -> None:
         """The step under way is committed."""
         self._moved_last, self._moved = self._moved, set()
+        self.boundary.drop()
 
     @torch.no_grad()
     def roll_back(self) -> tuple[str, ...]:
@@ -146,6 +157,8 @@ class StateRegistry:
         unknown: list[str] = []
         for model in self.models:
             unknown += model.roll_back()
+        if self.boundary.put_back():
+            self._moved = set()
         objects = self._snapshot_group_objects
         for optimizer, groups, kept in zip(self.optimizers, self._snapshot_groups, objects, strict=False):
             optimizer.param_groups[:] = kept  # the step that is done again adds and removes them again
@@ -184,7 +197,7 @@ class StateRegistry:
         if at_resume_point:
             rest = self.rest(at_resume_point=True)
             state = {
-                "modules": [m.as_rolled_back() for m in self.models],
+                "modules": [m.as_rolled_back(self.boundary.saved()) for m in self.models],
                 "optimizers": [
                     {**o.state_dict(), **({} if groups is None else {"param_groups": groups})}
                     for o, groups in zip(self.optimizers, rest["groups"], strict=True)
@@ -247,6 +260,7 @@ class StateRegistry:
             now = [{**m.volatile(), **found} for m, found in zip(self.models, changed, strict=True)]
             modules = [{n: t.detach().clone() for n, t in tensors.items()} for tensors in now]
             registered = {name: _copied(s.state_dict()) for name, s in self.registered.items()}
+        resume["goes_on"] = self.boundary.steps_left
         return {"modules": modules, "groups": groups, "registered": registered, "resume": resume}
 
     @torch.no_grad()
@@ -290,6 +304,7 @@ class StateRegistry:
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
         self._snapshot_groups = resume["groups"]
         self._snapshot_registered = resume["registered"]
+        self.boundary.steps_left = resume["goes_on"]
 
     def check_travels(self) -> None:
         """Raises StateCodecError naming what could not be copied to another worker: better at the first boundary than

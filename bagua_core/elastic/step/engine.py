@@ -202,7 +202,7 @@ class Engine:
 
     @property
     def is_final(self) -> bool:
-        """All that the step has done so far can't be undone any more."""
+        """The latest reduction of this step is in: unless something of it fails later, it is committed."""
         return self._step.phase is Phase.FINAL
 
     @property
@@ -462,7 +462,7 @@ class Engine:
         """The part of a commit that needs no other worker. Under the guard."""
         state = self.state
         state.resume_point_is_current = state.guard.stepping = False
-        self._most_parts = max(self._most_parts, state.final_parts)
+        self._most_parts = max(self._most_parts, self._part, state.final_parts)
         self.registry.step_committed()
         if self._member is not None and not self._plan.healing:
             self._checks.step_timed(time.monotonic() - self._step_from_s, self._member.waited_s)
@@ -530,6 +530,8 @@ class Engine:
         return self._member.switch_value() if self._member else 0.0
 
     def wait(self, pending: Pending) -> None:
+        if self._part and self.is_final and not self.state.guard.stepping:
+            self.registry.boundary.goes_on()
         self._wait_in(pending, STEP)
 
     def _wait_in(self, pending: Pending, what: str) -> None:
@@ -539,8 +541,9 @@ class Engine:
             pending.wait()
 
     def takes_optimizer_step(self, final: bool = True) -> bool:
-        """Several optimizer steps in one step are parts of it, each final once its own reduction succeeded: when the
-        step is done again, those that are final already are not. final False: the part has further reductions."""
+        """Several optimizer steps in one step are parts of it. With a copy of the boundary they are undone if the step
+        fails later. Without one each is final once its own reduction succeeded: when the step is done again, it is not.
+        final False: the part has further reductions."""
         self._part += 1
         if self._part <= self.state.final_parts:
             return False
@@ -553,13 +556,16 @@ class Engine:
 
     def optimizer_step_is_final(self) -> None:
         """See StepEngine."""
-        self.state.part_committed(self.generation_number, self._part)
+        if not self.registry.boundary.is_kept:
+            self.state.part_committed(self.generation_number, self._part)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
         with self.state.guard.held():
             self.state.guard.stepping = False
-            if not self.step_failed:
+            if self.step_failed:
+                self.registry.protect()  # it failed in the optimizer's step, which was undone: so are these values now
+            else:
                 self.registry.stepped(optimizer)
 
     def parameters_change(self) -> None:
@@ -569,7 +575,7 @@ class Engine:
             self.state.guard.provisional = True
 
     def _end_reading(self) -> None:
-        """Copies of the state that are being sent to others no longer read the parameters."""
+        """Wait until copies of the state that are being sent to others no longer read the parameters."""
         if self._copying is None or self.global_rank in self._newcomers:
             return
         try:
@@ -589,24 +595,23 @@ class Engine:
             except CollectiveFailed as error:
                 self.reduction_failed(error)
                 return
+        is_first = self._step.phase is Phase.RUNNING
         with self.state.guard.held():
-            if self._step.phase is Phase.RUNNING and not swaps_in:
+            if is_first and not swaps_in:
                 self.registry.find_changed()
                 if copying is not None:
                     copying.reduced()
             if self.in_step:  # under plain `python` a script may train without steps
                 self._step.take(Event.REDUCE)
+        if is_first:
+            self._end_reading()  # from here on the script may change parameters
+            with self.state.guard.held():
+                self.registry.first_reduced()
+        elif not self.state.guard.stepping and self.registry.boundary.is_moved():
+            self.registry.boundary.goes_on()
         if pair is not None and self._member is not None:
             self._member.pair_reduced(pair)
         self._release(self.state.name.step + 1, self._newcomers)
-
-    def broadcast_failed(self, error: Exception) -> None:
-        """Buffers could not be shared before a forward. Once the step's reduction is in, that changes nothing of the
-        step; a further reduction fails by itself, for the generation is broken."""
-        if not self.is_final:
-            self.reduction_failed(error)
-        elif self._member is not None:
-            self._member.break_generation(error)
 
     def reduction_failed(self, error: Exception) -> None:
         self._fail(error)
@@ -689,9 +694,10 @@ class Engine:
             backward_open=any(model.is_unfinished for model in self._models),
             stepping=state.guard.stepping,
             provisional=state.guard.provisional,
-            parts=state.final_parts,
+            parts=max(state.final_parts, self._part if self.in_step else 0),
             most_parts=self._most_parts,
-            only_optimizers_change=all(model.optimizers for model in self._models),
+            only_optimizers_change=all(model.optimizers for model in self._models)
+            and (self.registry.boundary.is_kept or not self.registry.boundary.is_moved()),
         )
         return situation, bool(expected_s)
 

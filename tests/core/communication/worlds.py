@@ -125,9 +125,6 @@ class FakeEngine:
     def optimizer_step_is_final(self) -> None:
         self.final_steps += 1
 
-    def broadcast_failed(self, error: Exception) -> None:
-        self.reduction_failed(error)
-
     def forward_begins(self) -> None:
         pass
 

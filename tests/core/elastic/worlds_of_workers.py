@@ -39,7 +39,6 @@ class Worker:
         # an engine
         self.in_step = False
         self.step_failed = False
-        self.is_final = False
         self.healing: frozenset[int] = frozenset()
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []

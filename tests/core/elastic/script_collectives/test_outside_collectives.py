@@ -44,7 +44,6 @@ class Steps:
     ) -> None:
         self.in_step = in_step
         self.step_failed = False
-        self.is_final = False
         self.plan = StepPlan(1, 5, communicator.global_rank, communicator.world_size, healing)
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []
