@@ -398,11 +398,7 @@ def _finish(outcome: BaseException | None) -> NoReturn:
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
-    import gc
-
-    # The interpreter's last collection takes what the warm parent froze, as in a fresh interpreter; extensions report
-    # objects that outlive it (nanobind, and with it Triton).
-    gc.unfreeze()
+    _unfreeze_for_nanobind()
     raise outcome or SystemExit(0)
 
 
@@ -415,6 +411,18 @@ def _exit_code(outcome: BaseException | None) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
+
+
+def _unfreeze_for_nanobind() -> None:
+    """Let the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
+    loaded, as Triton is from 3.9 on: nanobind prints a hundred lines about objects that it finds alive after that.
+
+    Only there, for the collection takes half a second of a processor.
+    """
+    import gc
+
+    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):
+        gc.unfreeze()
 
 
 def _exit_hard(outcome: BaseException | None, code: int) -> NoReturn:
