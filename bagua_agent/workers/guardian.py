@@ -49,10 +49,23 @@ def inode(path):
         return None
     return found.st_dev, found.st_ino
 
-def await_end(fds, until):
-    while fds and time.monotonic() < until:
-        ended = select.select(fds, [], [], until - time.monotonic())[0]
-        fds = [fd for fd in fds if fd not in ended]
+def watch(pid):
+    # A half of the descriptors is for reading /proc: a job may have more processes than this one has descriptors.
+    if len(dying) < os.sysconf("SC_OPEN_MAX") // 2:
+        try:
+            dying.add(os.pidfd_open(pid))
+        except OSError:
+            pass
+
+def await_end(until):
+    poll = select.poll()
+    for fd in dying:
+        poll.register(fd, select.POLLIN)
+    while dying and (left_s := until - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left_s * 1000):
+            poll.unregister(fd)
+            os.close(fd)
+            dying.remove(fd)
 
 def remove(path, only_empty):
     for parent, directories, files in os.walk(path, topdown=False):
@@ -101,31 +114,28 @@ while data := os.read(0, 65536):
         else:
             groups.pop(group, None)
 until = time.monotonic() + 3
-dying = []
+dying = set()
 for group, start in groups.items():
     now = started(group)
     if now is None or now == start:
-        try:
-            dying.append(os.pidfd_open(group))
-        except OSError:
-            pass
+        watch(group)
         try:
             os.killpg(group, signal.SIGKILL)
         except OSError:
             pass
 while mark and time.monotonic() < until:  # again, for what was forked meanwhile
-    killed = []
+    found = False
     for pid in marked(mark):
+        found = True
+        watch(pid)
         try:
-            killed.append(os.pidfd_open(pid))
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
-    dying += killed
-    if not killed:
+    if not found:
         break
-    await_end(killed, time.monotonic() + 0.2)
-await_end(dying, until)  # what still runs might write into what is removed
+    await_end(time.monotonic() + 0.2)
+await_end(until)  # what still runs might write into what is removed
 for path, (only_empty, known) in directories.items():
     if known is not None and inode(path) == known:
         remove(path, only_empty)

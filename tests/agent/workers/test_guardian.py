@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -206,5 +207,23 @@ def test_a_process_with_a_session_of_its_own_is_found_by_its_mark() -> None:
         assert other.poll() is None, "another agent's"
     finally:
         for process in (mine, other):
+            process.kill()
+            process.wait(5)
+
+
+def test_more_processes_than_it_has_descriptors_are_ended() -> None:
+    guardian = Guardian()
+    guardian.start()
+    guardian.end_marked("BAGUA_TEST_MARK=guardian-2")
+    assert guardian.pid is not None
+    wait_until(lambda: _has_read_everything(guardian.pid or 0), "the guardian knows the mark")
+    resource.prlimit(guardian.pid, resource.RLIMIT_NOFILE, (12, 12))
+    marked = {"PATH": os.environ["PATH"], "BAGUA_TEST_MARK": "guardian-2"}
+    processes = [subprocess.Popen(["sleep", "1000"], env=marked, start_new_session=True) for _ in range(30)]
+    try:
+        guardian.stop()
+        assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * len(processes)
+    finally:
+        for process in processes:
             process.kill()
             process.wait(5)
