@@ -11,6 +11,7 @@ import queue
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.torchrun.file_timers import FileTimers
 from bagua_agent.node.torchrun.health_server import HealthServer
+from bagua_agent.rpc.message_pace import MessagePace
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.log_service import LogService
@@ -214,6 +216,7 @@ def ends_of_units(place: Place) -> None:
 def sessions(place: Place) -> None:
     server = object.__new__(SessionServer)  # without gRPC's part
     server._lock, server._expected, server._outboxes, server._welcome = threading.Lock(), {"w"}, {}, None
+    server._paces = defaultdict(MessagePace)
     server._on_ended = place.events.put
     server._on_message = lambda worker_id, message: place.fail() if message.HasField("ready") else None
     hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id="w")
