@@ -1,6 +1,8 @@
 """Fixtures and settings for all tests."""
 
 import atexit
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -8,10 +10,24 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+
 # A shell that starts the tests in its background has them ignore SIGINT; so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _exit_status = pytest.StashKey[int]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _retired_groups_go() -> Generator[None]:
+    """Destroy the Gloo groups that a file's tests gave up, with their hundreds of sockets, as a worker does in time."""
+    yield
+    gloo = sys.modules.get("bagua_core.communication.transports.gloo")
+    if gloo is not None and gloo.any_retired():
+        gc.collect()  # communicators in cycles with their tests' frames hold their groups
+        importlib.import_module("bagua_core.elastic.membership.retired_groups").let_go()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,55 @@
+"""The order, the quick choice and the estimate of a run of the suite."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import suite_costs
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_dearest_file_comes_first_and_an_unknown_one_at_its_assumed_cost() -> None:
+    costs = {"cheap": suite_costs.UNKNOWN_COST_S / 2, "dear": suite_costs.UNKNOWN_COST_S * 2}
+    assert suite_costs.dearest_first(["cheap", "new", "dear"], costs) == ["dear", "new", "cheap"]
+
+
+def test_a_budget_pays_for_the_cheapest_files() -> None:
+    assert suite_costs.cheapest({"a": 5.0, "b": 1.0, "c": 2.0}, 3.0) == ["b", "c"]
+
+
+def test_the_estimate_follows_the_pace_so_far() -> None:
+    assert suite_costs.remaining_s(10.0, 20.0, 60.0) == pytest.approx(20.0)
+    assert suite_costs.remaining_s(10.0, 70.0, 60.0) == 0.0
+    assert suite_costs.remaining_s(0.0, 0.0, 60.0) == 60.0
+
+
+def test_every_recorded_file_exists() -> None:
+    gone = [file for file in suite_costs.recorded() if not (ROOT / file).exists()]
+    assert not gone, "scripts/test --record-costs renews tests/costs.json"
+
+
+def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "__init__.py").touch()
+    source = Path(suite_costs.__file__).read_text()
+    (tests / "suite_costs.py").write_text(source)
+    (tests / "conftest.py").write_text(
+        "from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems, pytest_configure\n"
+    )
+    (tests / "costs.json").write_text(json.dumps({"tests/test_a.py": 1, "tests/test_b.py": 9}))
+    (tests / "test_a.py").write_text("def test_a(): pass\n")
+    (tests / "test_b.py").write_text("def test_b(): assert False\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--record-costs", "tests"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    lines = run.stdout.splitlines()
+    begun = [
+        line for line in lines if "test_a.py::" in line or "FAILED tests/test_b.py::test_b (call)" in line
+    ]
+    assert begun[0] == "FAILED tests/test_b.py::test_b (call)", run.stdout
+    assert run.returncode == 1
+    assert set(json.loads((tests / "costs.json").read_text())) == {"tests/test_a.py", "tests/test_b.py"}
