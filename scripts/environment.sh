@@ -52,7 +52,8 @@ bagua_environment() {
   PYTHON=$PWD/.venv/bin/python
   stamp=.venv/installed-${extras:-nothing-else}
   wanted=$({ cat pyproject.toml setup.py tests/constraints.txt scripts/environment.sh && echo "${BAGUA_TORCH:-}"; } | sha256sum)
-  [ -x "$PYTHON" ] || "$base" -m venv .venv || return 1
+  # Debian's Python without python3-venv leaves an environment without pip: nothing must take that for complete.
+  [ -x "$PYTHON" ] || "$base" -m venv .venv || { rm -rf .venv; return 1; }
   [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
   case ${BAGUA_TORCH:-} in
     '') cp tests/constraints.txt $constraints ;;

@@ -15,7 +15,9 @@ RUN_S = 60
 # Stands for the interpreter of the machine and, once "-m venv" has copied it, of the environment.
 PYTHON = """#!/bin/sh
 case "$*" in
-  *"-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python && cp "$0" .venv/bin/bagua-launch ;;
+  *"-m venv .venv")
+    mkdir -p .venv/bin && cp "$0" .venv/bin/python && cp "$0" .venv/bin/bagua-launch
+    exit "${VENV_FAILS:-0}" ;;
   *"-m pip install"*)
     printf '%s | index %s\\n' "$*" "$PIP_INDEX_URL" >>asked
     case "$*" in *" torch") echo "Downloading torch.whl (200 MB)"; exit "${TORCH_FAILS:-0}" ;; esac ;;
@@ -76,6 +78,9 @@ def test_quickstart_says_what_it_downloads_and_runs_the_job(checkout: Checkout) 
         "(BAGUA_TORCH_INDEX names another index)",
     ]
     assert said[2] == "Downloading torch.whl (200 MB)", "pip's own lines are shown while torch is downloaded"
+    command = ".venv/bin/bagua-launch --nproc-per-node 2 examples/char_lm.py --lr 0.1"
+    assert said[-2] == f"== an elastic job of two workers: {command}"
+    assert checkout.run("bash", "-c", command).returncode == 0, "as printed"
     assert said[-1] == "the job: --nproc-per-node 2 examples/char_lm.py --lr 0.1"
 
 
@@ -120,6 +125,13 @@ def test_a_failed_download_is_an_error_and_tried_again(checkout: Checkout, shell
     assert checkout.run("bash", "-c", line, TORCH_FAILS="1").returncode == 1
     assert len(checkout.asked) == 1, "nothing else is installed without torch"
     assert checkout.run("bash", "-c", line).returncode == 0 and len(checkout.asked) == 4
+
+
+def test_an_environment_that_was_not_completed_is_made_again(checkout: Checkout) -> None:
+    line = ". scripts/environment.sh; bagua_environment ''"
+    assert checkout.run("bash", "-c", line, VENV_FAILS="1").returncode == 1
+    assert not (checkout.directory / ".venv").exists()
+    assert checkout.run("bash", "-c", line).returncode == 0 and len(checkout.asked) == 3
 
 
 @pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3.14", "python3"])
