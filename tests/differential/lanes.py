@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo  # optimizers import it at their first step, which takes a second
 
+from bagua_agent.base.readable import readable
 from tests.differential.features import Features
 from tests.differential.history import History
 from tests.differential.seed import SeedVerdict, judge
@@ -50,9 +50,9 @@ def verdicts(cases: Iterable[Case], at_once: int) -> Iterator[SeedVerdict]:
                 running[pipe] = (pid, case, time.monotonic() + LIMIT_S, b"")
             if not running:
                 return
-            readable, _, _ = select.select(list(running), [], [], 1.0)
+            talking = readable(running, 1.0)
             for pipe, (pid, case, limit_s, so_far) in list(running.items()):
-                text = os.read(pipe, 1 << 20) if pipe in readable else None
+                text = os.read(pipe, 1 << 20) if pipe in talking else None
                 if text:
                     running[pipe] = (pid, case, limit_s, so_far + text)
                 elif text == b"" or time.monotonic() > limit_s:

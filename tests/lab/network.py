@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from bagua_agent.base.readable import readable
 from tests.lab import namespaces, zygote
 from tests.lab.clock import HostClock, build_library
 from tests.lab.namespaces import LabError, ip_batch, tc
@@ -202,8 +202,7 @@ class Host:
     def _await_holder(self) -> None:
         assert self._holder is not None and self._holder.stdout is not None
         with self._holder.stdout as stdout:
-            readable, _, _ = select.select([stdout], [], [], _READY_TIMEOUT_S)
-            line = stdout.readline() if readable else b"nothing"
+            line = stdout.readline() if readable([stdout], _READY_TIMEOUT_S) else b"nothing"
             if line != b"up\n":
                 raise LabError(f"{self}: its first process did not come up: {line.decode().strip()}")
 

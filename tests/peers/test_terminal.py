@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.base.readable import readable
 from tests.peers.conftest import Launch, launch_environment
 
 ASKS = """
@@ -46,7 +46,7 @@ def on_terminal(directory: Path, *words: str, script: str, columns: int = 0) -> 
     try:
         while True:
             assert time.monotonic() < end, seen
-            if select.select([primary], [], [], 1)[0]:
+            if readable([primary], 1):
                 try:
                     data = os.read(primary, 65536)
                 except OSError:  # the other end is closed

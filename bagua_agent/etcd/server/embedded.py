@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost, StoreUnavailable, UserError
+from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES, Endpoint, parse_endpoint
 
@@ -213,7 +213,7 @@ class EmbeddedEtcd:
             while listen == UNIX and not socket_path.exists() and time.monotonic() < deadline:
                 if unwanted():
                     break
-                if select.select([pidfd], [], [], 0.005)[0]:
+                if readable([pidfd], 0.005):
                     break
             config = StoreConfig(
                 (parse_endpoint(self.endpoint),),
@@ -224,7 +224,7 @@ class EmbeddedEtcd:
             store = Store(config)
             try:
                 while True:
-                    if select.select([pidfd], [], [], 0)[0]:
+                    if readable([pidfd], 0):
                         raise self._start_failed(listen)
                     if unwanted():
                         raise StoreUnavailable(f"etcd on {listen} is not wanted any more")
@@ -233,7 +233,7 @@ class EmbeddedEtcd:
                         # By name: the port's previous owner may answer while our server is still starting.
                         if self._name in store.member_names(min(_PROBE_TIMEOUT_S, remaining_s)):
                             return
-                        select.select([pidfd], [], [], min(_PROBE_TIMEOUT_S, remaining_s))
+                        readable([pidfd], min(_PROBE_TIMEOUT_S, remaining_s))
                     except StoreUnavailable as error:
                         why = error
                     if time.monotonic() >= deadline:

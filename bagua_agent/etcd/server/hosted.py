@@ -8,7 +8,6 @@ with the thread that started it.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.base.errors import BaguaError, InfrastructureLost, StoreUnavailable
+from bagua_agent.base.readable import readable
 from bagua_agent.etcd.server.embedded import STOP_TIMEOUT_S, UNIX, EmbeddedEtcd, EtcdEnded, ServerTls
 from bagua_agent.etcd.server.restart_plan import STEADY_S, End, GiveUp, How, plan
 
@@ -104,7 +104,7 @@ class HostedEtcd:
         except ProcessLookupError:  # ended, and reaped by another caller
             return not self._stopping.is_set()
         try:
-            select.select([pidfd, self._wake_fd], [], [])  # ends by the wake descriptor
+            readable([pidfd, self._wake_fd])  # ends by the wake descriptor
         finally:
             os.close(pidfd)
         return not self._stopping.is_set()

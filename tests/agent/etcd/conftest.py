@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 
 import pytest
 
+from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
@@ -127,7 +127,7 @@ class Relay:
     def _run(self) -> None:
         while True:
             sources = [] if self._frozen else [self._listener, *self._peers]
-            for source in select.select([self._commands, *sources], [], [])[0]:
+            for source in readable([self._commands, *sources]):
                 if source == self._commands:
                     command = os.read(self._commands, 1)
                     self._frozen |= command == b"f"

@@ -19,6 +19,7 @@ from bagua_agent.etcd.server import hosted, restart_plan
 from bagua_agent.etcd.server.embedded import UNIX, find_etcd
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from tests.agent.etcd.conftest import free_port, wait_until
+from tests.lab.descriptors import thousand_descriptors
 
 ETCD = find_etcd()
 
@@ -159,3 +160,11 @@ def test_a_start_that_no_thread_waits_for_any_more_ends_soon(
     kept.etcd.stop()
     assert time.monotonic() - began_s < hosted._THREAD_ENDS_S / 2
     assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_agent_with_a_thousand_descriptors_hosts_one(keep: Keep) -> None:
+    with thousand_descriptors():
+        kept = keep(UNIX)
+        kept.kill()
+        kept.await_servers(2)
+        kept.store.put("k", b"v", timeout_s=10.0)

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import resource
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.base.readable import readable
 from bagua_agent.workers.output.log_layout import LogLayout
 from bagua_agent.workers.output.output_options import OutputOptions
 from bagua_agent.workers.output.router import OutputRouter
@@ -139,7 +139,7 @@ def test_progress_bars_on_a_terminal_stay_on_their_line(setting: Setting) -> Non
         setting.run(router, "print('next')\n")
         seen = b""
         while not seen.endswith(b"next\r\n"):
-            assert select.select([primary], [], [], 20)[0], seen
+            assert readable([primary], 20), seen
             seen += os.read(primary, 1000)
         assert seen == b"[n:0]: 0%\r[n:0]: 1%\r[n:0]: 2%\r\n[n:0]: next\r\n"
         router.stop()
@@ -240,7 +240,7 @@ for n in range(200_000):
     # and goes on as soon as there is a reader
     seen = 0
     while seen < 2_000_000:
-        assert select.select([reader], [], [], 20)[0]
+        assert readable([reader], 20)
         seen += len(os.read(reader, 65536))
     # Without a reader it fills up again, to more than the pipe takes: on a busy machine the reader above may
     # have emptied everything.

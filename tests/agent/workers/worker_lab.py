@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from bagua_agent.base.readable import readable
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.process.account import Account
 from bagua_agent.workers.process.worker_process import WorkerProcess
@@ -123,7 +124,7 @@ class Workers:
         while not line.endswith(b"\n"):
             remaining_s = end - time.monotonic()
             assert remaining_s > 0, f"no line, only {line!r}"
-            if select.select([worker.stdout_fd], [], [], remaining_s)[0]:
+            if readable([worker.stdout_fd], remaining_s):
                 data = os.read(worker.stdout_fd, 1)
                 assert data, f"end of output after {line!r}"
                 line += data
