@@ -238,6 +238,11 @@ class Communicator(ABC):
         """Done when every rank has called it."""
         return self.allreduce(torch.zeros(1, dtype=torch.uint8), ReduceOp.MAX)
 
+    def drain(self) -> list[Pending]:
+        """Operations that are done once a device has nothing left of what this communicator, its lanes and those that
+        it adopted were given. None where no device runs anything. From the thread that starts collectives."""
+        return [p for other in (*self.lanes.values(), *self.adopted.values()) for p in other.drain()]
+
     def adopt(self, name: str, other: Communicator) -> None:
         """From now on `other` is closed and aborted with this one. From the thread that starts collectives."""
         self.adopted = MappingProxyType({**self.adopted, name: other})

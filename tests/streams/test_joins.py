@@ -1,4 +1,4 @@
-"""A communicator that replaces an aborted one is made when the lost generation's kernels have ended."""
+"""A communicator is made when the kernels of others have ended: aborted with their generation, or drained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from bagua_core.communication.communicator import AbortFlag, CollectiveAborted
+from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, Lane
 from bagua_core.communication.nccl import nccl, nccl_library
 from bagua_core.communication.nccl.nccl import NcclCommunicator, build_nccl
 from bagua_core.communication.nccl.nccl_end import Aborts
@@ -146,10 +146,29 @@ def test_a_generation_that_is_given_up_does_not_wait_for_aborts(
     assert joins.made == 0
 
 
-def test_a_planned_generation_joins_beside_the_steps(model: DeviceModel, joins: Joins) -> None:
-    """Known and bounded: see docs/gpu.md, "A communicator that is made beside running kernels"."""
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_planned_generation_joins_when_the_one_in_force_is_drained(
+    model: DeviceModel, joins: Joins, drains: bool
+) -> None:
     in_force = with_work_under_way(model)
+    if drains:
+        with belonging_to(model), model.on("script"):
+            for pending in in_force.drain():
+                pending.wait()
     joins.next_generation()
-    assert any("is made beside work of nccl" in violation for violation in model.violations)
+    assert joins.made == 2 and any("is made beside work of nccl" in v for v in model.violations) is not drains
     with belonging_to(model):
         in_force.abort("the test is over")
+
+
+def test_a_communicator_drains_its_lanes_and_none_that_was_aborted(model: DeviceModel, joins: Joins) -> None:
+    main, lane = with_work_under_way(model), with_work_under_way(model)
+    main.lanes = {Lane.STATISTICS: lane}
+    with belonging_to(model), model.on("script"):
+        for pending in main.drain():
+            pending.wait()
+        joins.next_generation()
+        assert model.violations == []
+        lane.abort("its algorithm is over")
+        main.abort("the test is over")
+        assert all(pending.is_done() for pending in main.drain())

@@ -323,6 +323,9 @@ class NcclCommunicator(Communicator):
         """act: one call of NCCL on the stream whose address it gets."""
         yield from self._line.call(lambda: act(self._line.stream.address))
 
+    def drain(self) -> list[Pending]:
+        return [*super().drain(), self._line.drain(), self._messages_line.drain()]
+
     def _check_rank(self, global_rank: int) -> None:
         if not 0 <= global_rank < self.world_size:
             raise ValueError(f"global_rank {global_rank} is not in a world of {self.world_size}")

@@ -20,7 +20,7 @@ from bagua_core.communication.devices.device_order import Moment
 from bagua_core.communication.devices.device_wait import StallReports
 from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl, NcclHandle
 from bagua_core.communication.nccl.nccl_stream import Stream
-from bagua_core.communication.pending import FailedPending
+from bagua_core.communication.pending import DonePending, FailedPending
 
 _LOOK_S = 20e-6  # at a communicator that is still at an operation among peers that are not connected yet
 _LONGEST_LOOK_S = 1e-3
@@ -58,6 +58,17 @@ class NcclLine:
             self._queue.append(operation)
             self._move_on()
         return operation
+
+    def drain(self) -> Pending:
+        """Done once the GPU has done all that was started so far. An error of a peer does not end the wait, for one
+        that left may have aborted this communicator; an abort does."""
+        with self._lock:
+            if self.abort_flag.is_set() or self._is_over:
+                return DonePending()  # what it was given ends, and no communicator is joined before it has
+            draining = _Draining(self, "draining", _nothing(), (), self.stream.now())
+            self._queue.append(draining)
+            self._move_on()
+        return draining
 
     def move_on(self) -> None:
         with self._lock:
@@ -218,3 +229,13 @@ class NcclOperation(Pending):
             raise self.error
         assert self._mark is not None
         return self._mark
+
+
+class _Draining(NcclOperation):
+    def check(self) -> None:
+        if self._line.abort_flag.is_set():
+            raise CollectiveAborted(self._line.abort_flag.reason or "aborted")
+
+
+def _nothing() -> Launch:
+    yield from ()

@@ -83,6 +83,9 @@ class ByDevice(Communicator):
     def barrier(self) -> Pending:
         return self._of_cpu.barrier()
 
+    def drain(self) -> list[Pending]:
+        return [*super().drain(), *self._of_gpu.drain()]
+
     def close(self) -> None:
         super().close()
         for transport in (self._of_cpu, self._of_gpu):

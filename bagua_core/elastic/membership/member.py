@@ -120,7 +120,7 @@ class Member:
         built = not listed or (
             building is not None
             and building.generation.number == newest.number
-            and building.done
+            and (building.done or building.is_connected)
             and building.error is None
         )
         return switch_pair.contribution(newest.number, self.generation.number, built)
@@ -306,6 +306,10 @@ class Member:
             return given_up() or is_superseded(generation, self.session.news.generation, newcomer=newcomer)
 
         building = self._building_of(generation)
+        if not self._is_drained_for(generation, superseded):
+            building.abandon("superseded")
+            return False
+        building.drained()
         if not self._wait_until(lambda: building.done, superseded, generation.number, report=not newcomer):
             building.abandon("superseded")
             return False
@@ -346,6 +350,32 @@ class Member:
         self.agreed = None
         self._floor = max(self._floor, generation.number - 1)
         return True
+
+    def _is_drained_for(self, generation: Generation, superseded: Callable[[], bool]) -> bool:
+        """Whether no kernel of the generation in force runs here any more, so that NCCL may join `generation`. False:
+        the generation in force broke meanwhile. A loss aborts it, and joining waits for the abort (nccl_end.py)."""
+        if generation.number != self.agreed:
+            return True
+        try:
+            self.drain()
+        except CollectiveFailed as error:
+            self._check_agreed()
+            if not superseded():
+                self.break_generation(error)
+            return False
+        return True
+
+    def drain(self) -> None:
+        """Wait for all that the device was given of the generation in force. Raises CollectiveFailed."""
+        waits = WaitMonitor()
+        waits.begin()
+        self._silent_said = frozenset()
+        for communicator in (self.communicator, self._side):
+            for pending in () if communicator is None else communicator.drain():
+                pending.wait(
+                    lambda waited_s: self._wait_lasts(self.number, waited_s, waits), waits.threshold_s
+                )
+                self._went_on()
 
     def _forget_building(self, number: int) -> None:
         """Under `changed`. A newer one that the session's thread began meanwhile stays: peers connect to it."""
@@ -435,6 +465,7 @@ class Member:
             return self._side
         main, generation = self.communicator, self.generation
         assert main is not None and generation is not None
+        self.drain()
         building = self.rendezvous.start(generation, members, "outside")
         main.abort_flag.add_waiter(lambda: building.abandon("the generation ended"))
         if not self._wait_until(

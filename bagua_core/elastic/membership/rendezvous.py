@@ -16,7 +16,7 @@ import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_contract.addresses import joined, parted
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
 from bagua_core.communication.topology import lanes
 from bagua_core.communication.transport_choice import Choice, Setting
@@ -52,7 +52,11 @@ class TransportRefused(RuntimeError):
 
 
 class Building:
-    """A communicator under construction. Read `communicator`/`error` once `done`."""
+    """A communicator under construction. Read `communicator`/`error` once `done`.
+
+    is_connected: what is left must not run beside kernels of another communicator; it begins when all members have
+    called `drained`. Communicators without NCCL are done without it.
+    """
 
     def __init__(self, generation: Generation, suffix: str, members: tuple[int, ...]) -> None:
         self.generation = generation
@@ -60,6 +64,8 @@ class Building:
         self.members = members
         self.abort_flag = AbortFlag()
         self.done = False
+        self.is_connected = False
+        self._drained = threading.Event()
         self.communicator: Communicator | None = None
         self.error: Exception | None = None
         self.made: list[Communicator] = []  # parts of it, with connections of their own
@@ -68,6 +74,17 @@ class Building:
         self.abort_flag.set(reason)
         if self.communicator is not None:
             self.communicator.abort(reason)
+
+    def drained(self) -> None:
+        """No kernel of a communicator runs on this worker's device, and none will before this one is entered."""
+        self._drained.set()
+
+    def await_drained(self) -> None:
+        """Raises CollectiveAborted when it is abandoned first."""
+        self.abort_flag.add_waiter(self._drained.set)
+        self._drained.wait()  # until the member enters the generation, or abandons it
+        self.abort_flag.remove_waiter(self._drained.set)
+        self.abort_flag.check()
 
     def complete(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -159,21 +176,38 @@ class Rendezvous:
         self, building: Building, global_rank: int, store: MeetingStore, prefix: str
     ) -> Communicator:
         own_store = PrefixStore(prefix, store)
+        gpus = self.gpus
+        if building.suffix == ALL:
+            transport_agreement.tell(
+                own_store, global_rank, self._gpu_transport.statement(self._setting, gpus)
+            )
+        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
         if building.suffix != ALL:
             device = self._devices[building.generation.number]
-            return self._connect(
-                building, building.members, global_rank, own_store, device, building.abort_flag
-            )
-        gpus = self.gpus
-        transport_agreement.tell(own_store, global_rank, self._gpu_transport.statement(self._setting, gpus))
-        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
+            return self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
         # By now all that connected have told theirs.
         choice = transport_agreement.agree(own_store, global_rank, building.generation.world_size)
         device = self._adopt(building, global_rank, choice, gpus)
+        nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
+        begun = self._lanes(building, nodes, global_rank, PrefixStore(f"{prefix}/lanes", store))
+        if device is not None and building.generation.kind is GenerationKind.PLANNED:
+            self._await_all_drained(building, of_cpu)
         main = self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
-        main.nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
-        main.lanes = self._lanes(building, main, PrefixStore(f"{prefix}/lanes", store), device)
+        main.nodes = nodes
+        main.lanes = {
+            lane: self._with_gpus(building, members, global_rank, lane_store, device, lane_of_cpu)
+            for lane, (members, lane_store, lane_of_cpu) in begun.items()
+        }
         return main
+
+    def _await_all_drained(self, building: Building, of_cpu: Communicator) -> None:
+        """Raises CollectiveFailed, CollectiveAborted. A member may take as long as it likes until it comes to the
+        boundary, so no time-out of the meeting runs before all are there."""
+        with self._changed:
+            building.is_connected = True
+            self._changed.notify_all()
+        building.await_drained()
+        of_cpu.barrier().wait()
 
     def _adopt(
         self, building: Building, global_rank: int, choice: Choice, gpus: tuple[torch.device, ...]
@@ -192,29 +226,19 @@ class Rendezvous:
         return device
 
     def _lanes(
-        self, building: Building, main: Communicator, store: PrefixStore, device: torch.device | None
-    ) -> dict[Lane, Communicator]:
-        built: dict[Lane, Communicator] = {}
+        self, building: Building, nodes: tuple[tuple[int, ...], ...], global_rank: int, store: PrefixStore
+    ) -> dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]]:
+        """The members, the store and the part for the CPU of each lane of this rank."""
+        built: dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]] = {}
         for lane in sorted(self.lanes, key=lambda lane: lane.value):
-            members = lanes.members_of(lane, main.nodes, main.global_rank)
+            members = lanes.members_of(lane, nodes, global_rank)
             if members is not None:
                 own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
                 # a flag of its own: an algorithm may abort its lane, and the generation goes on
                 flag = building.abort_flag.below()
-                built[lane] = self._connect(building, members, main.global_rank, own_store, device, flag)
+                of_cpu = self._connect_cpu(building, members, global_rank, own_store, flag)
+                built[lane] = (members, own_store, of_cpu)
         return built
-
-    def _connect(
-        self,
-        building: Building,
-        members: tuple[int, ...],
-        global_rank: int,
-        store: PrefixStore,
-        device: torch.device | None,
-        abort_flag: AbortFlag,
-    ) -> Communicator:
-        of_cpu = self._connect_cpu(building, members, global_rank, store, abort_flag)
-        return self._with_gpus(building, members, global_rank, store, device, of_cpu)
 
     def _connect_cpu(
         self,

@@ -60,6 +60,7 @@ class WorkerGroup:
         connected = main.adopted.get(name)
         if connected is not None:
             return connected
+        member.drain()  # each before it says that it is here: a communicator is not joined beside kernels of another
         # Building has a time limit, for a peer that does not connect; one that still computes may take as it likes.
         _meet(main, members, zlib.crc32(name.encode()) % MEETING_TAG, wait)
         building = member.rendezvous.start(generation, members, f"outside/{name}")

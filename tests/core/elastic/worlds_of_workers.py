@@ -88,6 +88,9 @@ class Worker:
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
         self.job.enter(self)
 
+    def drain(self) -> None:
+        """As a member: no device runs anything here."""
+
     def side_communicator(self, members: tuple[int, ...]) -> InProcessCommunicator:
         return self.job.connect(self, members, "side")
 

@@ -11,9 +11,12 @@ import pytest
 from bagua_contract import membership_pb2, session_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
+from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.communication.pending import DonePending, FailedPending
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.membership.rendezvous import Building
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.agents import DEADLINE_S, Agent
@@ -99,6 +102,56 @@ def test_a_newcomer_at_the_end_waits_until_the_job_is_closing(
     worker.agent.server.tell_close()
     ending.result(DEADLINE_S)
     assert worker.member.is_closed and worker.host.entered == [1]
+
+
+def test_it_drains_what_is_in_force_before_a_planned_generation_is_joined(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    in_force, notes = worker.member.communicator, []
+    assert in_force is not None
+    monkeypatch.setattr(in_force, "drain", lambda: [notes.append("drain"), DonePending()][1:])
+    monkeypatch.setattr(Building, "drained", lambda building: notes.append("drained"))
+    worker.hear(worker.alone(2))
+    await_true(lambda: worker.member.switch_value() > 0, "generation 2 is built")
+    worker.member.pair_reduced((1.0, 1.0))
+    worker.member.follow()
+    assert worker.host.entered == [1, 2] and notes == ["drain", "drained"]
+
+
+def test_a_peer_that_fails_while_it_drains_breaks_the_generation_in_force(
+    worker: Worker, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    assert worker.member.communicator is not None
+    failed = FailedPending(CollectiveFailed("NCCL: remote error"))
+    monkeypatch.setattr(worker.member.communicator, "drain", lambda: [failed])
+    worker.hear(worker.alone(2))
+    await_true(lambda: worker.member.switch_value() > 0, "generation 2 is built")
+    worker.member.pair_reduced((1.0, 1.0))
+    following = beside.submit(worker.member.follow)
+    worker.agent.wait_for(lambda: len(suspected(worker.agent)) > 0)
+    assert suspected(worker.agent)[0].detail == "NCCL: remote error"
+    assert worker.host.entered == [1]
+    worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, base=1))
+    following.result(DEADLINE_S)
+    assert worker.host.entered == [1, 3]
+
+
+def test_a_generation_that_waits_for_the_boundary_counts_as_built(worker: Worker) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    waiting = Building(worker.alone(2), "all", (0,))
+    worker.hear(worker.alone(2))
+    await_true(lambda: worker.member._building is not None, "it begins to build")
+    worker.member._building = waiting
+    assert worker.member.switch_value() == 0
+    waiting.is_connected = True
+    assert worker.member.switch_value() == 1
+    waiting.error = CollectiveFailed("no peer")
+    assert worker.member.switch_value() == 0
 
 
 def test_a_disagreement_is_raised_in_the_wait_that_is_under_way_and_in_every_later_one(

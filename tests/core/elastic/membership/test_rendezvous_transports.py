@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -71,10 +71,15 @@ class Meeting:
         )
         return replace(plain, members=placed)
 
-    def start(self, number: int, ranks: Sequence[int] | None = None) -> list[Building]:
+    def start(
+        self, number: int, ranks: Sequence[int] | None = None, *, drained: bool = True
+    ) -> list[Building]:
+        """drained: all are at the boundary at which the generation begins."""
         record = self.record(number, ranks)
         begun = [self.members[int(m.worker_id[1:])].start(record) for m in record.members]
         self.made += begun
+        for building in begun if drained else ():
+            building.drained()
         return begun
 
     def start_group(self, number: int, members: tuple[int, ...], name: str) -> list[Building]:
@@ -291,6 +296,62 @@ def test_aborting_a_lane_leaves_the_generation_and_its_other_lanes(meeting: Make
     assert_reduces([c.lanes[Lane.STATISTICS] for c in world])
     world[0].abort("lost")
     assert world[0].lanes[Lane.STATISTICS].abort_flag.reason == "lost"
+
+
+# -- a planned generation
+
+
+def await_connected(one: Meeting, buildings: Sequence[Building]) -> None:
+    with one.changed:
+        assert one.changed.wait_for(lambda: all(b.is_connected for b in buildings), DEADLINE_S)
+
+
+def test_no_member_joins_nccl_before_all_are_drained(meeting: Make, emulation: Emulation) -> None:
+    one = meeting(able(3), lanes=frozenset({Lane.BACKGROUND}))
+    buildings = one.start(1, drained=False)
+    await_connected(one, buildings)
+    for building in buildings[:2]:
+        building.drained()
+    with one.changed:
+        assert not one.changed.wait_for(lambda: bool(emulation.joined), 0.3), "the third still runs kernels"
+    buildings[2].drained()
+    one.await_done(buildings)
+    world = communicators_of(buildings)
+    assert_reduces(world)
+    assert_reduces([c.lanes[Lane.BACKGROUND] for c in world])
+
+
+def test_without_nccl_nothing_waits_for_that(meeting: Make) -> None:
+    one = meeting([TransportOfRank(None), TransportOfRank(None)])
+    buildings = one.start(1, drained=False)
+    one.await_done(buildings)
+    assert_reduces(communicators_of(buildings))
+
+
+def test_a_failover_joins_without_it_for_its_kernels_are_aborted(
+    meeting: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = meeting(able(2))
+    record = one.record(1)
+    monkeypatch.setattr(one, "record", lambda *_: replace(record, kind=GenerationKind.FAILOVER))
+    buildings = one.start(1, drained=False)
+    one.await_done(buildings)
+    assert_reduces(communicators_of(buildings))
+
+
+def test_a_generation_that_is_superseded_before_its_boundary_ends(
+    meeting: Make, emulation: Emulation
+) -> None:
+    one = meeting(able(2))
+    buildings = one.start(1, drained=False)
+    await_connected(one, buildings)
+    buildings[0].drained()  # it waits for the other
+    for building in buildings:
+        building.abandon("generation 2 supersedes it")
+    one.await_done(buildings)
+    assert all(isinstance(b.error, CollectiveAborted) for b in buildings)
+    assert not emulation.joined and not one.failures
+    assert_reduces(one.built(2))
 
 
 # -- builds that end otherwise
