@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from bagua_agent.workers.exits.exit_cause import FAULT_SIGNALS
 from bagua_launch.command_line import whole_flags
 from bagua_launch.options import RUN_OPTIONS
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
@@ -254,6 +256,11 @@ def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> N
         assert shown == [option.flag for option in RUN_OPTIONS if option.name != "failpoints"]
         assert "\nRendezvous:\n" in result.output and "_" not in "".join(shown)
     assert "scale" in launch("--help").output
+
+
+def test_help_names_the_signals_that_count_as_failures_of_the_script() -> None:
+    [text] = [option.help for option in RUN_OPTIONS if option.flag == "--max-restarts"]
+    assert set(re.findall(r"SIG[A-Z]+", text)) == {number.name for number in FAULT_SIGNALS}
 
 
 def test_version(launch: Launcher) -> None:

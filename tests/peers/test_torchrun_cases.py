@@ -92,6 +92,13 @@ def test_user_script_with_a_master(launch: Launch, touched: Path) -> None:
     assert ranks(touched) == {"0", "1", "2", "3"}
 
 
+def test_any_port(launch: Launch, touched: Path) -> None:
+    """The rendezvous that torchrun's --standalone stands for; torch has no case of it by its flags."""
+    words = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2")
+    succeeded(launch(*words, script=TOUCHES, env=SENTINEL))
+    assert ranks(touched) == {"0", "1"}
+
+
 @pytest.mark.parametrize("workers", [(), ("--nproc-per-node=4",)])
 def test_shell_script(launch: Launch, touched: Path, workers: tuple[str, ...]) -> None:
     """test_launch_user_script_bash, test_launch_user_script_default_nproc, test_nproc_launch_number_configurations"""
