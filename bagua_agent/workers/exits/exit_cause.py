@@ -62,7 +62,8 @@ def exit_cause(
         message = message or _exception_in(stderr_tail)
         summary = message or f"exit code {returncode}"
         failure = True
-    return ExitCause(returncode, name, _one_line(summary), _last_lines(callstack or stderr_tail), failure)
+    tail = _last_lines(callstack or stderr_tail)
+    return ExitCause(returncode, name, _encodable(_one_line(summary)), _encodable(tail), failure)
 
 
 def shell_exit_code(returncode: int) -> int:
@@ -121,6 +122,11 @@ def _last_lines(text: str) -> str:
     """Without native frames: thirty of them would push the exception itself out of sight."""
     kept = [line for line in text.rstrip().splitlines() if not _NATIVE_FRAME.match(line)]
     return "\n".join(line[:TAIL_LINE_CHARACTERS] for line in kept[-TAIL_LINES:])
+
+
+def _encodable(text: str) -> str:
+    """JSON can name half a character, and a record takes none."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _one_line(text: str) -> str:

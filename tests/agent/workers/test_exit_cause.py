@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from bagua_agent.workers.exits.exit_cause import SUMMARY_CHARACTERS, ExitCause, exit_cause
+from bagua_contract import membership_pb2 as pb
 
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nValueError: boom\n'
@@ -108,3 +109,12 @@ def test_what_the_agent_killed_is_no_failure_of_the_script() -> None:
     )
     # it ended by itself before the agent came to it
     assert exit_cause(1, RECORDED, killed_for="hung").summary == "ValueError: boom"
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "\udc00", "\ud83d\ud83d"])
+def test_half_a_character_fits_into_a_record(half: str) -> None:
+    message = {"message": f"boom {half}", "extraInfo": {"py_callstack": f"line 1\nValueError: {half}"}}
+    cause = exit_cause(1, json.dumps({"message": message}))
+    record = pb.Failure(cause=cause.summary, traceback_tail=cause.traceback_tail)
+    assert record.cause == f"boom {half}".encode("utf-8", "backslashreplace").decode()
+    assert record.traceback_tail.endswith("\\ud83d") or "\\udc00" in record.traceback_tail
