@@ -72,6 +72,7 @@ def test_systemd(make_lab: MakeLab) -> None:
 
 def test_the_memory_of_a_job_is_limited_only_if_the_node_says_so() -> None:
     assert properties("") == PROPERTIES and not any(p.startswith("Memory") for p in PROPERTIES)
+    assert "TasksMax=80%" in PROPERTIES, "the daemon needs threads while a job forks without end"
     assert properties("64G") == (*PROPERTIES, "MemoryMax=64G")
 
 
