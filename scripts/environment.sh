@@ -2,6 +2,16 @@
 # Sourced by the other scripts: creates .venv, and creates it again when its requirements have changed.
 # Sets PYTHON.
 
+bagua_apt() {
+  # Another apt may be at work, as at a machine's first boot; its lock is waited for, up to two minutes.
+  local words=(-qq -o DPkg::Lock::Timeout=120) deadline=$((SECONDS + 120)) said
+  while ! said=$(DEBIAN_FRONTEND=noninteractive apt-get "${words[@]}" "$@" 2>&1); do
+    case $said in *"nable to lock"* | *"not get lock"*) [ $SECONDS -ge $deadline ] || { sleep 1 && continue; } ;; esac
+    echo "$said" >&2
+    return 1
+  done
+}
+
 bagua_packages() {
   # Debian packages that pip can't install. Installed only where they are missing and the user may install them.
   local missing=()
@@ -22,7 +32,7 @@ bagua_packages() {
     local guard=/usr/sbin/policy-rc.d made=
     [ -e $guard ] || { printf '#!/bin/sh\nexit 101\n' >$guard && chmod +x $guard && made=yes; }
     local done=0
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } || done=$?
+    { bagua_apt update && bagua_apt install -y "${missing[@]}"; } || done=$?
     [ -z "$made" ] || rm -f $guard
     return $done
   else

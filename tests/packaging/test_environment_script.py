@@ -127,6 +127,22 @@ def test_a_failed_download_is_an_error_and_tried_again(checkout: Checkout, shell
     assert checkout.run("bash", "-c", line).returncode == 0 and len(checkout.asked) == 4
 
 
+@pytest.mark.parametrize(
+    ("trouble", "calls"),
+    [("E: Unable to lock directory /var/lib/apt/lists/", 2), ("E: Unable to locate package none", 1)],
+)
+def test_the_lock_of_another_apt_is_waited_for(checkout: Checkout, trouble: str, calls: int) -> None:
+    apt = checkout.python.with_name("apt-get")
+    apt.write_text(
+        f'#!/bin/sh\necho call >>calls\n[ "$(wc -l <calls)" -gt 1 ] || {{ echo "{trouble}" >&2; exit 100; }}\n'
+    )
+    apt.chmod(0o755)
+    path = f"{apt.parent}:{os.environ['PATH']}"
+    done = checkout.run("bash", "-ec", ". scripts/environment.sh; bagua_apt update", PATH=path)
+    assert (done.returncode, done.stderr) == ((0, "") if calls == 2 else (1, f"{trouble}\n"))
+    assert (checkout.directory / "calls").read_text() == "call\n" * calls
+
+
 def test_an_environment_that_was_not_completed_is_made_again(checkout: Checkout) -> None:
     line = ". scripts/environment.sh; bagua_environment ''"
     assert checkout.run("bash", "-c", line, VENV_FAILS="1").returncode == 1
