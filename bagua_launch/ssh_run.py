@@ -23,7 +23,8 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.etcd.server.embedded import ServerTls
 from bagua_agent.etcd.server.hosted import HostedEtcd
-from bagua_agent.node.local_address import local_address
+from bagua_agent.node.local_address import UnknownStoreName, local_address
+from bagua_agent.node.node_address import address_towards
 from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import joined
@@ -36,6 +37,22 @@ DAYS = 365
 FILES = "@FILES@"
 CREDENTIALS = {"--etcd-ca": "ca.pem", "--etcd-cert": "cert.pem", "--etcd-key": "key.pem"}
 END_TIMEOUT_S = 60.0
+
+
+def terminal_address(given: str | None, hosts: Sequence[SshHost]) -> str:
+    """The address at which the hosts reach this one. given: --local-addr. Raises UserError if it is no address."""
+    try:
+        return address_towards(given, [f"{host.address}:{SSH_PORT}" for host in hosts], single_node=False)
+    except UnknownStoreName:
+        # names that ssh alone knows, of its own configuration
+        address = local_address(given, None, single_node=False)
+        print(
+            f"bagua-launch: no name in --hosts can be resolved; the hosts will connect to this one at {address} "
+            "(--local-addr ADDRESS gives another)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return address
 
 
 class SshJob:
@@ -68,7 +85,7 @@ class SshJob:
                 f"no program {self._ssh[0]!r}; install OpenSSH's client, or name another with --ssh"
             )
         given = self._values["local_addr"].text if "local_addr" in self._values else None
-        address = local_address(given, f"{self._hosts[0].address}:{SSH_PORT}", single_node=False)
+        address = terminal_address(given, self._hosts)
         with tempfile.TemporaryDirectory(prefix="bagua-hosts-") as made:
             place = Path(made)
             now = utc_now()

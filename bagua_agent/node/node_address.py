@@ -17,23 +17,25 @@ def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
     """
     single_node = config.max_nodes == 1
     try:
-        return address_towards(config.local_addr, config.endpoints or (), single_node=single_node)
+        targets = [parse_endpoint(endpoint).target for endpoint in config.endpoints or ()]
+        return address_towards(config.local_addr, targets, single_node=single_node)
     except UnknownStoreName:
         if not hosts_store:
             raise
         return local_address(config.local_addr, None, single_node)
 
 
-def address_towards(given: str | None, endpoints: Sequence[str], *, single_node: bool) -> str:
-    """By the first endpoint whose name is known and whose route leaves this host; a loopback address only if none does.
+def address_towards(given: str | None, targets: Sequence[str], *, single_node: bool) -> str:
+    """By the first target whose name is known and whose route leaves this host; a loopback address only if none does.
 
-    given: --local-addr. Raises UnknownStoreName if no endpoint has a known name; UserError, see local_address.
+    given: --local-addr. targets: host:port, or a Unix socket. Raises UnknownStoreName if no target has a known name;
+    UserError, see local_address.
     """
     loopback: str | None = None
     unknown: UnknownStoreName | None = None
-    for endpoint in endpoints:
+    for target in targets:
         try:
-            address = local_address(given, parse_endpoint(endpoint).target, single_node)
+            address = local_address(given, target, single_node)
         except UnknownStoreName as error:
             unknown = unknown or error
             continue

@@ -16,6 +16,7 @@ from bagua_agent.base.plain_text import plain_line
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseEvent, LeaseLapsed
 from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import address_towards
@@ -155,8 +156,8 @@ def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> tuple[St
             try:
                 store.connect(CONNECT_TIMEOUT_S)
                 # the endpoint that answers first: another's name may not be known, or lead elsewhere
-                endpoints = (store.endpoint, *config.etcd_endpoints)
-                address = address_towards(config.listen_address or None, endpoints, single_node=False)
+                targets = [parse_endpoint(e).target for e in (store.endpoint, *config.etcd_endpoints)]
+                address = address_towards(config.listen_address or None, targets, single_node=False)
             except (StoreUnavailable, UnknownStoreName) as error:
                 if str(error) != told and not stop:
                     told = str(error)
