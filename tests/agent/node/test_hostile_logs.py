@@ -36,9 +36,10 @@ for harm in 'touch new' 'mv stdout.log other' 'rm -f stdout.log' 'ln -s /etc/sha
 done
 i=0
 while [ $i -lt 40 ]; do
-  truncate -c -s 1T stdout.log  # -c: the file is absent for a moment while it is rotated
+  # While it is rotated, the file is absent for a moment (-c), then not yet this account's.
+  truncate -c -s 1T stdout.log 2>/dev/null
   head -c 100000 /dev/zero | tr '\\0' 'x'; echo
-  truncate -c -s 0 stdout.log
+  truncate -c -s 0 stdout.log 2>/dev/null
   i=$((i+1))
 done
 echo last
