@@ -7,26 +7,43 @@ An element is late while its second moment is no reliable estimate: at the end o
 LEAST_GRADIENTS gradients that were not zero. Rows of an embedding that no sample used so far are late, and so is
 whatever a zero input or a dead unit kept at zero. A late element is updated by plain Adam, its second moment included,
 until it has had enough gradients; then its second moment is frozen too.
+
+Elements are frozen at the begin of the step after the one that decides it. Their number is on its way to the host
+meanwhile, so the host waits for no device: whoever steps has waited for the gradients of that step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bagua_core import kernels
+from bagua_core.communication.devices import device_order
+from bagua_core.communication.devices.device_order import Moment
 from bagua_core.kernels.interface import VALUE_DTYPES
 
 DEFAULT_WARMUP_STEPS = 100
 
 # A mean of 32 squares is off by a quarter (one standard deviation, Gaussian gradients), a step by an eighth.
 LEAST_GRADIENTS = 32
-# Counting late elements reads their number from the device, and the layout of what is exchanged changes with it.
+# Counting late elements takes a pass over memory, and the layout of what is exchanged changes with it.
 FREEZE_EVERY = 16  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """The number of elements that will be late after a parameter's step number `steps`, at `place` of `host`, which may
+    be read when `arrived` is past."""
+
+    steps: int
+    host: Tensor
+    place: int
+    arrived: Moment
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
@@ -34,9 +51,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
     then on the second moment stays as it is, and so does its bias correction, for all elements that are not late (see
     the top of this file); all else goes on.
 
-    state_dict is Adam's with two more entries for each parameter: `late`, the number of late elements, after the
-    warm-up; and `seen`, as long as there are any: how many gradients other than zero each element has had, infinite
-    for one whose second moment is frozen. A state_dict of Adam is accepted. Raises ValueError.
+    state_dict is Adam's with two more entries for each parameter: `late`, the number of late elements, from the first
+    step after the warm-up on; and `seen`, as long as there are any: how many gradients other than zero each element has
+    had, infinite for one whose second moment is frozen. A state_dict of Adam is accepted. Raises ValueError.
     """
 
     loads = 0
@@ -62,6 +79,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             "weight_decay": weight_decay,
         }
         super().__init__(params, defaults)
+        self._counts: dict[Tensor, _Count] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _check({**self.defaults, **param_group})
@@ -71,10 +89,12 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"a parameter is {parameter.dtype}; QAdam takes real ones only")
 
     def is_warm(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether the warm-up is over for all of them that have been stepped, one at least."""
+        """Whether all of them that have been stepped, one at least, have taken a step after the warm-up."""
         limits = {p: group["warmup_steps"] for group in self.param_groups for p in group["params"]}
         stepped = [p for p in parameters if self.state.get(p)]
-        return bool(stepped) and all(int(self.state[p]["step"]) >= limits[p] for p in stepped)
+        return bool(stepped) and all(
+            "late" in self.state[p] and int(self.state[p]["step"]) >= limits[p] for p in stepped
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -82,15 +102,16 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        partly_frozen: list[dict[str, Any]] = []
+        counted: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for steps, parameters in self._by_steps(group).items():
-                partly_frozen += self._move(group, parameters, steps)
-        self._count_late(partly_frozen)
+                counted |= self._move(group, parameters, steps)
+        self._send_counts(counted)
         return loss
 
     def late_elements(self, parameter: Tensor) -> Tensor | None:
-        """Of the parameter's shape, true where an element is late after the warm-up. None: no element is.
+        """Of the parameter's shape, true where an element is late. None: no element is. For parameters that `is_warm`
+        accepts.
 
         All elements of a parameter that has not been stepped are.
         """
@@ -100,14 +121,17 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return state["seen"].isfinite() if state["late"] else None
 
     def late_count(self, parameter: Tensor) -> int:
-        """The number of elements of the parameter that are late after the warm-up."""
+        """The number of elements of the parameter that are late, likewise."""
         state = self.state.get(parameter)
         return int(state["late"]) if state else parameter.numel()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._counts = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.loads += 1
-        partly_frozen = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
@@ -115,9 +139,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
                     counted = min(int(state["step"]), LEAST_GRADIENTS)
                     state["seen"] = (state["exp_avg_sq"] != 0).to(parameter.dtype).mul_(counted)
                     if int(state["step"]) >= group["warmup_steps"]:
-                        self._freeze(group, state)
-                        partly_frozen.append(state)
-        self._count_late(partly_frozen)
+                        self._freeze(group, parameter)
 
     def _by_steps(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
         """Those that have a gradient, by how many steps they have taken, this one included."""
@@ -134,12 +156,16 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 # of the parameter's dtype, to which load_state_dict converts it
                 state["seen"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            elif "seen" in state:
+                after = int(state["step"]) - group["warmup_steps"]
+                if after >= 0 and ("late" not in state or after % FREEZE_EVERY == 0):
+                    self._freeze(group, parameter)
             state["step"] += 1
             found.setdefault(int(state["step"]), []).append(parameter)
         return found
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> list[dict[str, Any]]:
-        """Returns the states of parameters whose late elements have to be counted."""
+    def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> dict[Tensor, Tensor]:
+        """Returns how many elements will be late, by parameter, where the next step freezes some."""
         after = steps - group["warmup_steps"]
         if after <= 0:
             self._move_as_adam(group, parameters, steps)
@@ -156,11 +182,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
             else:
                 self._move_as_adam(group, frozen, steps)
         if after < 0 or after % FREEZE_EVERY:
-            return []
-        states = [self.state[p] for p in candidates]
-        for state in states:
-            self._freeze(group, state)
-        return states
+            return {}
+        return {p: (self.state[p]["seen"].isfinite() & ~self._ready(group, p)).sum() for p in candidates}
 
     def _move_as_adam(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
         """Adam's step, in which the second moment changes only during the warm-up."""
@@ -199,29 +222,48 @@ class QAdamOptimizer(torch.optim.Optimizer):
         scale.div_(torch.where(late, of_late, of_frozen)).add_(group["eps"])
         parameter.addcdiv_(first, scale, value=-group["lr"] / (1 - beta1**steps))
 
-    def _freeze(self, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """From now on the second moment of late elements that have had enough gradients stays as it is."""
-        second, seen, beta2 = state["exp_avg_sq"], state["seen"], group["betas"][1]
+    def _ready(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        """Late elements that have had enough gradients."""
+        second, seen = self.state[parameter]["exp_avg_sq"], self.state[parameter]["seen"]
         enough = min(LEAST_GRADIENTS, group["warmup_steps"])
         # zero although there were gradients: it was too small for its dtype
-        ready = seen.isfinite() & (seen >= enough) & (second > 0)
+        ready: Tensor = seen.isfinite() & (seen >= enough) & (second > 0)
+        return ready
+
+    def _freeze(self, group: dict[str, Any], parameter: Tensor) -> None:
+        """From now on the second moment of late elements that have had enough gradients stays as it is."""
+        state, ready, beta2 = self.state[parameter], self._ready(group, parameter), group["betas"][1]
+        second, seen = state["exp_avg_sq"], state["seen"]
         # the bias correction of frozen elements is that of the warm-up's last step
         steps = max(int(state["step"]), group["warmup_steps"])
         factor = (1 - beta2 ** group["warmup_steps"]) / (1 - beta2**steps)
         if factor != 1:
             second.copy_(torch.where(ready, second * factor, second))
         seen.masked_fill_(ready, math.inf)
+        self.freezes += 1
+        state["late"] = self._count_of(parameter)
+        if not state["late"]:
+            del state["seen"]
 
-    def _count_late(self, states: list[dict[str, Any]]) -> None:
-        """Of parameters that were frozen in part. The host waits once for each device."""
-        self.freezes += bool(states)
-        for device in dict.fromkeys(s["seen"].device for s in states):
-            there = [s for s in states if s["seen"].device == device]
-            counts = torch.stack([s["seen"].isfinite().sum() for s in there]).tolist()
-            for state, count in zip(there, counts, strict=True):
-                state["late"] = count
-                if not count:
-                    del state["seen"]
+    def _send_counts(self, counts: dict[Tensor, Tensor]) -> None:
+        """To the host, beside what follows."""
+        for device in dict.fromkeys(parameter.device for parameter in counts):
+            there = [p for p in counts if p.device == device]
+            sent = torch.stack([counts[p] for p in there])
+            order = device_order.order_of([sent])
+            host = order.copy_to_host(sent)
+            arrived = order.now()
+            for place, parameter in enumerate(there):
+                self._counts[parameter] = _Count(int(self.state[parameter]["step"]), host, place, arrived)
+
+    def _count_of(self, parameter: Tensor) -> int:
+        """The number of late elements of a parameter that is frozen in part."""
+        count, state = self._counts.pop(parameter, None), self.state[parameter]
+        if count is None or count.steps != int(state["step"]):  # the state was loaded or set back since
+            return int(state["seen"].isfinite().sum())
+        if not count.arrived.is_past():
+            count.arrived.wait(lambda: None)
+        return int(count.host[count.place])
 
     def _has_kernel(self, parameter: Tensor) -> bool:
         """A GPU has enough bandwidth for torch's many passes, and would pay for many launches."""

@@ -54,14 +54,15 @@ class PlainQAdam:
         self.steps += 1
         warm = self.steps <= self.warmup_steps
         correction2 = 1 - self.beta2 ** min(self.steps, self.warmup_steps)
-        if warm or self.bits is None:
+        # in the first step after the warm-up the workers do not know yet which elements are late
+        if self.steps <= self.warmup_steps + 1 or self.bits is None:
             gradient = parts.sum(0)
             self.m = self.beta1 * self.m + (1 - self.beta1) * gradient
             if warm:
                 self.v = self.beta2 * self.v + (1 - self.beta2) * gradient**2
         else:
             d = self.v.sqrt() + self.eps * correction2.sqrt()
-            if self.steps == self.warmup_steps + 1:  # each has the momentum of the warm-up
+            if self.steps == self.warmup_steps + 2:  # each has the momentum of the steps before
                 self.agreed = self.m / (1 - self.beta1) / d
                 self.momentum = torch.stack([weight * self.agreed for weight in self.weights])
             before, self.agreed = self.agreed, self._exchange(parts / d)

@@ -70,15 +70,16 @@ def test_a_row_that_has_had_enough_gradients_is_frozen_with_the_scale_it_has_the
     parameter = table()
     optimizer = ours(parameter)
     state = optimizer.state
-    step = WARMUP
-    run(parameter, optimizer, end=WARMUP)
+    run(parameter, optimizer, end=WARMUP + 1)
     assert optimizer.late_count(parameter) == 3 * WIDTH
+    step = WARMUP + 1
     while optimizer.late_elements(parameter)[5].any():  # type: ignore[index]
         assert step < WARMUP + LEAST_GRADIENTS + 2 * FREEZE_EVERY, "it stays late"
         before = state[parameter]["exp_avg_sq"][5].clone()
         run(parameter, optimizer, step, step + 1)
         step += 1
     assert step - WARMUP >= LEAST_GRADIENTS + 5
+    step -= 1  # the last one only froze it
     # Adam's second moment and bias correction in that step, in double precision
     second = torch.zeros(WIDTH, dtype=torch.float64)
     for past in range(step):
@@ -87,14 +88,14 @@ def test_a_row_that_has_had_enough_gradients_is_frozen_with_the_scale_it_has_the
     torch.testing.assert_close(corrected, second / (1 - BETAS[1] ** step), rtol=1e-5, atol=1e-9)
     kept = state[parameter]["exp_avg_sq"][5].clone()
     assert not torch.equal(before, kept)
-    run(parameter, optimizer, step, step + FREEZE_EVERY)
+    run(parameter, optimizer, step + 1, step + 1 + FREEZE_EVERY)
     assert torch.equal(state[parameter]["exp_avg_sq"][5], kept)
 
 
 def test_nothing_late_costs_no_memory() -> None:
     parameter = nn.Parameter(torch.ones(4))
     optimizer = QAdamOptimizer([parameter], warmup_steps=3)
-    for _ in range(3):
+    for _ in range(4):
         parameter.grad = torch.ones(4)
         optimizer.step()
     assert set(optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq", "late"}
@@ -109,7 +110,7 @@ def test_a_parameter_that_was_never_stepped_is_late() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("at", [WARMUP - 3, WARMUP, WARMUP + 9])
+@pytest.mark.parametrize("at", [WARMUP - 3, WARMUP, WARMUP + 1, WARMUP + 9, WARMUP + FREEZE_EVERY])
 def test_a_state_with_late_elements_travels(dtype: torch.dtype, at: int) -> None:
     parameter, taking = table(dtype), table(dtype)
     optimizer, other = ours(parameter), QAdamOptimizer([taking])
@@ -122,6 +123,22 @@ def test_a_state_with_late_elements_travels(dtype: torch.dtype, at: int) -> None
         if isinstance(value, torch.Tensor):
             assert other.state[taking][name].dtype == value.dtype, name
     assert torch.equal(run(taking, other, at), run(parameter, optimizer, at))
+
+
+def test_a_count_of_a_state_that_was_set_back_is_not_used() -> None:
+    parameter, twin = table(), table()
+    optimizer, other = ours(parameter), ours(twin)
+    run(parameter, optimizer, end=WARMUP - 1)
+    earlier = copy.deepcopy(optimizer.state_dict())
+    values = parameter.detach().clone()
+    run(parameter, optimizer, WARMUP - 1, WARMUP)
+    optimizer.load_state_dict(earlier)
+    parameter.data.copy_(values)
+    run(parameter, optimizer, WARMUP - 1)
+    assert torch.equal(parameter, run(twin, other))
+    copied = copy.deepcopy(optimizer)
+    assert copied.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    copied.step()
 
 
 def test_a_state_of_adam_is_taken_over() -> None:
@@ -141,7 +158,7 @@ def test_a_state_of_adam_is_taken_over() -> None:
 def test_a_second_moment_that_vanished_in_its_dtype_is_not_frozen() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = QAdamOptimizer([parameter], warmup_steps=2)
-    for _ in range(2):
+    for _ in range(3):
         parameter.grad = torch.tensor([1.0, 1e-30])
         optimizer.step()
     assert optimizer.late_elements(parameter).tolist() == [False, True]  # type: ignore[union-attr]

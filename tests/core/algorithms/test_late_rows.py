@@ -102,7 +102,7 @@ def test_their_gradients_are_exact_and_they_train(bits: int, nodes: list[int]) -
 @BITS
 def test_frozen_in_time_they_are_compressed_as_the_others(bits: int) -> None:
     members = warm(in_process_world(3), bits)
-    steps(members, FREEZE_EVERY - 3)
+    steps(members, FREEZE_EVERY - 2)
     assert late_count(members[0]) > 0
     steps(members, 1)
     assert late_count(members[0]) == 0
