@@ -25,6 +25,7 @@ from bagua_core.communication.arithmetic import divide, reduce_parts
 from bagua_core.communication.communicator import (
     AbortFlag,
     CollectiveAborted,
+    CollectiveFailed,
     Communicator,
     Pending,
     ReduceOp,
@@ -39,6 +40,7 @@ from bagua_core.communication.shapes import (
     check_reduce_scatter,
     check_scatter,
 )
+from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed
 
 # Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
@@ -539,24 +541,31 @@ def build_gloo(
     abort_flag: AbortFlag,
     connect_timeout_s: float | None = None,
 ) -> GlooCommunicator:
-    """Connect to all members of the generation through `store`. Blocks, for at most about connect_timeout_s for each
-    (default: timeout_s).
+    """Connect to all members of the generation through `store`. Blocks, for at most three times
+    connect_timeout_s (default: timeout_s) for each beside the time-outs of the store, and no longer than until the
+    generation is given up; see gloo_connect.py.
 
-    Gloo's constructor cannot be interrupted: call this in a thread of its own and leave that thread behind
-    if the generation is given up; the result is then marked aborted and retired here.
-    timeout_s bounds every operation of the group. Raises CollectiveFailed.
+    timeout_s bounds every operation of the group. Raises CollectiveFailed, CollectiveAborted.
     """
+    limit_s = timeout_s if connect_timeout_s is None else connect_timeout_s
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = timedelta(seconds=timeout_s if connect_timeout_s is None else connect_timeout_s)
+    options._timeout = timedelta(seconds=limit_s)
+    watched = WatchedStore(store)
+    doing = f"connecting generation {generation} from {bind_host}"
     try:
         # all connections are made now: a lazy one would put its cost, and its failure, into a step
         options._devices = [gloo.create_device(hostname=bind_host, lazy_init=False)]
-        named = PrefixStore(f"bagua/generation/{generation}", store)
-        group = gloo(named, global_rank, world_size, options)
+        named = PrefixStore(f"bagua/generation/{generation}", watched)
+        connecting = Connecting(lambda: gloo(named, global_rank, world_size, options), _retired.append)
+        group = connecting.group(watched, limit_s, abort_flag)
         group.set_timeout(timedelta(seconds=timeout_s))
+    except CollectiveAborted:
+        raise
+    except CollectiveFailed as error:
+        raise CollectiveFailed(f"{doing}: {error.detail}") from error
     except RuntimeError as error:
-        raise collective_failed(f"connecting generation {generation} from {bind_host}", error) from error
+        raise collective_failed(doing, error) from error
     communicator = GlooCommunicator(group, generation, global_rank, world_size, abort_flag, timeout_s)
     if abort_flag.is_set():
         communicator.retire()

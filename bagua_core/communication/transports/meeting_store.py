@@ -207,7 +207,7 @@ class MeetingServer:
 class MeetingStore(Store):
     """One client's view of a server, as a torch store: what Gloo needs to build a group (set, get, wait).
 
-    For one thread at a time. `interrupt` from any thread ends a wait under way.
+    One thread at a time asks. `interrupt` and `close` from any thread end a wait under way.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
@@ -215,6 +215,7 @@ class MeetingStore(Store):
         super().__init__()
         self._timeout_s = timeout_s
         self._seen: dict[str, bytes] = {}
+        self._asking = threading.Lock()
         try:
             self._sock = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
@@ -223,7 +224,8 @@ class MeetingStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._send(_frame(_SET, key.encode(), data), time.monotonic() + self._timeout_s)
+        with self._asking:
+            self._send(_frame(_SET, key.encode(), data), time.monotonic() + self._timeout_s)
 
     def get(self, key: str) -> bytes:
         return self._get(key, time.monotonic() + self._timeout_s)
@@ -244,12 +246,15 @@ class MeetingStore(Store):
             return  # it has ended already
 
     def close(self) -> None:
-        self._sock.close()
+        self.interrupt()
+        with self._asking:  # a thread in the system's call must not meet another socket of this number
+            self._sock.close()
 
     def _get(self, key: str, deadline_s: float) -> bytes:
-        if key not in self._seen:
-            self._seen[key] = self._fetch(key, deadline_s)
-        return self._seen[key]
+        with self._asking:
+            if key not in self._seen:
+                self._seen[key] = self._fetch(key, deadline_s)
+            return self._seen[key]
 
     def _send(self, data: bytes, deadline_s: float) -> None:
         try:

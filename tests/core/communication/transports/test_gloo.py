@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,9 +19,10 @@ import torch
 from torch.distributed import FileStore, HashStore
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
-from bagua_core.communication.transports import gloo
+from bagua_core.communication.transports import gloo, gloo_connect
+from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed, peers_in
-from tests.core.communication.worlds import await_true, gloo_world, run_ranks
+from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
 
 PEER = Path(__file__).with_name("gloo_peer.py")
 ROOT = Path(__file__).parents[4]
@@ -277,6 +279,93 @@ def test_a_short_limit_for_connecting_does_not_bound_what_comes_later() -> None:
             operation().wait()
 
     run_ranks(members, act)
+
+
+class Vanished:
+    """A member of two that has said where it listens, and answers nobody: its host is gone."""
+
+    def __init__(self, ports: range) -> None:
+        self._sockets = [socket.socket()]
+        for port in ports:
+            try:
+                self._sockets[0].bind(("127.0.0.1", port))
+                break
+            except OSError:
+                continue
+        self.port = self._sockets[0].getsockname()[1]
+        self._sockets[0].listen(0)
+        for _ in range(2):  # the system drops what comes to a full queue
+            self._sockets.append(socket.socket())
+            self._sockets[-1].setblocking(False)
+            self._sockets[-1].connect_ex(("127.0.0.1", self.port))
+
+    def publish(self, store: HashStore) -> None:
+        """As global rank 1 of generation 3."""
+        said: list[str] = []
+
+        class Listening(WatchedStore):
+            def set(self, key: str, value: str | bytes) -> None:  # type: ignore[override]
+                said.append(key)
+                super().set(key, value)
+
+            def get(self, key: str) -> bytes:
+                raise RuntimeError("it vanishes")
+
+            def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+                raise RuntimeError("it vanishes")
+
+        with pytest.raises(CollectiveFailed, match="vanishes"):
+            gloo.build_gloo(3, 1, 2, Listening(store), "127.0.0.1", 600.0, AbortFlag(), 0.5)
+        (key,) = said
+        told = bytes(store.get(key))
+        loopback = bytes((127, 0, 0, 1))
+        at = told.index(loopback)
+        store.set(key, told[: at - 2] + struct.pack(">H", self.port) + told[at:])
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture(params=[range(20000, 32768), range(61000, 65536)], ids=["we connect", "it connects"])
+def vanished(request: pytest.FixtureRequest) -> Iterator[HashStore]:
+    """Gloo lets the member with the lower address, or the higher one, connect to the other."""
+    made, store = Vanished(request.param), HashStore()
+    made.publish(store)
+    yield store
+    made.close()
+
+
+def test_a_member_that_vanishes_while_it_connects_is_given_up_in_time(
+    vanished: HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gloo_connect, "LIMITS", 1.0)
+    began_s = time.monotonic()
+    with pytest.raises(CollectiveFailed, match="connecting generation 3 from 127"):
+        gloo.build_gloo(3, 0, 2, vanished, "127.0.0.1", 600.0, AbortFlag(), 2.0)
+    assert time.monotonic() - began_s < 7.0, "Gloo alone takes five limits"
+
+
+def test_connecting_ends_when_the_generation_is_given_up(vanished: HashStore) -> None:
+    flag = AbortFlag()
+    began_s = time.monotonic()
+    timer = threading.Timer(0.2, flag.set, ["superseded"])
+    timer.start()
+    with pytest.raises(CollectiveAborted, match="superseded"):
+        gloo.build_gloo(3, 0, 2, vanished, "127.0.0.1", 600.0, flag, 20.0)
+    assert time.monotonic() - began_s < 10.0
+    timer.join()
+
+
+def test_a_group_that_is_complete_after_it_was_given_up_is_retired() -> None:
+    complete, flag, retired = threading.Event(), AbortFlag(), []
+    connecting = Connecting(lambda: complete.wait(DEADLINE_S), retired.append)
+    flag.set("superseded")
+    with pytest.raises(CollectiveAborted):
+        connecting.group(WatchedStore(HashStore()), 600.0, flag)
+    assert not retired
+    complete.set()
+    await_true(lambda: retired == [True], "it is retired")
 
 
 def test_connecting_to_a_member_that_never_comes_ends_in_time() -> None:
