@@ -18,6 +18,7 @@ __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configur
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _exit_status = pytest.StashKey[int]()
+_let_go = [False]  # whether threads may still wait for operations of groups that were given up
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,6 +29,7 @@ def _retired_groups_go() -> Generator[None]:
     if gloo is not None and gloo.any_retired():
         gc.collect()  # communicators in cycles with their tests' frames hold their groups
         importlib.import_module("bagua_core.elastic.membership.retired_groups").let_go()
+        _let_go[0] = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,7 +47,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     into Python, and the process ends by SIGABRT after all tests have passed.
     """
     gloo = sys.modules.get("bagua_core.communication.transports.gloo")
-    if gloo is None or not gloo.any_retired() or _exit_status not in config.stash:
+    if gloo is None or not (_let_go[0] or gloo.any_retired()) or _exit_status not in config.stash:
         return
     atexit._run_exitfuncs()
     sys.stdout.flush()
