@@ -6,6 +6,7 @@ whether another worker's end explains it, restart_policy.py whether failures end
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,11 +22,13 @@ from bagua_agent.membership.hang import HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView
 from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.rpc.message_pace import BytesBudget, etcd_budget
 from bagua_agent.workers.exits.exit_cause import ExitCause, shell_exit_code
 from bagua_contract import membership_pb2 as pb
 
 NEWEST = 1 << 62  # order of a failure that has no revision yet
 LOOK_AGAIN_S = 0.1  # for what explains a failure; records are looked at as they come
+END_BYTES = 4 << 10  # in etcd, of the keys that come and go with a worker, and of the event
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class WorkerExits:
         self._on_given_up = on_given_up
         self._workers = workers
         self._unexplained: dict[str, _Unexplained] = {}  # by worker
+        self._written: defaultdict[int, BytesBudget] = defaultdict(etcd_budget)  # by slot
         self.exit_code = 0
 
     def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> None:
@@ -250,6 +254,8 @@ class WorkerExits:
             tell(f"{where} is given up: {next_one.reason}")
             self._on_given_up()
             return False
+        # Ends that count on no budget of failures, as of workers that kill themselves after a step, are written too.
+        delay_s = max(delay_s, self._written[slot].take(END_BYTES + failure.ByteSize(), now_s))
         later = f" in {delay_s:g} s" if delay_s else ""
         what = "" if again else f" ended: {failure.cause}"
         if explained_by and not again:

@@ -31,6 +31,11 @@ class BytesBudget:
         return max(0.0, (self._used_bytes - self.burst_bytes) / self.bytes_per_s)
 
 
+def etcd_budget() -> BytesBudget:
+    """Of what is written to etcd on behalf of one slot."""
+    return BytesBudget(burst_bytes=1 << 20, bytes_per_s=4 << 10)
+
+
 @dataclass(slots=True)
 class LineBudget:
     """How many lines the agent prints because of what workers say: a burst, then one each second."""
@@ -66,7 +71,7 @@ class MessagePace:
 
     told: bool = False
     _heard: BytesBudget = field(default_factory=lambda: BytesBudget(8 << 20, 256 << 10))
-    _written: BytesBudget = field(default_factory=lambda: BytesBudget(1 << 20, 4 << 10))
+    _written: BytesBudget = field(default_factory=etcd_budget)
     _member_bytes: int = 0
 
     def take(self, kind: str | None, size_bytes: int, now_s: float) -> float:

@@ -242,3 +242,17 @@ def test_what_the_user_must_mend_ends_a_node_without_workers(make_node: Callable
     node.time(100.0)
     with pytest.raises(UserError):
         node.time(100.5)
+
+
+def test_a_slot_whose_workers_end_without_end_is_written_slowly(make_node: Callable[..., Node]) -> None:
+    """They report a step and kill themselves, which counts on no budget of failures."""
+    node = make_node()
+    now_s, ends = 0.0, 0
+    while now_s < 1000.0:
+        node.crashes = 0
+        node.exits.take("w0", -9, MEMBER, now_s)
+        now_s += 0.1 + node.timers.next_in_s(now_s)
+        node.time(now_s)
+        ends += 1
+    assert len(node.spawned) == ends
+    assert 1000 < ends < 1300, "some hundred at once, then one a second"
