@@ -292,8 +292,11 @@ class ModelOrder:
 
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         host = self.room_on_host(tensor)
-        self._copy(tensor.detach(), host, "copy to host")
+        self.copy_into_host(tensor, host)
         return host
+
+    def copy_into_host(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        self._copy(tensor.detach(), host, "copy to host")
 
     def copy_from_host(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
         self._copy(host, tensor, "copy from host")

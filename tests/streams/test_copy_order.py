@@ -13,7 +13,7 @@ import torch
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import HostOrder
 from bagua_core.communication.transports.in_process import build_in_process
-from bagua_core.elastic.heal import heal
+from bagua_core.elastic.heal import chunks, heal
 from bagua_core.elastic.heal.landing import InPlace
 from tests.core.communication.worlds import DEADLINE_S
 from tests.streams.device_model import DeviceModel
@@ -69,6 +69,19 @@ def test_a_copy_that_takes_over_the_scripts_work_is_in_order() -> None:
     holder, newcomer = copied()
     assert holder.device.violations == [] and newcomer.device.violations == []
     assert torch.equal(newcomer.live, holder.live) and float(holder.live[0]) == 2.0
+
+
+def test_chunks_lie_in_memory_that_the_device_reads_and_writes_itself() -> None:
+    for side in copied():
+        assert "host copy" in {region.name for region in side.device._regions}
+
+
+def test_a_chunk_that_is_sent_before_the_device_has_filled_it_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "_wait", lambda orders: None)
+    holder, _ = copied()
+    assert any("the host reads host copy, unordered" in v for v in holder.device.violations)
 
 
 def test_a_copy_on_a_threads_own_stream_is_reported_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

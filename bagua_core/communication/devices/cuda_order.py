@@ -96,9 +96,12 @@ class CudaOrder:
 
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         host = self.room_on_host(tensor)
+        self.copy_into_host(tensor, host)
+        return host
+
+    def copy_into_host(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         with torch.no_grad():
             host.copy_(tensor.detach(), non_blocking=True)
-        return host
 
     def copy_from_host(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
         with torch.no_grad():

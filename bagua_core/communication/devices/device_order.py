@@ -64,6 +64,9 @@ class DeviceOrder(Protocol):
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in such memory. The host may read it once a later moment of the current stream is past."""
 
+    def copy_into_host(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """The same, into `host`, a part of such memory."""
+
     def copy_from_host(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
         """Fill `tensor` with `host` on the current stream. `host` may be let go at once."""
 
@@ -111,6 +114,9 @@ class HostOrder:
 
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to("cpu", copy=True)
+
+    def copy_into_host(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(tensor)
 
     def copy_from_host(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
         tensor.copy_(host)

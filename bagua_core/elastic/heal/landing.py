@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua_core.communication.communicator import CollectiveAborted
+from bagua_core.elastic.heal import chunks
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
@@ -52,10 +53,10 @@ class Staging:
             raise
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        return torch.empty(end - begin, dtype=torch.uint8)
+        return chunks.room(self._tensors, begin, end)
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
-        state_codec.write_bytes(self._tensors, begin, chunk)
+        chunks.write(self._tensors, begin, chunk)
 
     def state(self) -> Any:
         return state_codec.decode(self._manifest, self._tensors)
@@ -86,13 +87,13 @@ class InPlace:
             self._targets = state_codec.FlatTensors(targets(manifest, own_manifest, own_tensors))
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        return torch.empty(end - begin, dtype=torch.uint8)
+        return chunks.room(self._targets, begin, end)
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
         with self._lock:
             if self._is_given_up:
                 raise CollectiveAborted("the copy was given up")
-            state_codec.write_bytes(self._targets, begin, chunk)
+            chunks.write(self._targets, begin, chunk)
 
     def state(self) -> Any:
         return state_codec.decode(self._manifest, self._targets)

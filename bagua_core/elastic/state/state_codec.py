@@ -125,12 +125,6 @@ def read_bytes(tensors: Sequence[torch.Tensor], begin: int, out: torch.Tensor) -
         out[covered:].zero_()
 
 
-def write_bytes(tensors: Sequence[torch.Tensor], begin: int, data: torch.Tensor) -> None:
-    """Put `data` (uint8) into the tensors' memory from byte `begin` on."""
-    for at, piece in _flat(tensors).pieces(begin, begin + data.numel()):
-        piece.copy_(data[at : at + piece.numel()])
-
-
 def digest(tensors: Sequence[torch.Tensor]) -> int:
     """63 bits that follow from the tensors' bytes and sizes, the same on every device.
 
@@ -265,7 +259,7 @@ def announced_bytes(manifest: bytes) -> int:
 
 
 def allocate(manifest: bytes, device: torch.device | str | None = None) -> FlatTensors:
-    """Memory for the tensors of `manifest`, to be filled with write_bytes.
+    """Memory for the tensors of `manifest`, to be filled by heal/chunks.py.
 
     device: where those go that were not on the CPU; None keeps all on the CPU.
     Raises StateCodecError, also where there is no memory for what is announced.
