@@ -13,7 +13,7 @@ import torch
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import HostOrder
 from bagua_core.communication.transports.in_process import build_in_process
-from bagua_core.elastic.heal import chunks, heal
+from bagua_core.elastic.heal import heal, pinned_chunks
 from bagua_core.elastic.heal.landing import InPlace
 from tests.core.communication.worlds import DEADLINE_S
 from tests.streams.device_model import DeviceModel
@@ -79,7 +79,7 @@ def test_chunks_lie_in_memory_that_the_device_reads_and_writes_itself() -> None:
 def test_a_chunk_that_is_sent_before_the_device_has_filled_it_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "_wait", lambda orders: None)
+    monkeypatch.setattr(pinned_chunks, "_wait", lambda orders: None)
     holder, _ = copied()
     assert any("the host reads host copy, unordered" in v for v in holder.device.violations)
 

@@ -16,7 +16,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.devices.device_order import Handover
-from bagua_core.elastic.heal import chunks
+from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.heal.landing import Landing, Staging
 from bagua_core.elastic.state import state_codec
 
@@ -48,7 +48,7 @@ def send_state(
         _send(communicator, torch.tensor([layout], dtype=torch.int64), receiver)
         checksum = 0
         for at in range(begin, end, CHUNK_BYTES):
-            chunk = chunks.read(tensors, at, min(at + CHUNK_BYTES, end))
+            chunk = pinned_chunks.read(tensors, at, min(at + CHUNK_BYTES, end))
             checksum = zlib.crc32(chunk.numpy().data, checksum)
             _send(communicator, chunk, receiver)
         _send(communicator, torch.tensor([checksum], dtype=torch.int64), receiver)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua_core.communication.communicator import CollectiveAborted
-from bagua_core.elastic.heal import chunks
+from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
@@ -53,10 +53,10 @@ class Staging:
             raise
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        return chunks.room(self._tensors, begin, end)
+        return pinned_chunks.room(self._tensors, begin, end)
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
-        chunks.write(self._tensors, begin, chunk)
+        pinned_chunks.write(self._tensors, begin, chunk)
 
     def state(self) -> Any:
         return state_codec.decode(self._manifest, self._tensors)
@@ -87,13 +87,13 @@ class InPlace:
             self._targets = state_codec.FlatTensors(targets(manifest, own_manifest, own_tensors))
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        return chunks.room(self._targets, begin, end)
+        return pinned_chunks.room(self._targets, begin, end)
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
         with self._lock:
             if self._is_given_up:
                 raise CollectiveAborted("the copy was given up")
-            chunks.write(self._targets, begin, chunk)
+            pinned_chunks.write(self._targets, begin, chunk)
 
     def state(self) -> Any:
         return state_codec.decode(self._manifest, self._targets)

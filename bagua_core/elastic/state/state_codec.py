@@ -259,7 +259,7 @@ def announced_bytes(manifest: bytes) -> int:
 
 
 def allocate(manifest: bytes, device: torch.device | str | None = None) -> FlatTensors:
-    """Memory for the tensors of `manifest`, to be filled by heal/chunks.py.
+    """Memory for the tensors of `manifest`, to be filled by pinned_chunks.py.
 
     device: where those go that were not on the CPU; None keeps all on the CPU.
     Raises StateCodecError, also where there is no memory for what is announced.

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_core.elastic.heal import chunks
+from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.state.flat_digest import _BLOCK_WORDS
 from bagua_core.elastic.state.state_codec import (
     ALIGNMENT_BYTES,
@@ -240,8 +240,8 @@ def test_any_range_can_be_written(data: st.DataObject) -> None:
     for begin, end in ((cut, total), (0, cut)):
         piece = torch.empty(end - begin, dtype=torch.uint8)
         read_bytes(source, begin, piece)
-        assert torch.equal(chunks.read(FlatTensors(source), begin, end), piece)
-        chunks.write(FlatTensors(target), begin, piece)
+        assert torch.equal(pinned_chunks.read(FlatTensors(source), begin, end), piece)
+        pinned_chunks.write(FlatTensors(target), begin, piece)
     assert all(torch.equal(a, b) for a, b in zip(source, target, strict=True))
     with pytest.raises(ValueError, match="are not within"):
         read_bytes(source, total, torch.empty(1, dtype=torch.uint8))
