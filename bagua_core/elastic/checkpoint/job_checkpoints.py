@@ -124,7 +124,7 @@ class JobCheckpoints:
                 "name": [generation.number, restored.step, 0],
                 "history": History.decode(restored.state.get("history", "[]")).resumed().encode(),
                 "operations": [],
-                "final_parts": 0,
+                "final_parts": restored.state.get("final_parts", 0),
                 "owes": [False, False],
             }
         )
@@ -157,7 +157,8 @@ class JobCheckpoints:
 
     def _captured_last(self, at_resume_point: bool) -> dict[str, Any]:
         state = self._state.registry.capture_last(at_resume_point=at_resume_point)
-        return {**state, "history": self._state.history.encode()}
+        parts = self._state.final_parts  # between two steps, after one that failed behind them
+        return {**state, "history": self._state.history.encode(), **({"final_parts": parts} if parts else {})}
 
     # -- leaving
 

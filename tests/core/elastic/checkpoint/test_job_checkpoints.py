@@ -205,6 +205,20 @@ def test_those_who_step_aside_together_write_one_checkpoint(tmp_path: Path) -> N
     ended(here)
 
 
+def test_optimizer_steps_of_a_failed_step_that_are_final_are_not_done_again_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    here = trained(tmp_path, 2)
+    for rank, worker in enumerate(here):
+        worker.state.part_committed(1, 1)
+        worker.checkpoints.step_aside(worker.record, rank, 2, NO_LIMIT)
+    assert all(worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S) for worker in here)
+    ended(here)
+    resumed = workers(settings(tmp_path), 3)
+    run_ranks(resumed, Worker.enter)
+    assert [(w.state.name.step, w.state.final_parts) for w in resumed] == [(1, 1)] * 3
+
+
 def test_survivors_of_a_loss_each_write_the_whole_state_at_once(tmp_path: Path) -> None:
     here = trained(tmp_path, 3)
     run_ranks(here, lambda worker: worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT))
