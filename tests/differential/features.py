@@ -23,6 +23,9 @@ class Features:
     after_step: what is done to the parameters by hand after optimizer.step. schedule: when the scheduler steps.
     rate: the learning rate is set by hand at the top of the loop body. accumulation: draws for one optimizer step.
     parts: a second model and optimizer in each step; "gan" has two backwards, "shared" two over one graph.
+    sharpness: SAM, two backwards in a step with the parameters moved in between. scaler: a GradScaler, which skips some
+    steps. inside: a loss that is summed over the job in the step and goes into a registered value, "before" or "behind"
+    optimizer.step.
     unfreeze: a layer is frozen until the second epoch begins. branch: a layer takes part in every second step only.
     """
 
@@ -42,6 +45,9 @@ class Features:
     accumulation: int = 1
     micro: str = PLAIN
     parts: str = PLAIN
+    sharpness: str = PLAIN
+    scaler: str = PLAIN
+    inside: str = PLAIN
     evaluation: str = PLAIN
     unfreeze: str = PLAIN
     branch: str = PLAIN
@@ -65,6 +71,22 @@ class Features:
         return self.dropout == "layer" or self.norm == "batch"
 
     @property
+    def has_closure(self) -> bool:
+        """Whether the optimizer calls a closure several times in a step."""
+        return self.optimizer == "lbfgs"
+
+    @property
+    def goes_on_behind_a_reduction(self) -> bool:
+        """Whether a step has a point that the script calls "part": other collectives of the step come before and after
+        it."""
+        return (
+            self.has_closure
+            or self.parts == "gan"
+            or self.sharpness != PLAIN
+            or (self.inside == "behind" and self.accumulation == 1)
+        )
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every choice that is not the plain one, as "field=choice"."""
         plain = Features(self.seed)
@@ -86,7 +108,7 @@ CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     "optimizer": (
         *((name, 2) for name in ("sgd", "momentum", "nesterov", "foreach", "adam", "adamw")),
         *((name, 1) for name in ("amsgrad", "nadam", "radam", "rmsprop", "adagrad", "asgd", "adamax", "adadelta")),
-        ("master", 1),
+        ("master", 1), ("lbfgs", 2),
     ),
     "dtype": (("float64", 8), ("float32", 3), ("bfloat16", 1)),
     "loop": (("loader", 7), ("loader_process", 1), ("next_step", 2)),
@@ -101,7 +123,10 @@ CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     "clip": ((PLAIN, 3), ("norm", 1)),
     "accumulation": ((1, 6), (2, 1), (3, 1)),
     "micro": ((PLAIN, 5), ("local_batch", 1)),
-    "parts": ((PLAIN, 6), ("gan", 1), ("shared", 1)),
+    "parts": ((PLAIN, 6), ("gan", 2), ("shared", 1)),
+    "sharpness": ((PLAIN, 7), ("sam", 1)),
+    "scaler": ((PLAIN, 6), ("grows", 1)),
+    "inside": ((PLAIN, 6), ("before", 1), ("behind", 1)),
     "evaluation": ((PLAIN, 2), ("allreduce", 1)),
     "unfreeze": ((PLAIN, 7), ("second_epoch", 1)),
     "branch": ((PLAIN, 7), ("every_second", 1)),
@@ -142,31 +167,42 @@ def _fitting(f: Features) -> Features:
     Micro-batches: how many forwards a step has follows from the largest share, so what counts forwards differs.
     bfloat16: with the optimizer made for it, or with one whose state has scalars in float32; others would compare the
     rounding of bfloat16 alone. Layers that look at a share: the ledger tells the shares, so there must be a loader, and
-    bfloat16's reference job has others. A step of several parts that is done again keeps its first part, which was made
-    with shares that are in no ledger.
+    bfloat16's reference job has others. Several forwards in a step draw several masks, which shares.py does not repeat.
     """
     if f.optimizer == "master" or f.dtype == "bfloat16":
         optimizer = "nadam" if f.optimizer in ADAMS else "master"
-        f = replace(f, optimizer=optimizer, dtype="bfloat16", parts=PLAIN)
+        f = replace(f, optimizer=optimizer, dtype="bfloat16", scaler=PLAIN, sharpness=PLAIN)
+    if f.has_closure:
+        # one optimizer that computes its gradients by itself, with a line search that rounding could turn
+        f = replace(
+            f, dtype="float64", accumulation=1, micro=PLAIN, parts=PLAIN, sharpness=PLAIN, scaler=PLAIN
+        )
+        f = replace(f, head=PLAIN, clip=PLAIN)
     if f.loop == "next_step":
-        f = replace(f, micro=PLAIN)
-    if f.loop == "next_step" or f.dtype == "bfloat16":
+        # nothing lies between two of its steps, so there is no evaluation
+        f = replace(
+            f, micro=PLAIN, evaluation=PLAIN, schedule="epoch" if f.schedule == "plateau" else f.schedule
+        )
+    if f.has_closure or f.sharpness != PLAIN or f.loop == "next_step" or f.dtype == "bfloat16":
         f = replace(f, dropout="by_sample" if f.dropout == "layer" else f.dropout)
+    if f.has_closure or f.loop == "next_step" or f.dtype == "bfloat16":
         f = replace(f, norm="sync_batch" if f.norm == "batch" else f.norm)
-    if f.norm in ("batch", "sync_batch") or f.dropout == "layer":
+    if f.sharpness != PLAIN:
+        f = replace(f, accumulation=1, parts=PLAIN, micro=PLAIN)
+    if f.inside != PLAIN or f.norm in ("batch", "sync_batch") or f.dropout == "layer":
         f = replace(f, micro=PLAIN)
-    if f.looks_at_share:
-        f = replace(f, parts=PLAIN)
     if f.norm == "batch":
         # an evaluation uses the running statistics, which are of another share after the loss of rank 0
         f = replace(f, evaluation=PLAIN, schedule=PLAIN if f.schedule == "plateau" else f.schedule)
     if f.micro != PLAIN:
         # The loop body runs once for each micro-batch, and so does what a script does by hand after optimizer.step.
         # The generator's loss sees the critic that the last micro-batch alone has updated.
-        f = replace(f, buffers=PLAIN, encoder=PLAIN, average=PLAIN, after_step=PLAIN)
+        f = replace(f, buffers=PLAIN, encoder=PLAIN, average=PLAIN, after_step=PLAIN, scaler=PLAIN)
         f = replace(f, parts=PLAIN if f.parts == "gan" else f.parts)
+    if f.parts == "shared":
+        f = replace(f, accumulation=1)
     if f.parts != PLAIN:
-        f = replace(f, accumulation=1, unfreeze=PLAIN, branch=PLAIN, encoder=PLAIN)
+        f = replace(f, unfreeze=PLAIN, branch=PLAIN, encoder=PLAIN, scaler=PLAIN)
     if f.schedule == "plateau":
         f = replace(f, evaluation="allreduce", rate=PLAIN)
     if f.schedule != PLAIN:

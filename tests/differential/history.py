@@ -26,8 +26,9 @@ NEWCOMER_POINTS = ("entry.exchanged", "heal.receive", "heal.swap", "commit.befor
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """kind: "kill", "join" or "leave". worker: its number. point: a failpoint's name, or "step" or "evaluation" of the
-    script itself. at: the job's step, or the epoch of an evaluation; None: the first time that it comes there."""
+    """kind: "kill", "join" or "leave". worker: its number. point: a failpoint's name, or "step", "part" or "evaluation"
+    of the script itself. at: the job's step, or the epoch of an evaluation; None: the first time that it comes there.
+    """
 
     kind: str
     worker: int
@@ -43,7 +44,8 @@ class Event:
 class History:
     """first: workers of the first generation. resume_at, resumed_by: at that step all workers are killed, and so many
     others go on from a checkpoint; 0: that does not happen. settled: they are killed once the checkpoints due by then
-    are written, else at whatever is written. least: the job's minimum, below which a loss takes in newcomers at once.
+    are written, else at whatever is written. later: events of those that go on. least: the job's minimum, below which a
+    loss takes in newcomers at once.
     """
 
     first: int
@@ -52,6 +54,7 @@ class History:
     resumed_by: int = 0
     settled: bool = False
     least: int = 1
+    later: tuple[Event, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -60,22 +63,24 @@ class History:
 
     @property
     def names(self) -> tuple[str, ...]:
-        names = {f"{e.kind}={e.point}" for e in self.events}
+        names = {f"{e.kind}={e.point}" for e in (*self.events, *self.later)}
         return tuple(sorted(names | ({"resume"} if self.resumed_by else set())))
 
     def __str__(self) -> str:
         how = " settled" if self.settled else ""
         resume = f"; all killed @{self.resume_at}{how}, {self.resumed_by} resume" if self.resumed_by else ""
         least = f", {self.least} at least" if self.least > 1 else ""
-        return f"{self.first} workers{least}" + "".join(f"; {e}" for e in self.events) + resume
+        head = f"{self.first} workers{least}" + "".join(f"; {e}" for e in self.events)
+        return head + resume + "".join(f"; {e}" for e in self.later)
 
 
 class _Plan:
     """The membership as far as it is planned, step by step."""
 
-    def __init__(self, f: Features, chance: random.Random) -> None:
+    def __init__(self, f: Features, chance: random.Random, first: int) -> None:
         self.f, self.chance = f, chance
-        self.first = chance.choice((2, 2, 3, 3, 4))
+        self.first = first
+        self.last_at = 0
         self.count = self.first
         self.present = list(range(self.first))
         self.spared = chance.randrange(self.first)
@@ -91,6 +96,9 @@ class _Plan:
             return
         victim = self.chance.choice(victims)
         point = self.chance.choice(points)
+        self.last_at = at
+        if self.f.goes_on_behind_a_reduction and self.chance.random() < 0.4:
+            point = "part"
         has_evaluation = self.f.evaluation != PLAIN and self.f.loop != "next_step"
         if has_evaluation and points is STEP_POINTS and self.chance.random() < 0.3:
             epoch = min(at // self.f.batches, self.f.epochs - 2)
@@ -103,13 +111,20 @@ class _Plan:
     def join(self, at: int) -> None:
         """Close behind another event the switch may follow a later step, so no fault is planned for it then. A loss
         while the newcomer enters delays it by some steps, which must be left."""
-        is_close = bool(self.events) and at - (self.events[-1].at or 0) < 4
+        is_close = bool(self.events) and at - self.last_at < 4
         is_late = at > self.f.steps - ENTERS_AGAIN_STEPS
         if len(self.present) >= self.f.most_workers:
             return
         joiner, self.count = self.count, self.count + 1
-        self.events.append(Event("join", joiner, "step", at))
+        self.last_at = at
         fate = self.chance.random()
+        has_evaluation = self.f.evaluation != PLAIN and self.f.loop != "next_step"
+        if has_evaluation and (at + 1) % self.f.batches == 0 and fate < 0.7:
+            # It is asked for, and its generation built, in the middle of an evaluation.
+            self.events.append(Event("join", joiner, "evaluation", at // self.f.batches))
+            self.present.append(joiner)
+            return
+        self.events.append(Event("join", joiner, "step", at))
         if fate < 0.15:
             point = self.chance.choice(NEWCOMER_POINTS)
             self.events.append(Event("kill", joiner, point, None))
@@ -129,15 +144,15 @@ class _Plan:
         if leavers:
             leaver = self.chance.choice(leavers)
             self.present.remove(leaver)
+            self.last_at = at
             self.events.append(Event("leave", leaver, "step", at))
 
 
 def draw(seed: int, f: Features) -> History:
     chance = random.Random(f"history {seed}")
     if chance.random() < 0.1 and f.loop != "next_step":
-        first, others = chance.sample((1, 2, 3), 2)
-        return History(first, (), chance.randint(f.batches + 1, f.steps - 3), others, chance.random() < 0.7)
-    plan = _Plan(f, chance)
+        return _resumed(f, chance)
+    plan = _Plan(f, chance, chance.choice((2, 2, 3, 3, 4)))
     # Of the run's steps the first is left to the first generation and the last to what the last event leaves over.
     steps = range(1, f.steps - 2)
     ends = [s for s in steps if (s + 1) % f.batches == 0]
@@ -164,11 +179,29 @@ def draw(seed: int, f: Features) -> History:
     return History(plan.first, tuple(plan.events), least=least)
 
 
+def _resumed(f: Features, chance: random.Random) -> History:
+    """All workers are lost, perhaps one of them before the others, and one of those that go on from the checkpoint."""
+    first, others = chance.sample((1, 2, 3), 2)
+    at = chance.randint(f.batches + 1, f.steps - 3)
+    before, after = _Plan(f, chance, first), _Plan(f, chance, others)
+    if at > 4 and chance.random() < 0.5:
+        before.kill(chance.randint(1, at - 4), STEP_POINTS[:-1])
+    if chance.random() < 0.6:
+        joins = at + 1 <= f.steps - ENTERS_AGAIN_STEPS
+        happens = chance.choice((after.kill, after.leave, *((after.join,) if joins else ())))
+        last = f.steps - (ENTERS_AGAIN_STEPS if happens == after.join else 3)
+        happens(chance.randint(at + 1, max(at + 1, last)))
+    settled = chance.random() < 0.7
+    return History(first, tuple(before.events), at, others, settled, later=tuple(after.events))
+
+
 def parse(text: str) -> History:
     """What str() of a history gives, such as "3 workers; kill w1 commit.after@5; join w3 step@7"."""
     head, *rest = (part.strip() for part in text.split(";"))
     workers, _, least = head.partition(",")
-    events, resume_at, resumed_by, settled = [], 0, 0, False
+    events: list[Event] = []
+    later: list[Event] = []
+    resume_at, resumed_by, settled = 0, 0, False
     for part in rest:
         words = part.replace(",", "").split()
         if words[0] == "all":
@@ -177,7 +210,8 @@ def parse(text: str) -> History:
             continue
         kind, worker, where = words
         point, _, at = where.partition("@")
-        events.append(Event(kind, int(worker[1:]), point, int(at) if at else None))
+        event = Event(kind, int(worker[1:]), point, int(at) if at else None)
+        (later if resumed_by else events).append(event)
     return History(
         int(workers.split()[0]),
         tuple(events),
@@ -185,4 +219,5 @@ def parse(text: str) -> History:
         resumed_by,
         settled,
         int(least.split()[0]) if least else 1,
+        tuple(later),
     )

@@ -23,7 +23,7 @@ from tests.differential.worker import NEVER, SKIP, Part, Prepared, prepare
 # Gloo waits five times its connect timeout of 20 s for a connection that a lost worker keeps from being made.
 LIMIT_S = 130.0
 STACKS_S = 0.5
-SCRIPT_POINTS = ("step", "evaluation")
+SCRIPT_POINTS = ("step", "part", "evaluation")
 
 
 @dataclass

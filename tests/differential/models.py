@@ -104,6 +104,27 @@ class Net(nn.Module):
                 kept["average_" + name.replace(".", "_")].mul_(0.9).add_(p, alpha=0.1)
 
 
+class Critic(nn.Module):
+    """The second model of a step, with a batch normalization if the first one has such."""
+
+    def __init__(self, f: Features, dtype: torch.dtype) -> None:
+        super().__init__()
+        normalizes = f.norm in ("batch", "sync_batch")
+        # without a bias, whose gradient before a normalization is rounding alone
+        self.first = nn.Linear(OUTPUTS, 6, bias=not normalizes)
+        self.norm: nn.Module = {
+            "batch": ShareBatchNorm(CHANNELS),
+            "sync_batch": bagua.SyncBatchNorm(CHANNELS),
+        }.get(f.norm, nn.Identity())
+        self.last = nn.Linear(6, 1)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.last(torch.tanh(self.norm(h.view(len(h), CHANNELS, -1)).view_as(h)))
+        return out
+
+
 class Samples(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
     """(index, input, target), each the same in every process."""
 

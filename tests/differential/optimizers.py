@@ -50,4 +50,5 @@ OPTIMIZERS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optim
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.02),
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
     "master": lambda p: MasterSGD(p, lr=0.05),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=4, history_size=3),
 }

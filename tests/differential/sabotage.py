@@ -82,6 +82,26 @@ registry.StateRegistry.protect = lambda self: None
         KILL,
         "differs",
     ),
+    "copies of the boundary": Sabotage(
+        """
+import bagua_core.elastic.state.boundary_copy as boundary_copy
+boundary_copy.BoundaryCopy.put_back = lambda self: False
+""",
+        ("sharpness=sam",),
+        "3 workers; kill w1 part@6",
+        "differs",
+    ),
+    "a closure's step that failed": Sabotage(
+        """
+import bagua_core.elastic.state.state_registry as registry
+import bagua_core.optimizers.repeated_closure as repeated_closure
+registry.StateRegistry.first_reduced = lambda self: None
+repeated_closure.Before.put_back = lambda self: None
+""",
+        ("lbfgs",),
+        "3 workers; kill w1 part@6",
+        "differs",
+    ),
     "what a holder's script does until its first reduction": Sabotage(
         """
 import bagua_core.elastic.step.copying as copying

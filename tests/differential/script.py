@@ -6,7 +6,7 @@ the points where a history's events happen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
 from tests.differential.features import PLAIN, Features
-from tests.differential.models import INPUTS, OUTPUTS, Net, Samples, ShareBatchNorm
+from tests.differential.models import INPUTS, Critic, Net, Samples, ShareBatchNorm
 from tests.differential.optimizers import OPTIMIZERS
 from tests.differential.shares import Shares
 
@@ -32,7 +32,7 @@ class Stage(Protocol):
     shares: Shares | None
 
     def reach(self, point: str, at: int) -> None:
-        """point: "step" with the job's step, "evaluation" with the epoch."""
+        """point: "step" with the job's step, "part" within it, "evaluation" with the epoch."""
 
 
 def job_step() -> int:
@@ -42,12 +42,14 @@ def job_step() -> int:
 
 @dataclass
 class Run:
-    """What the script leaves behind. samples: of each step, by the step's number, as this process drew them."""
+    """What the script leaves behind. samples: of each step, by the step's number, as this process drew them. bodies:
+    how often the loop's body ran."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     registered: dict[str, Any] = field(default_factory=dict)
     samples: dict[int, list[int]] = field(default_factory=dict)
+    bodies: int = 0
 
     def state(self) -> dict[str, Any]:
         objects = {"model": self.models, "optimizer": self.optimizers, "registered": self.registered}
@@ -97,7 +99,7 @@ class Script:
         )
         self.run.models["net"], self.run.optimizers["net"] = self.net, self.optimizer
         if f.parts != PLAIN:
-            self.critic = nn.Sequential(nn.Linear(OUTPUTS, 5), nn.Tanh(), nn.Linear(5, 1)).to(dtype)
+            self.critic = Critic(f, dtype)
             self.critic_optimizer = OPTIMIZERS[f.optimizer](self.critic.parameters())
             self.critic_model = bagua.DistributedDataParallel(self.critic, optimizers=[self.critic_optimizer])
             self.run.models["critic"], self.run.optimizers["critic"] = self.critic, self.critic_optimizer
@@ -109,6 +111,13 @@ class Script:
             self._register("average", self.average)
         if f.evaluation != PLAIN:
             self._register("best", self.best)
+        self.losses = Counter()
+        if f.inside != PLAIN:
+            self._register("losses", self.losses)
+        self.scaler = None
+        if f.scaler != PLAIN:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, growth_interval=2)
+            self._register("scaler", self.scaler)
 
     def _register(self, name: str, stateful: Any) -> None:
         self.run.registered[name] = stateful
@@ -175,8 +184,9 @@ class Script:
         loss = None
         if f.norm == "batch":
             # each worker's statistics are of its own shares: all go on with rank 0's, as they do in training
-            for buffer in self.net.norm.buffers():
-                self._share(buffer)
+            for norm in self._share_norms():
+                for buffer in norm.buffers():
+                    self._share(buffer)
         if f.evaluation != PLAIN:
             self.stage.reach("evaluation", epoch)
             self.model.eval()
@@ -205,6 +215,7 @@ class Script:
 
     def _step(self, step: int, epoch: int, index: Tensor, x: Tensor, y: Tensor) -> None:
         f = self.f
+        self.run.bodies += 1
         self.run.samples.setdefault(step, []).extend(index.tolist())
         if f.rate != PLAIN:
             for group in self.optimizer.param_groups:
@@ -212,13 +223,33 @@ class Script:
         if step % f.accumulation == 0:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-        out = self.model(x, self._mask(step, epoch, index), f.branch != PLAIN and step % 2 == 1)
+        mask = self._mask(step, epoch, index)
+
+        def computed() -> Tensor:
+            out: Tensor = self.model(x, mask, f.branch != PLAIN and step % 2 == 1)
+            return out
+
+        if f.has_closure:
+            self._closed_step(step, computed, y)
+        else:
+            self._backward(step, computed, y)
+        if step % f.accumulation == f.accumulation - 1:
+            self._update(step)
+        ends_epoch = f.loop == "next_step" and (step + 1) % f.batches == 0
+        if f.schedule == "step" or (f.schedule == "epoch" and ends_epoch):
+            self.scheduler.step()
+
+    def _backward(self, step: int, computed: Callable[[], Tensor], y: Tensor) -> None:
+        f, out = self.f, computed()
         if f.parts == "gan":
             self._critic_part(out, y)
+            self.stage.reach("part", step)
         loss = F.mse_loss(out, y) / f.accumulation
         if f.parts == "gan":
-            loss = loss + F.softplus(-self.critic_model(out)).mean()
-            loss.backward()
+            loss = loss + F.softplus(-self.critic_model(out)).mean() / f.accumulation
+        if self.scaler is not None:
+            scaled = self.scaler.scale(loss)
+            (scaled * float("inf") if step % 5 == 3 else scaled).backward()
         elif f.parts == "shared":
             self.critic_optimizer.zero_grad()
             loss.backward(retain_graph=True)
@@ -226,35 +257,92 @@ class Script:
             self.critic_optimizer.step()
         else:
             loss.backward()
-        if step % f.accumulation == f.accumulation - 1:
-            self._update()
-        ends_epoch = f.loop == "next_step" and (step + 1) % f.batches == 0
-        if f.schedule == "step" or (f.schedule == "epoch" and ends_epoch):
-            self.scheduler.step()
+        if f.sharpness != PLAIN:
+            self._sharp_part(step, computed, y)
+        if f.inside == "before":
+            self._sum_inside(loss)
+        self.loss = loss.detach()
+
+    def _closed_step(self, step: int, computed: Callable[[], Tensor], y: Tensor) -> None:
+        """LBFGS."""
+        calls = 0
+
+        def closure() -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                self.stage.reach("part", step)
+            self.optimizer.zero_grad()
+            loss = F.mse_loss(computed(), y)
+            loss.backward()
+            if self.f.inside == "before":
+                self._sum_inside(loss)
+            self.loss = loss.detach()
+            return loss
+
+        self.optimizer.step(closure)
+
+    def _sharp_part(self, step: int, computed: Callable[[], Tensor], y: Tensor) -> None:
+        """SAM: gradients at the place to which those of the first backward lead."""
+        moved = [(p, p.detach().clone()) for p in self._trained() if p.grad is not None]
+        norm = float(torch.stack([p.grad.norm() for p, _ in moved]).norm()) if moved else 0.0
+        with torch.no_grad():
+            for p, _ in moved if 0 < norm < float("inf") else ():
+                p.add_(p.grad, alpha=0.05 / norm)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.stage.reach("part", step)
+        loss = F.mse_loss(computed(), y)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        for p, before in moved:
+            p.data = before
+
+    def _sum_inside(self, loss: Tensor) -> None:
+        """The sum over the job of what a batch's losses give, each weighted by its worker's share."""
+        weighted = loss.detach().double() * runtime.engine().micro_batch.weight
+        if not weighted.isfinite():
+            weighted = torch.zeros_like(weighted)  # of a worker without a share
+        self.losses.value += bagua.allreduce(weighted, bagua.ReduceOp.SUM).item()
+
+    def _share_norms(self) -> list[ShareBatchNorm]:
+        found = [m for model in self.run.models.values() for m in model.modules()]
+        return [m for m in found if isinstance(m, ShareBatchNorm)]
 
     def _mask(self, step: int, epoch: int, index: Tensor) -> Tensor | None:
         """Also tells the batch normalization of the one process which rows are whose."""
         shares = self.stage.shares
         if shares is None:
             return self.data.mask(epoch, index)
-        if isinstance(self.net.norm, ShareBatchNorm):
-            self.net.norm.rows = shares.rows(step, index)
+        for norm in self._share_norms():
+            norm.rows = shares.rows(step, index)
         if self.f.dropout == "layer":
             return shares.dropout(step, index, self.data.x.dtype)
         return self.data.mask(epoch, index)
 
     def _critic_part(self, out: Tensor, y: Tensor) -> None:
         self.critic_optimizer.zero_grad()
-        real, fake = self.critic_model(y), self.critic_model(out.detach())
-        (F.softplus(-real).mean() + F.softplus(fake).mean()).backward()
+        real = F.softplus(-self.critic_model(y)).mean()
+        if self.f.norm == "batch":
+            # one backward for each forward: a second one overwrites buffers that the first one's graph has
+            real.backward()
+            F.softplus(self.critic_model(out.detach())).mean().backward()
+        else:
+            (real + F.softplus(self.critic_model(out.detach())).mean()).backward()
         self.critic_optimizer.step()
 
-    def _update(self) -> None:
+    def _update(self, step: int) -> None:
         f = self.f
         if f.clip != PLAIN:
+            for optimizer in self.optimizers if self.scaler is not None else ():
+                self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self._trained(), 0.3)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        for optimizer in () if f.has_closure else self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
         with torch.no_grad():
             for p in self._trained():
                 if f.after_step == "clamp":
@@ -266,6 +354,9 @@ class Script:
                     kept.mul_(0.9).add_(p, alpha=0.1)
         if f.average in ("buffers", "parameters"):
             self.net.update_average()
+        if f.inside == "behind":
+            self.stage.reach("part", step)
+            self._sum_inside(self.loss)
 
     def _trained(self) -> Iterator[nn.Parameter]:
         return (p for p in self.net.parameters() if p.requires_grad)

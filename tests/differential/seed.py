@@ -138,8 +138,11 @@ def _runs(history: History) -> list[tuple[str, History]]:
         return [("w", history)]
     # In the script, after it has waited for its checkpoints; or wherever these are by then.
     point = "step" if history.settled else "step.begin"
-    all_killed = tuple(Event("kill", w, point, history.resume_at) for w in range(history.first))
-    return [("a", replace(history, events=all_killed)), ("w", History(history.resumed_by))]
+    lost = {e.worker for e in history.events}  # nothing else happens before
+    left = (w for w in range(history.first) if w not in lost)
+    all_killed = tuple(Event("kill", w, point, history.resume_at) for w in left)
+    before = replace(history, events=history.events + all_killed, later=())
+    return [("a", before), ("w", History(history.resumed_by, history.later))]
 
 
 def _left_over(job: Job, ended: EndedRun) -> list[str]:

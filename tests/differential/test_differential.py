@@ -22,12 +22,16 @@ SHORT_SEEDS = 40
 LONG_SEEDS = 1000
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}:{os.environ.get('PYTHONPATH', '')}"}
+
+
 def verdicts(module: str, *arguments: str, limit_s: float) -> list[SeedVerdict]:
     """What `python -m module` finds. In a process of its own, for seeds are forked from one without threads."""
     ran = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}:{os.environ.get('PYTHONPATH', '')}"},
+        env=environment(),
         capture_output=True,
         timeout=limit_s,
         check=False,

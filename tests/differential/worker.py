@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,7 +108,8 @@ class WorkerStage:
         self._waiting = {
             number: event
             for number, event in enumerate(part.events)
-            if event.point in ("step", "evaluation") and (event.kind != "kill" or event.worker == part.number)
+            if event.point in ("step", "part", "evaluation")
+            and (event.kind != "kill" or event.worker == part.number)
         }
 
     def reach(self, point: str, at: int) -> None:
@@ -118,6 +119,10 @@ class WorkerStage:
             assert checkpoints._checkpointer.writer.wait(HOLD_LIMIT_S), "a checkpoint is not written"
         for number, event in list(self._waiting.items()):
             if event.point != point or event.at is None:
+                continue
+            if point == "evaluation" and event.kind != "kill" and at >= event.at:
+                self._ask(number)
+                self._waiting[number] = replace(event, point="step", at=0)  # what is left of it
                 continue
             if event.kind == "kill":
                 if at == event.at:
@@ -198,7 +203,8 @@ def _run(part: Part, hooks: socket.socket) -> int:
         return code
     runtime.shutdown(0)
     file = state_file(part.directory, part.worker_id)
-    torch.save({"state": _flat(run.state()), "samples": run.samples}, file.with_suffix(".part"))
+    left = {"state": _flat(run.state()), "samples": run.samples, "bodies": run.bodies}
+    torch.save(left, file.with_suffix(".part"))
     file.with_suffix(".part").rename(file)
     return 0
 
