@@ -61,10 +61,10 @@ def test_an_exchange_of_statistics_without_an_event_is_reported(monkeypatch: pyt
     assert any("unordered" in violation for violation in clean([m.device for m in members]))
 
 
-def test_what_no_vote_comes_after_is_waited_for() -> None:
+def test_what_no_vote_comes_after_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     members = workers()
     for member in members:
-        member.rank.engine.is_reduced = True  # type: ignore[attr-defined]
+        monkeypatch.setattr(type(member.rank.engine), "is_final", True)
     train(members, steps=1)
     assert waits_of_steps(members) == [2 * LAYERS + 1] * 2
 
