@@ -32,7 +32,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "async": ("#cc3377", "o"),
     "local_sgd": ("#7744aa", "d"),
 }
-_DPI = 130
+DPI = 130
 
 
 def style(system: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def keep_plots(table: Path, figures: Mapping[str, Figure]) -> list[Path]:
     for name, draw in figures.items():
         figure = draw(pyplot)
         path = table.with_name(f"{table.stem}-{name}.png")
-        figure.savefig(path, dpi=_DPI, bbox_inches="tight")
+        figure.savefig(path, dpi=DPI, bbox_inches="tight")
         pyplot.close(figure)
         paths.append(path)
     _append(table, [f"![{path.stem}]({path.name})" for path in paths])
