@@ -235,7 +235,13 @@ class DistributedDataParallel(nn.Module):
             return
         try:
             # behind the step's reduction no vote comes after it
-            share_buffers(buffers, communicator, engine.wait, vote_follows=not engine.is_final)
+            share_buffers(
+                buffers,
+                communicator,
+                engine.wait,
+                vote_follows=not engine.is_final,
+                unseen=self._module_buffers.statistics(),
+            )
         except CollectiveFailed as error:
             engine.reduction_failed(error)  # if the step is lost, the script's forward goes on all the same
 

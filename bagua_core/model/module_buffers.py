@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class ModuleBuffers:
@@ -36,6 +37,11 @@ class ModuleBuffers:
                     seen.add(id(buffer))
                     found[prefix + name] = buffer
         return found
+
+    def statistics(self) -> list[torch.Tensor]:
+        """Running statistics of normalizations in training mode: autograd keeps them, but no backward uses them."""
+        norms = [m for _, m in self._holders if isinstance(m, _NormBase) and m.training]
+        return [b for m in norms for b in (m.running_mean, m.running_var) if b is not None]
 
     def put(self, name: str, buffer: torch.Tensor | None) -> None:
         """Make `buffer` the one of that name; None removes it. Raises AttributeError for an unknown submodule."""

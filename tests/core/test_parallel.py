@@ -18,6 +18,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.reducer import SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
 from bagua_core.communication.transports.in_process import InProcessCommunicator
+from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
@@ -139,6 +140,49 @@ def test_buffers_of_rank_0_are_used_by_all() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert int(workers[1].model.module.norm.num_batches_tracked) == 3
     workers[1].model.eval()(x[0])  # alone, and waits for no other
+
+
+def test_two_forwards_with_running_statistics_may_share_a_backward() -> None:
+    """Sharing rank 0's statistics before the second forward must not spoil the first one's graph."""
+    workers = [Worker(c, Normed) for c in in_process_world(2)]
+    x = torch.randn(2, 2, 5, 4)
+
+    def act(w: Worker) -> torch.Tensor:
+        communicator = w.engine.communicator()
+        assert isinstance(communicator, InProcessCommunicator)
+        for _ in range(2):  # in the second round the ranks' own statistics differ before each forward
+            one, other = (w.model(part) for part in x[communicator.global_rank])
+            w.optimizer.zero_grad()
+            try:
+                (one * other).sum().backward()
+            except RuntimeError:
+                communicator.lose("10.0.0.9")  # so that the other rank ends too
+                raise
+            w.optimizer.step()
+        return w.weights()
+
+    first, second = run_ranks(workers, act)
+    assert torch.equal(first, second)
+
+    alone = seeded(Normed)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for one, other in x:
+            ((alone(one) * alone(other)).sum() / len(x)).backward()
+        optimizer.step()
+    torch.testing.assert_close(first, torch.cat([p.detach().reshape(-1) for p in alone.parameters()]))
+
+
+def test_buffers_that_a_backward_uses_are_still_watched_by_autograd() -> None:
+    """The backward of a normalization in evaluation mode uses its statistics: changing them unseen would be wrong."""
+    model = seeded(Normed)
+    assert [id(b) for b in ModuleBuffers(model).statistics()] == [
+        id(model.norm.running_mean),
+        id(model.norm.running_var),
+    ]
+    model.norm.eval()
+    assert ModuleBuffers(model).statistics() == []
 
 
 def test_a_loss_while_buffers_are_shared_fails_the_step_and_not_the_forward() -> None:

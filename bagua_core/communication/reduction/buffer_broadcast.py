@@ -6,7 +6,7 @@ send is the caller's decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -21,9 +21,12 @@ def broadcast_buffers(
     communicator: Communicator,
     wait: Callable[[Pending], None],
     vote_follows: bool = False,
+    unseen: Collection[torch.Tensor] = (),
 ) -> None:
     """Overwrite `buffers` with those of rank 0. Raises CollectiveFailed, and then changes none of them.
 
+    unseen: those of them whose values no backward uses. Autograd does not see them change, so that a graph of an
+    earlier forward may still be used.
     vote_follows: the step's vote comes after it and a failed step restores the buffers, so the host need not wait for a
     device here; a failure that shows later fails the vote.
     """
@@ -41,6 +44,7 @@ def broadcast_buffers(
             at += size_bytes
     if communicator.global_rank == SOURCE:
         return
+    hidden = {id(buffer) for buffer in unseen}
     with torch.no_grad():
         for buffer, value in arrived:
-            buffer.copy_(value)
+            (buffer.data if id(buffer) in hidden else buffer).copy_(value)
