@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import psutil
 import pytest
 
 from bagua_agent.base.readable import readable
@@ -22,6 +23,15 @@ from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
 
 T = TypeVar("T")
 DEADLINE_S = 10.0
+
+
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    """A test that asks for it leaves no child. Other children of this run, as a warm parent, were there before."""
+    before = set(psutil.Process().children())
+    yield
+    left = set(psutil.Process().children()) - before
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def free_port() -> int:

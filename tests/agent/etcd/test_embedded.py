@@ -63,6 +63,7 @@ def test_keeps_a_directory_that_was_given(tmp_path: Path) -> None:
         assert etcd.log_path.exists()
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("occupant", ["socket", "etcd"])
 def test_a_taken_port_is_said(occupant: str) -> None:
     listen = f"127.0.0.1:{free_port()}"
@@ -79,7 +80,6 @@ def test_a_taken_port_is_said(occupant: str) -> None:
         assert listen in str(caught.value)
     finally:
         end()
-    assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_an_address_of_another_host_is_said() -> None:
@@ -134,6 +134,7 @@ def test_a_script_named_etcd_is_not_the_server(tmp_path: Path, monkeypatch: pyte
     assert find_etcd() == str(tmp_path / "etcd")
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize(
     ("script", "error", "said"),
     [
@@ -150,7 +151,6 @@ def test_a_server_that_does_not_come_up_shows_its_last_words(
     monkeypatch.setattr(embedded, "find_etcd", lambda: str(binary))
     with pytest.raises(error, match=said):
         EmbeddedEtcd.start(timeout_s=0.5)
-    assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_dies_with_its_owner() -> None:
