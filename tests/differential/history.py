@@ -77,8 +77,10 @@ class History:
 class _Plan:
     """The membership as far as it is planned, step by step."""
 
-    def __init__(self, f: Features, chance: random.Random, first: int) -> None:
+    def __init__(self, f: Features, chance: random.Random, first: int, begin: int = 0) -> None:
+        """begin: the first workers may go on at this step."""
         self.f, self.chance = f, chance
+        self.begin = begin
         self.first = first
         self.last_at = 0
         self.count = self.first
@@ -102,9 +104,9 @@ class _Plan:
         has_evaluation = self.f.evaluation != PLAIN and self.f.loop != "next_step"
         if has_evaluation and points is STEP_POINTS and self.chance.random() < 0.3:
             epoch = min(at // self.f.batches, self.f.epochs - 2)
-            point, at = self.chance.choice(
-                tuple(zip(EVALUATION_POINTS, (epoch, (epoch + 1) * self.f.batches), strict=True))
-            )
+            ends_at = (epoch + 1) * self.f.batches
+            if ends_at > self.begin:
+                point, at = self.chance.choice(tuple(zip(EVALUATION_POINTS, (epoch, ends_at), strict=True)))
         self.present.remove(victim)
         self.events.append(Event("kill", victim, point, at))
 
@@ -183,7 +185,7 @@ def _resumed(f: Features, chance: random.Random) -> History:
     """All workers are lost, perhaps one of them before the others, and one of those that go on from the checkpoint."""
     first, others = chance.sample((1, 2, 3), 2)
     at = chance.randint(f.batches + 1, f.steps - 3)
-    before, after = _Plan(f, chance, first), _Plan(f, chance, others)
+    before, after = _Plan(f, chance, first), _Plan(f, chance, others, begin=at)
     if at > 4 and chance.random() < 0.5:
         before.kill(chance.randint(1, at - 4), STEP_POINTS[:-1])
     if chance.random() < 0.6:
