@@ -91,8 +91,10 @@ def test_their_gradients_are_exact_and_they_train(bits: int, nodes: list[int]) -
         (wanted,), _ = exact(alone, len(members))
         steps(members, 1)
         (found,) = members[0].gradients()
-        torch.testing.assert_close(found[EARLY:], wanted[EARLY:], rtol=1e-5, atol=1e-9)
-        assert not torch.allclose(found[:EARLY], wanted[:EARLY], rtol=1e-5, atol=1e-9), (
+        # A sum over samples is rounded by its largest terms; the order of its terms depends on torch's threads.
+        rounding = 8 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
+        torch.testing.assert_close(found[EARLY:], wanted[EARLY:], rtol=1e-5, atol=rounding)
+        assert not torch.allclose(found[:EARLY], wanted[:EARLY], rtol=1e-5, atol=rounding), (
             "nothing is compressed"
         )
     moved = (members[0].parameters()[0] - begin)[EARLY:]
