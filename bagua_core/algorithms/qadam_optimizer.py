@@ -9,7 +9,7 @@ whatever a zero input or a dead unit kept at zero. A late element is updated by 
 until it has had enough gradients; then its second moment is frozen too.
 
 Elements are frozen at the begin of the step after the one that decides it. Their number is on its way to the host
-meanwhile, so the host waits for no device: whoever steps has waited for the gradients of that step.
+meanwhile, so the host waits for no device: the step has waited for its gradients anyway.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def test_a_short_limit_for_connecting_does_not_bound_what_comes_later() -> None:
 
 
 class Vanished:
-    """A member of two that has said where it listens, and answers nobody: its host is gone."""
+    """A member of two that has said where it listens, and answers no connection: its host is gone."""
 
     def __init__(self, ports: range) -> None:
         self._sockets = [socket.socket()]
