@@ -16,6 +16,7 @@ import bagua_core as bagua
 from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
 from bagua_core.elastic.state.state_codec import StateCodecError
 from bagua_core.elastic.step import runtime
+from bagua_core.elastic.step.engine import Engine
 from tests.core.communication.worlds import await_true, run_ranks
 from tests.core.elastic.worlds_of_workers import Job, Worker, run
 
@@ -523,12 +524,17 @@ def test_in_a_step_a_message_to_a_lost_worker_fails_the_step() -> None:
 
 
 def test_behind_the_steps_reduction_a_loss_fails_the_step_too() -> None:
-    job = Job(2)
+    """The step was final, and its boundary rolls it back."""
+    job, engine = Job(2), Engine(None)
     lonely = job.workers[0]
-    lonely.in_step = True
+    engine.next_step()
+    assert engine.in_step
+    engine.reduction_done(None)
+    assert engine.is_final
+    lonely.collectives._steps = engine
     job.lose("w1")
     assert acting(lambda w: bagua.allgather(torch.tensor(3)).tolist())(lonely) == [3, 3]
-    assert len(lonely.failed) == 1
+    assert engine.step_failed and engine.next_step() == 0
 
 
 def test_in_a_step_of_a_broken_generation_a_collective_fails_the_step() -> None:

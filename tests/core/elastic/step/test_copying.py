@@ -12,13 +12,15 @@ import torch
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
-from bagua_core.elastic.heal import heal, landing
+from bagua_core.elastic.heal import heal, landing, pinned_chunks
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.state import heal_memory
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.state.half_copy import HalfCopy
 from bagua_core.elastic.step.copying import Copying
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
 from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form
@@ -260,6 +262,58 @@ def test_a_forward_beside_the_copy_may_go_backward() -> None:
     rest = through_the_wire(source.training.registry.rest(at_resume_point=False))
     worker.training.registry.restore_parts(place.state(), rest)
     assert worker.form() == source.form(), "buffers too, which the forward had changed"
+
+
+def test_a_state_may_be_swapped_in_between_two_backwards_of_one_graph() -> None:
+    worker, source = Worker(NONE, 0), Worker(AHEAD, 4)
+    loss = worker.training.model(torch.randn(5, 4)).sum()
+    loss.backward(retain_graph=True)
+    bulk, rest = source.training.registry.bulk(), source.training.registry.rest(at_resume_point=False)
+    worker.training.registry.restore_parts(*through_the_wire([bulk, rest]))
+    loss.backward()
+    assert worker.form() == source.form()
+
+
+def test_a_script_goes_on_behind_its_first_reduction_when_the_copy_of_its_state_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may move parameters from then on, and what travels is the live ones."""
+    engine, world, moved = Engine(None), build_in_process(2), threading.Event()
+    net = torch.nn.Linear(4, 3)
+    model = DistributedDataParallel(net, [torch.optim.SGD(net.parameters())], engine=engine)
+    copying = engine._copying = Copying(
+        engine.state,
+        Waits(),  # type: ignore[arg-type]
+        lambda copied: None,
+        lambda point: None,
+        lambda text: None,
+    )
+    read = pinned_chunks.read
+
+    def late(*arguments: Any) -> torch.Tensor:
+        moved.wait(0.3)
+        return read(*arguments)
+
+    monkeypatch.setattr(pinned_chunks, "read", late)
+
+    def act(communicator: Communicator) -> Any:
+        if communicator.global_rank == 1:
+            bulk = heal.receive_state(communicator, [0], landing.Staging())
+            heal.receive_state(communicator, [0])
+            return bulk["modules"][0]["parameter.weight"]
+        newcomer = frozenset({1})
+        engine.next_step()
+        copying.enter(communicator, HealPlan(AHEAD, (0,), frozenset(), newcomer, False, "", newcomer))
+        copying.step_begins()
+        before = net.weight.detach().clone()
+        model(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            net.weight.add_(1.0)
+        moved.set()
+        return before
+
+    sent, received = run_ranks(world, act)
+    assert torch.equal(sent, received)
 
 
 # -- with memory, as it seemed
