@@ -7,12 +7,13 @@ membership/state_machine/machine.py forms generations. Does not know workers and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from google.protobuf.message import DecodeError
 
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
+from bagua_agent.leadership.host_watch import ROUND_S, HostWatch
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
 from bagua_agent.leadership.leadership import (
     Act,
@@ -23,6 +24,7 @@ from bagua_agent.leadership.leadership import (
     ProbeFailed,
     ProbeResult,
     Report,
+    Touched,
     WriteFailed,
     Written,
 )
@@ -33,6 +35,7 @@ from bagua_agent.membership.failures.root_cause import casualties_line, ended, r
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import State, new_state, step_all
 from bagua_agent.membership.view import FailureView
+from bagua_agent.rpc.touch import Touch
 from bagua_agent.workers.exits.exit_cause import shell_exit_code
 from bagua_contract import membership_pb2 as pb
 
@@ -66,6 +69,8 @@ class JobMembership:
         self._stored = stored
         self._stands_after_s = stands_after_s
         self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
+        self._host_watch = HostWatch(job.agent_id)
+        self._touching_since_s: float | None = None  # a round is under way
         spec = job.seen.spec
         self._state: State = new_state(
             job.agent_id, spec.nonce, has_checkpoints=has_checkpoints, restarts=job.seen.restarts
@@ -176,6 +181,7 @@ class JobMembership:
                 self._stand(now_s)
         elif leader.agent_id != self._job.agent_id:
             self._leader_watch.leader_is(leader)
+        self._job.timers.set_once("hosts", now_s + ROUND_S, self._watch_hosts)
 
     def _stand(self, now_s: float) -> None:
         wait_s = max(self._stands_after_s(now_s), self._stands_not_before_s - now_s)
@@ -197,11 +203,42 @@ class JobMembership:
         if now_s - last_s > 2 * self._limits.next_asking_after_s:
             since_s = now_s
         self._in_trouble_s = (since_s, now_s)
-        if now_s - since_s < self._limits.turn_s(self._job.agent_id, self._job.seen.nodes):
-            return
+        if now_s - since_s >= self._limits.turn_s(self._job.agent_id, self._job.seen.nodes):
+            self._probe_leader(now_s)
+
+    def _probe_leader(self, now_s: float) -> None:
         leader = self._state.view.agents.get(self._leader_watch.leader_id)
         revision = 0 if leader is None else leader.join_revision
         self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
+
+    def _watch_hosts(self, now_s: float) -> None:
+        """In restart mode a worker that waits for a lost peer may report nothing: agents touch each other."""
+        seen = self._job.seen
+        if not seen.restarts or seen.result is not None or self._touching_since_s is not None:
+            return
+        addresses = self._members_addresses() if self._state.leading else self._leader_watch.addresses
+        due = self._host_watch.next_round(addresses, 1 if self._state.leading else seen.nodes)
+        if due:
+            self._touching_since_s = now_s
+            self._leadership.touch({agent_id: addresses[agent_id] for agent_id in due})
+        else:
+            self._job.timers.set("hosts", now_s + ROUND_S, self._watch_hosts)
+
+    def _members_addresses(self) -> dict[str, str]:
+        """Of the other agents of the generation."""
+        view = self._state.view
+        members = () if view.generation is None else view.generation.members
+        ids = {m.agent_id for m in members} - {self._job.agent_id}
+        return {a: view.agents[a].control_address for a in ids if a in view.agents}
+
+    def _touched(self, found: Mapping[str, Touch], now_s: float) -> None:
+        began_s, self._touching_since_s = self._touching_since_s or now_s, None
+        self._job.timers.set("hosts", began_s + ROUND_S, self._watch_hosts)
+        for agent_id in self._host_watch.touched(found):
+            if self._state.leading:
+                self.advance(ev.AgentDoubted(now_s=now_s, agent_id=agent_id))
+            elif agent_id == self._leader_watch.leader_id:
+                self._probe_leader(now_s)
 
     def _leader_is_dead(self, leader: DeadLeader) -> None:
         """The next leader finds its keys gone and need not probe it again, which would cost another probe window."""
@@ -235,6 +272,8 @@ class JobMembership:
                 self.advance(ev.GenerationWriteRefused(now_s=now_s, number=report.number, why=report.reason))
             case ProbeResult():
                 self.advance(*self.answers([report], now_s))
+            case Touched():
+                self._touched(report.found, now_s)
             case ProbeFailed():
                 self._job.narrator.tell_once(
                     "probe", f"agent {report.agent_id} could not be asked whether it lives: {report.reason}"

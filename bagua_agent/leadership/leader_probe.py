@@ -75,6 +75,11 @@ class LeaderWatch:
         """The agent that would be asked; empty if there is none."""
         return "" if self._leader is None else self._leader.agent_id
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The control address of that agent, by its id."""
+        return {} if self._leader is None else {self._leader.agent_id: self._leader.control_address}
+
     def took(self, result: ProbeResult, now_s: float) -> bool:
         """Whether `result` answers a probe of ours. Silence that is reported later than twice the window proves
         nothing: this agent itself may have been frozen while the answers came."""

@@ -33,6 +33,7 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import ProbeVerdict
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.prober import probe, probe_through
+from bagua_agent.rpc.touch import Touch, touch_all
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -120,13 +121,22 @@ class ProbeResult:
     workers: tuple[str, ...] | None = None  # alive there, if it answered
 
 
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The end of a round of touches. found: empty if they could not be sent."""
+
+    found: Mapping[str, Touch]
+
+
 def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
     verdict = _VERDICTS[reply.verdict]
     workers = tuple(reply.workers) if verdict is ProbeVerdict.ALIVE else None
     return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
 
 
-Report = Elected | NotElected | Written | GenerationRefused | WriteFailed | ProbeResult | ProbeFailed
+Report = (
+    Elected | NotElected | Written | GenerationRefused | WriteFailed | ProbeResult | ProbeFailed | Touched
+)
 
 
 def ends_leading(error: BaseException) -> bool:
@@ -159,6 +169,7 @@ class Leadership:
         self._report = report
         self._writer = Background("bagua-leader")
         self._probers = Background("bagua-probe", MOST_PROBES_AT_ONCE)
+        self._toucher = Background("bagua-touch")  # apart: silence of many must not keep a probe waiting
         self._fence = 0
         self._failpoints = Failpoints.from_environment()
 
@@ -410,6 +421,16 @@ class Leadership:
                 ),
             )
 
+    def touch(self, addresses: Mapping[str, str]) -> None:
+        """addresses: agent -> control address. Reports Touched."""
+
+        def ended(end: OperationEnd[dict[str, Touch]]) -> None:
+            self._report(Touched({} if isinstance(end, Failed) else end.value))
+
+        window_s = self._probe_window_s
+        self._toucher.run("touching agents", lambda: touch_all(addresses, window_s), ended)
+
     def stop(self) -> None:
+        self._toucher.stop()
         self._writer.stop()
         self._probers.stop()

@@ -129,6 +129,13 @@ class ProbeAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDoubted(Event):
+    """Restart mode: the agent's host refused this agent's touch, or was silent for several rounds."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecorded(Event):
     """failures/<worker> was put. order: create revision of the key. was_member: it was in a generation."""
 

@@ -294,7 +294,7 @@ class Evidence:
 
     alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
     lives and reported their end, while it could not write it to the store. quarantines: nodes that this leader
-    left out, by agent.
+    left out, by agent. doubted_agents: restart mode: agent to the time since which it should be probed.
     """
 
     observer_agent_id: str
@@ -304,6 +304,7 @@ class Evidence:
     dead_workers: frozenset[str] = frozenset()
     probes: Mapping[str, Probe] = field(default_factory=dict)
     quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
+    doubted_agents: Mapping[str, float] = field(default_factory=dict)
     waiting: Waiting | None = None
     waiting_since_s: float = 0.0
 

@@ -97,9 +97,7 @@ def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
 ) -> None:
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[2])
-    # The pause keeps the loss out of the survivor's collectives: torch's DDP may wait in Gloo without end for a peer
-    # that dies as an operation begins, and then the lease ends the wait.
-    program = [str(DDP), "--epochs", "1000", "--pause", "0.3", "--checkpoint", str(tmp_path / "spiral.pt")]
+    program = [str(DDP), "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
     # the lease outlasts every deadline here, so nothing but a confirmed death can end the wait
     options = ["--rdzv-conf", "lease_ttl=60"]
     one = job(endpoints=cluster.endpoints, nodes="1:2", program=program, options=options)
@@ -125,6 +123,55 @@ def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
     stays.send(signal.SIGTERM)
     assert stays.process.wait(15) == 128 + signal.SIGTERM
     one.check_nothing_left()
+
+
+SAYS_NOTHING = """
+import os, sys, time
+from pathlib import Path
+
+(Path(sys.argv[1]) / f"{os.environ['WORLD_SIZE']}-{os.environ['RANK']}-{time.time_ns()}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "vanished"])
+@pytest.mark.parametrize("leads", [False, True], ids=["another host", "the leader's host"])
+def test_a_lost_host_is_found_while_no_worker_says_anything(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path, leads: bool, how: str
+) -> None:
+    """As workers that wait in torch's Gloo for a lost peer without end."""
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[2])
+    out = tmp_path / "starts"
+    out.mkdir()
+    script = tmp_path / "says_nothing.py"
+    script.write_text(SAYS_NOTHING)
+    # the lease outlasts the test
+    options = ["--rdzv-conf", "lease_ttl=60"]
+    one = job(endpoints=cluster.endpoints, nodes="1:2", program=[str(script), str(out)], options=options)
+    first = one.start(lab.hosts[0])
+    first.await_line("this node leads")
+    second = one.start(lab.hosts[1])
+
+    def started(world: int) -> bool:
+        return len(list(out.glob(f"{world}-*"))) >= world
+
+    eventually(lambda: started(2), START_S, lambda: f"{first.log}\n{second.log}", 0.02)
+    for alone in out.glob("1-*"):
+        alone.unlink()
+    lost, stays = (first, second) if leads else (second, first)
+    lost_at_s = time.monotonic()
+    assert lost.host is not None
+    if how == "killed":
+        lost.host.kill_all()
+    else:
+        lost.host.power_off()
+    eventually(lambda: started(1), 30, lambda: stays.log, 0.02)
+    one.measured(f"restart mode, silent workers, host {how} -> next start", time.monotonic() - lost_at_s, 8.0)
+    assert stays.says("lost") and stays.says("this node leads")
+    written_under(one, cluster)
+    stays.send(signal.SIGTERM)
+    assert stays.process.wait(15) == 128 + signal.SIGTERM
 
 
 def test_a_stock_fsdp2_script_goes_on_with_another_world_size(

@@ -118,7 +118,12 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
             if state.leading:
                 raise IllegalTransition("elected while leading", event, before)
             evidence = replace(
-                state.evidence, elected_at_s=event.now_s, alive_agents={}, probes={}, waiting=None
+                state.evidence,
+                elected_at_s=event.now_s,
+                alive_agents={},
+                probes={},
+                doubted_agents={},
+                waiting=None,
             )
             return replace(state, leading=True, evidence=evidence), ""
         case ev.LeadershipLost():

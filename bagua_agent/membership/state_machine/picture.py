@@ -58,8 +58,12 @@ def absorb(
                 dead_agents=_without(evidence.dead_agents, event.agent_id),
                 alive_agents=_without(evidence.alive_agents, event.agent_id),
                 probes=_without(evidence.probes, event.agent_id),
+                doubted_agents=_without(evidence.doubted_agents, event.agent_id),
             )
             return _agent_gone(view, event.agent_id), evidence, ""
+        case ev.AgentDoubted():
+            doubted = _with(evidence.doubted_agents, event.agent_id, event.now_s)
+            return view, replace(evidence, doubted_agents=doubted), ""
         case ev.ProbeAnswered():
             evidence, note = _answer(view, evidence, event, next_sequence)
             return view, evidence, note

@@ -10,6 +10,7 @@ States of the job, all read from the picture:
       lost          an agent of it is gone or confirmed dead       -> next generation at once
       failed        a worker of it ended with an error             -> ask whether agents live; blame; next, or the end
       leaving       an agent of it wants to go                     -> next at once
+      doubted       a touch of an agent of it was refused or silent -> ask whether it lives; decide the rest as below
       changed       ready newcomers, or another number is desired  -> next after the last call
       ending        some worker ended with 0                       -> as above, but no node joins any more
       finished      all workers of all its agents ended with 0     -> success
@@ -22,6 +23,7 @@ cause among the failures of its generation is the script's; nodes that stay keep
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from bagua_agent.membership.actions import (
     AskWhetherAlive,
@@ -82,7 +84,8 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
     leaving = [a.agent_id for a in inside if a.leaving]
     if leaving:
         return _next(view, view.desired, there, record, f"{_names(record, leaving)} leaves")
-    return _change(view, view.desired, there, record, inside, now_s, policy)
+    change = _change(view, view.desired, there, record, inside, now_s, policy)
+    return _with_doubts(change, view, inside, evidence, now_s, policy)
 
 
 def _begin(
@@ -143,6 +146,27 @@ def _who_lives(
         f"workers failed on {names}; asking whether the other nodes live",
         inquiry.again_at_s,
     )
+
+
+def _with_doubts(
+    decision: Decision,
+    view: JobView,
+    inside: list[AgentView],
+    evidence: Evidence,
+    now_s: float,
+    policy: Policy,
+) -> Decision:
+    """`decision`, and if it is to wait, the probes of agents in doubt: a doubt never holds up anything else."""
+    doubted = {a.agent_id: evidence.doubted_agents.get(a.agent_id, float("-inf")) for a in inside}
+    unsure = [a for a, since_s in doubted.items() if evidence.alive_agents.get(a, float("-inf")) < since_s]
+    if decision.action is not None or not unsure:
+        return decision
+    inquiry = who_lives(view, evidence, unsure, max(doubted[a] for a in unsure), now_s, policy)
+    if inquiry.settled:
+        return decision
+    wakes = [t for t in (decision.wake_at_s, inquiry.again_at_s) if t is not None]
+    action = AskWhetherAlive(inquiry.ask) if inquiry.ask else None
+    return replace(decision, action=action, wake_at_s=min(wakes, default=None))
 
 
 def _after_failure(

@@ -128,6 +128,14 @@ def leader_probes(place: Place) -> None:
     made.stop()
 
 
+def touches(place: Place) -> None:
+    place.patch(leadership, "touch_all", place.fail)
+    made = leads(place)
+    made.touch({"b": "10.0.0.1:1"})
+    place.one_event()
+    made.stop()
+
+
 def timer_events(place: Place) -> Timers:
     return Timers(lambda: place.events.put("timer"))
 
@@ -363,6 +371,7 @@ def hearing_signals(place: Place) -> None:
 OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-leader": leader_writes,
     "bagua-probe": leader_probes,
+    "bagua-touch": touches,
     "bagua-writer": desired_writes,
     "bagua-stacks": saving_stacks,
     "bagua-hands": daemons_hands,

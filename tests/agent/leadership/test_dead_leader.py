@@ -12,28 +12,39 @@ from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
-from bagua_agent.leadership.leadership import Leadership, ProbeResult
+from bagua_agent.leadership.leadership import Elected, Leadership, ProbeResult, Touched
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.view import JobView, ProbeVerdict
+from bagua_agent.rpc.touch import Touch
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation, GenerationKind
 
 LEADER = LeaderKey("l", "10.0.0.1:1", create_revision=40)
+
+
+def generation(*agents: str) -> Generation:
+    chosen = [Chosen(f"{a}.0.g1", a, f"host-{a}", 0, "", "", 1, 7, False) for a in agents]
+    return Generation(1, 0, GenerationKind.RESTART, assign(chosen), "")
 
 
 class Agent:
     """One that does not lead; stands for the leader's side of it too. removed: what was asked to be removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, restarts: bool = False) -> None:
         self.asked: list[tuple[Question, int]] = []
+        self.touched: list[dict[str, str]] = []
         self.removed: list[tuple[object, ...]] = []
         self.told: list[str] = []
-        seen = JobSeen(spec=pb.JobSpec(), view=JobView(), leader=LEADER)
+        mode = pb.JobSpec.RESTART if restarts else pb.JobSpec.LIVE
+        self.seen = seen = JobSeen(spec=pb.JobSpec(mode=mode), view=JobView(), leader=LEADER)
+        self.timers = Timers()
         job = SimpleNamespace(
             agent_id="me",
             seen=seen,
-            timers=Timers(),
+            timers=self.timers,
             narrator=SimpleNamespace(
                 tell=self.told.append, tell_once=lambda topic, text: self.told.append(text)
             ),
@@ -46,6 +57,18 @@ class Agent:
 
     def ask(self, question: Question, sequence: int) -> None:
         self.asked.append((question, sequence))
+
+    def touch(self, addresses: dict[str, str]) -> None:
+        self.touched.append(addresses)
+
+    def round(self, begins_s: float, **found: Touch) -> None:
+        """A round of touches that is due at begins_s and takes 0.2 s. found: what is reported."""
+        before = len(self.touched)
+        for due in self.timers.take_due(begins_s):
+            due(begins_s)
+        assert len(self.touched) == before + 1
+        assert not self.timers.take_due(begins_s + 100.0), "one round at a time"
+        self.membership.take(Touched(found), begins_s + 0.2)
 
     def remove_dead_leader(self, *what: object) -> None:
         self.removed.append(what)
@@ -104,3 +127,50 @@ def test_a_leader_that_answers_keeps_its_keys() -> None:
     agent.membership.suspect_leader(2.0)
     agent.hears(ProbeVerdict.ALIVE)
     assert agent.removed == [] and agent.told == []
+
+
+def test_in_restart_mode_the_leader_is_touched_in_rounds_and_asked_once_its_host_refuses() -> None:
+    agent = Agent(restarts=True)
+    agent.round(1.0, l=Touch.ANSWERED)
+    agent.round(1.5)  # said nothing
+    assert agent.touched == [{"l": "10.0.0.1:1"}] * 2 and agent.asked == []
+    agent.round(2.0, l=Touch.REFUSED)
+    [(question, _)] = agent.asked
+    assert (question.agent_id, question.control_address) == ("l", "10.0.0.1:1")
+    agent.hears(ProbeVerdict.REFUSED)
+    assert [removed[0] for removed in agent.removed] == ["l"]
+
+
+def test_in_restart_mode_a_silent_leader_is_asked_after_three_rounds_and_keeps_its_keys_if_it_answers() -> (
+    None
+):
+    agent = Agent(restarts=True)
+    for number in range(3):
+        assert agent.asked == []
+        agent.round(1.0 + 0.5 * number, l=Touch.SILENT)
+    assert len(agent.asked) == 1
+    agent.hears(ProbeVerdict.ALIVE)
+    assert agent.removed == []
+
+
+def test_touches_end_with_the_job_and_with_restart_mode() -> None:
+    ended, became_live = Agent(restarts=True), Agent(restarts=True)
+    ended.seen.result = pb.Result()
+    became_live.seen.spec = pb.JobSpec(mode=pb.JobSpec.LIVE)
+    for agent in (Agent(), ended, became_live):
+        for due in agent.timers.take_due(100.0):
+            due(100.0)
+        assert agent.touched == [] and not agent.timers.take_due(1000.0)
+
+
+def test_in_restart_mode_the_leader_touches_the_members_and_asks_those_in_doubt() -> None:
+    agent = Agent(restarts=True)
+    for name, revision in (("me", 7), ("a", 8), ("idle", 9)):
+        agent.sees_agent(name, revision)
+    agent.membership.advance(ev.ModeSeen(now_s=1.0, restarts=True))
+    agent.membership.advance(ev.DesiredChanged(now_s=1.0, min_nodes=2, max_nodes=2))
+    agent.membership.advance(ev.GenerationSeen(now_s=1.0, generation=generation("me", "a")))
+    agent.membership.take(Elected(50), 1.0)
+    agent.round(2.0, a=Touch.REFUSED)
+    assert agent.touched == [{"a": "a:1"}]
+    assert [question.agent_id for question, _ in agent.asked] == ["a"]

@@ -191,6 +191,31 @@ def test_a_failure_first_asks_whether_the_others_live() -> None:
     assert {m.agent_id for m in record.members} == {"a1", "a3"}
 
 
+def test_an_agent_in_doubt_is_asked_until_it_has_answered_since() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2), node("a3", 3)), *[Run.RUNNING] * 3)
+    doubts = replace(LEADER, doubted_agents={"a2": 90.0})
+    asks = decide(view, doubts)
+    assert asks.action == AskWhetherAlive(("a2",)) and asks.reason == "generation 1 has 6 workers"
+    asked = replace(doubts, probes={"a2": Probe("a2", 2, 1, NOW_S, "a3")})
+    assert (decide(view, asked).action, decide(view, asked).wake_at_s) == (None, NOW_S + 1.0)
+    assert decide(view, replace(doubts, alive_agents={"a2": 89.0})).action is not None, "an older answer"
+    assert decide(view, replace(doubts, alive_agents={"a2": 90.0})).action is None
+    dead = replace(doubts, dead_agents={"a2": DeadAgent("a2", 2, 91.0, "refused the connection")})
+    record = written(decide(view, dead))
+    assert record.reason == "lost host-a2" and {m.agent_id for m in record.members} == {"a1", "a3"}
+
+
+def test_a_doubt_holds_up_nothing_and_one_about_no_member_is_nothing() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
+    doubts = replace(LEADER, doubted_agents={"a2": 90.0, "a3": 90.0, "elsewhere": 90.0})
+    joined = replace(view, agents={**view.agents, "a3": node("a3", 3)})
+    assert {m.agent_id for m in written(decide(joined, doubts)).members} == {"a1", "a2", "a3"}
+    waits = replace(view, agents={**view.agents, "a3": node("a3", 3, ready_since_s=NOW_S)})
+    asks = decide(waits, doubts)
+    assert asks.action == AskWhetherAlive(("a2",)), "the newcomer is in no generation yet"
+    assert asks.wake_at_s == NOW_S + POLICY.last_call_s, "the last call ends when it would have"
+
+
 def test_a_script_failure_draws_on_the_budget_and_then_ends_the_job() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.FAILED)
     assert view.generation is not None

@@ -1,0 +1,81 @@
+"""Which agents are touched in a round of restart mode, and which of them are suspected."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bagua_agent.leadership.host_watch import MOST_IN_A_ROUND, SILENT_ROUNDS, HostWatch
+from bagua_agent.rpc.touch import Touch
+
+ANSWERED, REFUSED, SILENT = Touch.ANSWERED, Touch.REFUSED, Touch.SILENT
+
+
+def test_a_follower_of_a_small_job_touches_the_leader_in_each_round() -> None:
+    watch = HostWatch("me")
+    assert [watch.next_round(["leader"], 16) for _ in range(5)] == [["leader"]] * 5
+
+
+@pytest.mark.parametrize("nodes", [17, 64, 1000])
+def test_followers_share_the_work(nodes: int) -> None:
+    """However many they are, the leader meets few of them in a round and somebody in each; none is left out."""
+    watches = {f"agent-{n}": HostWatch(f"agent-{n}") for n in range(nodes)}
+    rounds = -(-nodes // MOST_IN_A_ROUND)
+    touched_by: Counter[str] = Counter()
+    for _ in range(rounds):
+        in_this = [name for name, watch in watches.items() if watch.next_round(["leader"], nodes)]
+        assert 0 < len(in_this) < 3 * MOST_IN_A_ROUND
+        touched_by.update(in_this)
+    assert set(touched_by.values()) == {1} and len(touched_by) == nodes
+
+
+def test_the_leader_touches_few_in_a_round_and_each_in_turn() -> None:
+    watch, agents = HostWatch("leader"), [f"agent-{n}" for n in range(40)]
+    touched: Counter[str] = Counter()
+    for _ in range(5):
+        now = watch.next_round(agents, 1)
+        assert len(now) == MOST_IN_A_ROUND
+        touched.update(now)
+    assert set(touched) == set(agents) and set(touched.values()) == {2}
+
+
+def test_a_refusal_is_suspected_at_once_and_silence_after_several_rounds() -> None:
+    watch = HostWatch("me")
+    assert watch.touched({"a": REFUSED, "b": SILENT, "c": ANSWERED}) == ["a"]
+    for _ in range(SILENT_ROUNDS - 2):
+        assert watch.touched({"b": SILENT}) == []
+    assert watch.touched({"b": SILENT}) == ["b"]
+    assert watch.touched({"b": SILENT}) == ["b"], "and from then on in each round"
+
+
+def test_an_answer_ends_a_doubt() -> None:
+    watch = HostWatch("me")
+    assert [watch.touched({"a": SILENT}) for _ in range(SILENT_ROUNDS)][-1] == ["a"]
+    watch.touched({"a": ANSWERED})
+    assert watch.touched({"a": SILENT}) == []
+
+
+def test_a_round_that_says_nothing_changes_nothing() -> None:
+    watch = HostWatch("me")
+    watch.touched({"a": SILENT})
+    assert watch.touched({}) == []
+    assert [watch.touched({"a": SILENT}) for _ in range(2)] == [[], ["a"]]
+
+
+def test_agents_in_doubt_are_touched_in_each_round_and_never_more_than_fit() -> None:
+    watch = HostWatch("me")
+    watch.next_round(["leader"], 1000)
+    watch.touched({"leader": SILENT})
+    assert [watch.next_round(["leader"], 1000) for _ in range(70)] == [["leader"]] * 70
+    many = [f"agent-{n}" for n in range(40)]
+    watch.touched(dict.fromkeys(many, SILENT))
+    assert len(watch.next_round(many, 1)) == MOST_IN_A_ROUND
+
+
+def test_an_agent_that_is_no_target_any_more_is_forgotten() -> None:
+    watch = HostWatch("me")
+    watch.touched({"old": SILENT})
+    assert watch.next_round(["new"], 1) == ["new"]
+    assert watch.next_round([], 1) == []
+    assert watch.touched({"old": SILENT}) == []

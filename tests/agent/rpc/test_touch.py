@@ -1,0 +1,93 @@
+"""What a connection to an agent's port says about its host."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
+
+import pytest
+
+from bagua_agent.rpc import touch as touching
+from bagua_agent.rpc.touch import Touch, touch_all
+
+WINDOW_S = 0.2
+
+
+def address(listener: socket.socket) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as made:
+        yield made
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a port whose queue is full: the kernel drops what comes, as a host that is off."""
+    with ExitStack() as stack:
+        full = stack.enter_context(closing(socket.socket()))
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            filling = stack.enter_context(closing(socket.socket()))
+            filling.setblocking(False)
+            filling.connect_ex(full.getsockname())
+        yield address(full)
+
+
+def refusing() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as made:
+        return address(made)
+
+
+def test_all_are_touched_at_once(listener: socket.socket, silent: str) -> None:
+    began_s = time.monotonic()
+    addresses = {f"silent-{n}": silent for n in range(8)}
+    addresses |= {"there": address(listener), "gone": refusing(), "odd": "host.example:1", "none": ""}
+    found = touch_all(addresses, WINDOW_S)
+    assert found == dict.fromkeys((f"silent-{n}" for n in range(8)), Touch.SILENT) | {
+        "there": Touch.ANSWERED,
+        "gone": Touch.REFUSED,
+    }
+    assert time.monotonic() - began_s < 8 * WINDOW_S, "not one after the other"
+
+
+def test_a_frozen_process_still_answers(listener: socket.socket) -> None:
+    """Nobody accepts here: the kernel does."""
+    assert touch_all({"a": address(listener)}, WINDOW_S) == {"a": Touch.ANSWERED}
+
+
+def test_nothing_stays_open(listener: socket.socket, silent: str) -> None:
+    connection_count = 3
+    touch_all({f"a{n}": address(listener) for n in range(connection_count)} | {"s": silent}, WINDOW_S)
+    for _ in range(connection_count):
+        accepted, _peer = listener.accept()
+        with closing(accepted):
+            accepted.settimeout(5)
+            assert accepted.recv(1) == b"", "its end came"
+
+
+def test_without_a_descriptor_nothing_is_said(listener: socket.socket) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = address(listener)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        found = touch_all({"a": target}, WINDOW_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == {}
+
+
+def test_silence_that_was_observed_too_late_counts_for_nothing(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process was frozen during the touch."""
+    clock = iter([100.0, 100.0, 100.0 + 3 * WINDOW_S, 100.0 + 3 * WINDOW_S])
+    monkeypatch.setattr(touching, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert touch_all({"a": silent}, WINDOW_S) == {}
