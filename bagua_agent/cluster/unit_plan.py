@@ -31,7 +31,9 @@ class OwnUnit:
 
     order: number of the order it was started for. asked_since_s, killed_since_s: since when; None: it was not.
     ended_s: when it ended, or could not be started (refused, with the reason). failures: in a row, up to now. nonce: of
-    the submission that it was started for; empty: not known.
+    the submission that it was started for; empty: not known. started_s: when this daemon started or found it.
+    is_starting: its start has not returned. watched_pid, gone_pid: its main process that is watched; that has ended,
+    though the unit may not have.
     """
 
     job_id: str
@@ -47,6 +49,10 @@ class OwnUnit:
     refused: bool = False
     reason: str = ""
     nonce: str = ""
+    started_s: float = 0.0
+    is_starting: bool = False
+    watched_pid: int | None = None
+    gone_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -143,12 +144,13 @@ class UnitFolders:
     def was_asked(self, job_id: str) -> bool:
         return (self.of(job_id) / ASKED).exists()
 
-    def reason(self, job_id: str) -> str:
-        """The error that ended its agent; empty if none did, or it could not say so."""
-        try:
-            return (self.of(job_id) / REASON).read_text()[:REASON_CHARACTERS]
-        except (OSError, ValueError):
-            return ""
+    def reasons(self) -> dict[str, str]:
+        """By job, the errors that ended agents, as far as they could say so."""
+        found = {}
+        for path in self._parent.glob(f"*/{REASON}"):
+            with suppress(OSError, ValueError):
+                found[path.parent.name] = path.read_text()[:REASON_CHARACTERS]
+        return found
 
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.of(job_id), ignore_errors=True)

@@ -25,13 +25,11 @@ from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.timers import Timers
-from bagua_agent.cluster.cluster_records import write_removal
-from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
 from bagua_agent.etcd.client import absent
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
-from bagua_agent.etcd.mirror import Change, PrefixMirror
+from bagua_agent.etcd.mirror import PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.history import history_writer
 from bagua_agent.history.history_writer import HistoryWriter
@@ -50,6 +48,7 @@ from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.log_service import LogService
 from bagua_agent.service.scheduling.scheduler import Scheduler
+from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.units import pid_watch
 from bagua_agent.service.units.pid_watch import PidWatch
 from bagua_agent.workers.exits import exit_watch
@@ -163,18 +162,15 @@ def daemons_hands(place: Place) -> None:
     daemon._store = cast(Any, SimpleNamespace(transact=place.fail))
     daemon._logs = cast(Any, SimpleNamespace(remove=place.fail))
     daemon._config = cast(Any, SimpleNamespace(node_name="n0"))
-    daemon._submissions, daemon._outcomes, daemon._removals = {"job": pb.Submission(job_id="job")}, {}, {}
-    daemon._to_put_back, daemon._units = {}, {}
-    removal = Change("removal", write_removal(RemovalView("gone", 0.0)), 1, 1)
-    drives: tuple[Callable[[], object], ...] = (
-        lambda: daemon._by_hand("looking for units", daemon._look),
-        lambda: daemon._by_hand_on("job", "killing it", daemon._runner.kill),
-        lambda: daemon._put_if_absent("key", b"", "nonce"),
-        lambda: daemon._tell_failure("job", 1, "its agent ended with 1"),
-        lambda: daemon._take_removal("nonce", removal),
+    actions: tuple[ms.Action, ...] = (
+        ms.LookForUnits(),
+        ms.ActOnUnit("job", ms.UnitAct.KILL),
+        ms.PutIfAbsent("key", b"", "nonce"),
+        ms.TellFailure(pb.Submission(job_id="job"), 1, "its agent ended with 1"),
+        ms.RemoveLogs("gone", "nonce"),
     )
-    for drive in drives:
-        drive()
+    for action in actions:
+        daemon._perform(action)
         place.one_event()
     daemon._hands.stop()
 

@@ -151,9 +151,9 @@ def test_a_daemon_outlives_a_record_whose_handling_raises(
     plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last guard: whatever a decoder of ours gets wrong, it is that record's failure."""
-    from bagua_agent.service import daemon
+    from bagua_agent.service.state_machine import machine
 
-    real, met = daemon.parse_submission, list[bytes]()
+    real, met = machine.parse_submission, list[bytes]()
 
     def parse(value: bytes, job_id: str) -> pb.Submission:
         if job_id == "odd":
@@ -161,7 +161,7 @@ def test_a_daemon_outlives_a_record_whose_handling_raises(
             raise ZeroDivisionError("as the test wants")
         return real(value, job_id)
 
-    monkeypatch.setattr(daemon, "parse_submission", parse)
+    monkeypatch.setattr(machine, "parse_submission", parse)
     plain_store.put(cluster_keys.submission("odd"), submission("odd"))
     plain_store.put(cluster_keys.submission("good"), submission("good"))
     plain_store.put(cluster_keys.orders(NODE), orders("odd", "good"))

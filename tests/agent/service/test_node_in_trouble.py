@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from bagua_agent.service import daemon as daemon_module
+from bagua_agent.service.state_machine import machine
 from tests.agent.service.daemon_here import running_daemon
 from tests.lab.wait import eventually
 
@@ -35,7 +35,7 @@ def test_two_looks_agree_before_a_node_is_in_trouble_and_after(
     plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOK_EVERY_S", "LOOK_AGAIN_S"):
-        monkeypatch.setattr(daemon_module, name, 0.1)
+        monkeypatch.setattr(machine, name, 0.1)
     looks = Looks()
 
     def is_so(state: str, reason: str) -> bool:

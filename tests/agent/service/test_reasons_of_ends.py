@@ -210,7 +210,7 @@ def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "environ", dict(os.environ))
     folder = folders.make(UnitRequest(JobConfig("job", command), {}, str(tmp_path)), UnitNote())
     assert run_unit.main(folder) == 1
-    assert folders.reason("job").startswith("ZeroDivisionError: as the test wants")
+    assert folders.reasons()["job"].startswith("ZeroDivisionError: as the test wants")
 
 
 def test_an_ended_jobs_agents_write_no_such_event(plain_store: Store) -> None:

@@ -1,0 +1,383 @@
+"""Decides what a node's daemon does after each event: with its units, and with the records that etcd has lost.
+
+Pure: no IO and no clock. What happens to units once all events are taken: cluster/unit_plan.py. An action that fails
+comes back as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from bagua_agent.base.plain_text import plain_line, shortened
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_records import (
+    UnreadableRecord,
+    ended_submission,
+    nonce_of,
+    parse_submission,
+    read_orders,
+    read_removal,
+    write_removal,
+)
+from bagua_agent.cluster.cluster_view import OrderView, RemovalView
+from bagua_agent.cluster.node_trouble import failures_after
+from bagua_agent.cluster.retention import is_worth_putting_back
+from bagua_agent.cluster.unit_plan import OwnUnit, UnitSituation, Wish, plan_units
+from bagua_agent.cluster.unit_plan import StartUnit as PlannedStart
+from bagua_agent.config.job_config import SHUTDOWN_TIMEOUT_S
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.service.state_machine import messages as ms
+from bagua_agent.service.units.units import FoundUnit
+from bagua_contract import cluster_pb2 as pb
+
+T = TypeVar("T")
+
+TRY_AGAIN_S = 1.0
+LOOK_EVERY_S = 60.0  # at the node itself
+LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
+LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so its end is not reported
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """may_put_back: this daemon was not out of touch with etcd for so long that it may remember removed jobs."""
+
+    monotonic_s: float
+    unix_s: float
+    may_put_back: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the daemon knows; `step` gives the next one and changes nothing in it.
+
+    orders: None if they are not known; orders_value: their record. outcomes: records by job. removals: by the nonce of
+    the submission. to_put_back: by key, what stood there and the nonce of the submission that it is of, if of any.
+    troubles: of the node, which two looks in a row agreed on; troubles_seen: by the last look. look_due_s: for units.
+    looks_at_s: at the node. again_s: the plan's own time.
+    """
+
+    node_name: str
+    slots: int
+    policy: ClusterPolicy
+    orders: tuple[OrderView, ...] | None = None
+    orders_value: bytes | None = None
+    submissions: Mapping[str, pb.Submission] = field(default_factory=dict)
+    outcomes: Mapping[str, bytes] = field(default_factory=dict)
+    removals: Mapping[str, RemovalView] = field(default_factory=dict)
+    to_put_back: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    units: Mapping[str, OwnUnit] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+    troubles_seen: tuple[str, ...] = ()
+    note: str = ""
+    look_due_s: float | None = None
+    looks_at_s: float = 0.0
+    again_s: float | None = 0.0
+
+    @property
+    def wake_at_s(self) -> float:
+        """When InboxDrained is due without any event."""
+        return min(s for s in (self.looks_at_s, self.look_due_s, self.again_s) if s is not None)
+
+
+def step(state: State, event: ms.Event, now: Now) -> tuple[State, tuple[ms.Action, ...]]:
+    """What the daemon knows after `event`, and what it does. Raises UnreadableRecord for a record that is none."""
+    turn = _Turn(state, now)
+    turn.take(event)
+    return turn.state, tuple(turn.actions)
+
+
+class _Turn:
+    """One step. state: so far."""
+
+    def __init__(self, state: State, now: Now) -> None:
+        self.state = state
+        self.now, self.now_s = now, now.monotonic_s
+        self.actions: list[ms.Action] = []
+
+    def take(self, event: ms.Event) -> None:
+        match event:
+            case ms.RecordChanged(change):
+                self._take_change(change)
+            case ms.UnitKept():
+                self._take_kept(event)
+            case ms.UnitsSeen():
+                self._take_units(event)
+            case ms.ProcessEnded(job_id):
+                if (unit := self.state.units.get(job_id)) is not None and unit.watched_pid is not None:
+                    self._set(replace(unit, gone_pid=unit.watched_pid))
+                self._do(ms.LookForUnits())
+            case ms.WatchFailed(job_id, pid, reason):
+                self._say(f"job {job_id}: its process {pid} can't be watched yet: {reason}")
+                if (unit := self.state.units.get(job_id)) is not None and unit.watched_pid == pid:
+                    self._set(replace(unit, watched_pid=None))
+                self._know(look_due_s=self.now_s + TRY_AGAIN_S)
+            case ms.Started():
+                self._take_started(event)
+            case ms.StartRefused(job_id, reason):
+                # it becomes part of this node's record, which etcd has to take
+                reason = shortened(plain_line(reason))
+                self._say(f"job {job_id} is refused here: {reason}")
+                before = self.state.units.get(job_id)
+                failures, nonce = (before.failures, before.nonce) if before is not None else (0, "")
+                ended = OwnUnit(job_id, False, ended_s=self.now_s, failures=failures, nonce=nonce)
+                self._set(replace(ended, refused=True, reason=reason))
+                self._tell_failure(job_id, 0, reason)
+            case ms.NodeSeen(troubles):
+                self._take_troubles(troubles)
+            case ms.Noted(text):
+                self._know(note=text)
+            case ms.StandsAgain(key, was_put):
+                self._know(to_put_back=_without(self.state.to_put_back, key))
+                if was_put:
+                    self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+            case ms.NotDone(reason):
+                self._say(reason)
+                self._know(look_due_s=self.now_s + TRY_AGAIN_S)
+            case ms.InboxDrained():
+                self._follow()
+
+    def _know(self, **fields: object) -> None:
+        self.state = replace(self.state, **fields)  # type: ignore[arg-type]
+
+    def _set(self, unit: OwnUnit) -> None:
+        self._know(units={**self.state.units, unit.job_id: unit})
+
+    def _do(self, *actions: ms.Action) -> None:
+        self.actions.extend(actions)
+
+    def _say(self, line: str) -> None:
+        self._do(ms.Say(line))
+
+    # -- records
+
+    def _take_change(self, change: Change) -> None:
+        key, value, state = change.key, change.value, self.state
+        if key == cluster_keys.node(state.node_name):
+            if value is None:  # an outage outlived the lease, or a person removed it
+                self._say(
+                    "etcd has lost this node's key; without it the node counts as lost, so it is put back"
+                )
+                self._do(ms.RecheckNodeKey())
+        elif key == cluster_keys.orders(state.node_name):
+            if value is not None:
+                self._know(orders=read_orders(value), orders_value=value)
+            elif state.orders_value is not None:
+                self._put_back(key, state.orders_value)
+        elif (job_id := cluster_keys.id_in(cluster_keys.SUBMISSIONS, key)) is not None:
+            if value is not None:
+                submission = parse_submission(value, job_id)
+                if nonce_of(submission) not in state.removals:  # else another daemon put it back, not knowing
+                    self._know(submissions={**state.submissions, job_id: submission})
+            elif (known := state.submissions.get(job_id)) is not None and not self._put_back(
+                key, known.SerializeToString(), nonce_of(known)
+            ):
+                self._know(submissions=_without(state.submissions, job_id))
+        elif (job_id := cluster_keys.id_in(cluster_keys.OUTCOMES, key)) is not None:
+            if value is not None:
+                self._know(outcomes={**state.outcomes, job_id: value})
+            elif (outcome := state.outcomes.get(job_id)) is not None and not self._put_back(
+                key, outcome, ended_submission(outcome) or self._nonce(job_id)
+            ):
+                self._know(outcomes=_without(state.outcomes, job_id))
+        elif (nonce := cluster_keys.id_in(cluster_keys.REMOVALS, key)) is not None:
+            if value is not None:
+                self._take_removal(nonce, read_removal(value))
+            elif (removal := state.removals.get(nonce)) is not None:
+                self._know(removals=_without(state.removals, nonce))
+                if is_worth_putting_back(removal, self.now.unix_s, state.policy):
+                    self._put_back(key, write_removal(removal))
+        elif value is not None:
+            raise UnreadableRecord("no job can have this name")
+
+    def _nonce(self, job_id: str) -> str:
+        """Of the submission that is known; empty for none."""
+        submission = self.state.submissions.get(job_id)
+        return "" if submission is None else nonce_of(submission)
+
+    def _take_removal(self, nonce: str, removal: RemovalView) -> None:
+        """Forget the job, whatever was heard first: that it was removed, or that its keys are gone."""
+        job_id, state = removal.job_id, self.state
+        kept = {key: lost for key, lost in state.to_put_back.items() if lost[1] != nonce}
+        self._know(removals={**state.removals, nonce: removal}, to_put_back=kept)
+        outcome = state.outcomes.get(job_id)
+        if outcome is not None and (ended_submission(outcome) or self._nonce(job_id)) == nonce:
+            self._know(outcomes=_without(state.outcomes, job_id))
+        if self._nonce(job_id) == nonce:
+            self._know(submissions=_without(state.submissions, job_id))
+        unit = state.units.get(job_id)
+        if unit is not None and not unit.alive and unit.nonce == nonce:
+            self._forget(job_id)
+        self._do(ms.RemoveLogs(job_id, nonce))
+
+    def _put_back(self, key: str, value: bytes, nonce: str = "") -> bool:
+        """Put back what the store has lost (invariant 4), unless it was removed with its job. nonce: of the submission
+        that the key is of, if it is of any. False: it is to be forgotten."""
+        if nonce in self.state.removals:
+            return False
+        if not self.now.may_put_back:
+            self._say(f"{key} is gone; this node was out of touch for so long that it does not put it back")
+            return False
+        self._know(to_put_back={**self.state.to_put_back, key: (value, nonce)})
+        self._do(ms.PutIfAbsent(key, value, nonce))
+        return True
+
+    # -- units
+
+    def _take_kept(self, event: ms.UnitKept) -> None:
+        found, note = event.found, event.note
+        unit = OwnUnit(
+            found.job_id,
+            found.is_alive,
+            slots=note.slots,
+            order=note.order,
+            shutdown_timeout_s=note.shutdown_timeout_s,
+            # A second SIGTERM would end it at once, instead of at a step boundary.
+            asked_since_s=self.now_s if found.is_alive and event.was_asked else None,
+            ended_s=self.now_s,
+            exit_code=found.exit_code or 0,
+            failures=note.failures,
+            nonce=note.nonce,
+            started_s=self.now_s,
+        )
+        self._set(unit)
+        if found.is_alive:
+            self._say(f"job {found.job_id} runs here already, in slots {_text(note.slots)}")
+            self._watch_over(unit, found)
+
+    def _watch_over(self, unit: OwnUnit, found: FoundUnit) -> None:
+        if found.pid in (0, unit.gone_pid):
+            self._know(look_due_s=self.now_s + LOOK_SOON_S)
+        elif unit.watched_pid != found.pid:
+            self._set(replace(unit, watched_pid=found.pid))
+            self._do(ms.WatchProcess(found.job_id, found.pid))
+
+    def _take_started(self, event: ms.Started) -> None:
+        if event.trouble:
+            self._say(event.trouble)
+        unit = self.state.units.get(event.job_id)
+        if unit is not None:
+            # with a trouble its end, which is seen next, has no other reason
+            reason = shortened(plain_line(event.trouble)) if event.trouble else unit.reason
+            given_s = event.shutdown_timeout_s
+            timeout_s = unit.shutdown_timeout_s if given_s is None else given_s
+            self._set(replace(unit, is_starting=False, reason=reason, shutdown_timeout_s=timeout_s))
+        self._do(ms.LookForUnits())
+
+    def _take_units(self, event: ms.UnitsSeen) -> None:
+        there = {u.job_id: u for u in event.units}
+        for job_id, unit in self.state.units.items():
+            found = there.get(job_id)
+            if found is not None and found.is_alive:
+                if unit.reason:  # it was started after all, only not confirmed in time
+                    unit = replace(unit, reason="")
+                    self._set(unit)
+                self._watch_over(unit, found)
+            elif unit.alive and not unit.is_starting:
+                code = found.exit_code if found is not None and found.exit_code is not None else 128 + 9
+                self._ended(unit, code, event.reasons.get(job_id, ""))
+
+    def _ended(self, unit: OwnUnit, code: int, why: str) -> None:
+        """why: the error that ended its agent, if that could say it."""
+        asked = unit.asked_since_s is not None or code == 0
+        reason = unit.reason or f"its agent ended with {code}"
+        if not unit.reason and why:
+            reason += f": {plain_line(why)}"
+        self._say(f"job {unit.job_id}: {reason}")
+        failures = failures_after(unit.failures, self.now_s - unit.started_s, asked, self.state.policy)
+        ended = OwnUnit(
+            unit.job_id, False, order=unit.order, exit_code=code, failures=failures, nonce=unit.nonce
+        )
+        timeout_s = unit.shutdown_timeout_s
+        self._set(replace(ended, ended_s=self.now_s, reason=reason, shutdown_timeout_s=timeout_s))
+        self._do(ms.ActOnUnit(unit.job_id, ms.UnitAct.FORGET))
+        if not asked:
+            self._tell_failure(unit.job_id, failures, reason)
+
+    def _tell_failure(self, job_id: str, failures: int, reason: str) -> None:
+        """Among the job's events, where people look when its agent never came to write one."""
+        if (submission := self.state.submissions.get(job_id)) is not None:
+            self._do(ms.TellFailure(submission, failures, reason))
+
+    def _take_troubles(self, troubles: tuple[str, ...]) -> None:
+        """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
+        if troubles == self.state.troubles_seen and troubles != self.state.troubles:
+            self._say(f"in trouble: {'; '.join(troubles)}" if troubles else "in trouble no more")
+            self._know(troubles=troubles)
+        again_s = LOOK_EVERY_S if troubles == self.state.troubles else LOOK_AGAIN_S
+        self._know(troubles_seen=troubles, looks_at_s=self.now_s + again_s)
+
+    def _forget(self, job_id: str) -> None:
+        self._know(units=_without(self.state.units, job_id))
+        self._do(ms.ActOnUnit(job_id, ms.UnitAct.REMOVE))
+
+    # -- following
+
+    def _follow(self) -> None:
+        """Do what the plan says, and tell the cluster how the units are."""
+        if self.now_s >= self.state.looks_at_s:
+            self._know(looks_at_s=self.now_s + LOOK_EVERY_S)
+            self._do(ms.LookAtNode())
+        if self.state.look_due_s is not None and self.now_s >= self.state.look_due_s:
+            self._know(look_due_s=None)
+            self._do(ms.LookForUnits())
+            self._do(*(ms.PutIfAbsent(key, *lost) for key, lost in self.state.to_put_back.items()))
+        made = plan_units(self._situation(), self.now_s, self.state.policy)
+        for job_id in made.forgets:
+            self._forget(job_id)
+        for start in made.starts:
+            self._start(start)
+        for ask in made.asks:
+            self._say(f"job {ask.job_id} is asked to leave: {ask.reason}")
+            self._set(replace(self.state.units[ask.job_id], asked_since_s=self.now_s))
+            self._do(ms.ActOnUnit(ask.job_id, ms.UnitAct.ASK_TO_LEAVE))
+        for kill in made.kills:
+            self._say(f"job {kill.job_id} is killed: {kill.reason}")
+            self._set(replace(self.state.units[kill.job_id], killed_since_s=self.now_s))
+            self._do(ms.ActOnUnit(kill.job_id, ms.UnitAct.KILL))
+        if made.starts or made.asks or made.kills:  # the report is of the state after these acts
+            made = plan_units(self._situation(), self.now_s, self.state.policy)
+        troubles = (*self.state.troubles, *made.troubles)
+        living = [u for u in self.state.units.values() if u.alive]
+        status = f"{len(living)} jobs in {sum(len(u.slots) for u in living)} of {self.state.slots} slots"
+        status += f"; {troubles[0]}" if troubles else ""
+        self._know(again_s=made.again_at_s)
+        self._do(ms.Report(made.report, troubles, self.state.note, status))
+
+    def _situation(self) -> UnitSituation:
+        state = self.state
+        wishes = {
+            job_id: Wish.STOP if submission.wanted == pb.Submission.STOP else Wish.RUN
+            for job_id, submission in state.submissions.items()
+        } | dict.fromkeys(state.outcomes, Wish.OVER)
+        nonces = {job_id: nonce_of(submission) for job_id, submission in state.submissions.items()}
+        return UnitSituation(state.slots, state.orders, tuple(state.units.values()), wishes, nonces)
+
+    def _start(self, start: PlannedStart) -> None:
+        job_id, submission = start.job_id, self.state.submissions[start.job_id]
+        before = self.state.units.get(job_id)
+        unit = OwnUnit(
+            job_id,
+            True,
+            slots=start.slots,
+            order=start.order,
+            shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,  # until its request is read
+            failures=before.failures if before is not None else 0,
+            nonce=nonce_of(submission),
+            started_s=self.now_s,
+            is_starting=True,
+        )
+        self._set(unit)
+        self._say(f"job {job_id} starts in slots {_text(start.slots)}")
+        self._do(ms.StartUnit(submission, start.slots, start.order, unit.failures))
+
+
+def _without(mapping: Mapping[str, T], key: str) -> dict[str, T]:
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def _text(slots: tuple[int, ...]) -> str:
+    return ", ".join(map(str, slots)) or "unknown"

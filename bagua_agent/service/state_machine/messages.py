@@ -1,0 +1,199 @@
+"""Events and actions of a node's daemon: what it learns, in the past tense, and what it does, in the imperative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from bagua_agent.cluster.cluster_view import UnitView
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.service.units.units import FoundUnit, UnitNote
+from bagua_contract import cluster_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChanged:
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class UnitKept:
+    """An earlier daemon started this unit. was_asked: to leave."""
+
+    found: FoundUnit
+    note: UnitNote
+    was_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsSeen:
+    """All units of the node. reasons: by job, the errors that ended agents."""
+
+    units: tuple[FoundUnit, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    job_id: str  # of the unit whose main process ended
+
+
+@dataclass(frozen=True, slots=True)
+class WatchFailed:
+    """The main process of a unit can't be watched for its end."""
+
+    job_id: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """From here on UnitsSeen knows of it. shutdown_timeout_s: the job's own; None: not known.
+
+    trouble: what kept it from starting, which may pass; empty for nothing.
+    """
+
+    job_id: str
+    shutdown_timeout_s: float | None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    troubles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    text: str  # what of this node does not work now and keeps no job away; empty for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class StandsAgain:
+    """A key that the store had lost. was_put: by this node; else it stood again, or its job was removed."""
+
+    key: str
+    was_put: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """The unit runner, or etcd, did not carry out an action: read the state again, and retry what is still due."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InboxDrained:
+    """No further event waits, or time has passed: follow the plan."""
+
+
+Taken = (
+    UnitsSeen | ProcessEnded | WatchFailed | Started | StartRefused | NodeSeen | Noted | StandsAgain | NotDone
+)
+Event = Taken | RecordChanged | UnitKept | InboxDrained
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookForUnits:
+    """UnitsSeen follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtNode:
+    """NodeSeen follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchProcess:
+    """ProcessEnded or WatchFailed follows."""
+
+    job_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartUnit:
+    """Started or StartRefused follows. order: its number. failures: in a row before this start."""
+
+    submission: pb.Submission
+    slots: tuple[int, ...]
+    order: int
+    failures: int
+
+
+class UnitAct(Enum):
+    """FORGET: end what is left of it. REMOVE: its folder too."""
+
+    ASK_TO_LEAVE = auto()
+    KILL = auto()
+    FORGET = auto()
+    REMOVE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ActOnUnit:
+    """UnitsSeen follows."""
+
+    job_id: str
+    act: UnitAct
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveLogs:
+    """Of the submission `nonce`."""
+
+    job_id: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutIfAbsent:
+    """StandsAgain follows. nonce: of the submission that the key is of, if of any; not done once that is removed."""
+
+    key: str
+    value: bytes
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailure:
+    """Write it among the job's events, unless the job is over or removed. failures: in a row; 0: it was refused."""
+
+    submission: pb.Submission
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckNodeKey:
+    """Put this node's key again if etcd has lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """To the scheduler. status: to systemd."""
+
+    units: tuple[UnitView, ...]
+    troubles: tuple[str, ...]
+    note: str
+    status: str
+
+
+Looks = LookForUnits | LookAtNode | WatchProcess
+Action = (
+    Looks | Say | StartUnit | ActOnUnit | RemoveLogs | PutIfAbsent | TellFailure | RecheckNodeKey | Report
+)

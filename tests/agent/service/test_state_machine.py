@@ -1,0 +1,312 @@
+"""What a daemon does after each event, decided without IO, in usual and in odd orders of events."""
+
+from __future__ import annotations
+
+import copy
+from itertools import permutations
+
+import pytest
+
+from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
+from bagua_agent.cluster.cluster_records import UnreadableRecord, write_removal
+from bagua_agent.cluster.cluster_view import RemovalView, UnitState
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.service.state_machine import messages as ms
+from bagua_agent.service.state_machine.machine import (
+    LOOK_AGAIN_S,
+    LOOK_EVERY_S,
+    LOOK_SOON_S,
+    TRY_AGAIN_S,
+    Now,
+    State,
+    step,
+)
+from bagua_agent.service.units.units import FoundUnit, UnitNote
+from bagua_contract import cluster_pb2 as pb
+from tests.agent.cluster_state.test_odd_records import orders, submission
+
+NODE, JOB, NONCE = "n0", "demo", "nonce-1"
+UNIX_S = 1e9
+EMPTY = State(NODE, 2, ClusterPolicy())
+SUBMISSION_KEY, ORDERS_KEY = cluster_keys.submission(JOB), cluster_keys.orders(NODE)
+OUTCOME_KEY, REMOVAL_KEY = cluster_keys.outcome(JOB), cluster_keys.removal(NONCE)
+OUTCOME = pb.JobOutcome(exit_code=1).SerializeToString()
+
+
+def changed(key: str, value: bytes | None) -> ms.RecordChanged:
+    return ms.RecordChanged(Change(key, value, 2, 1))
+
+
+SUBMITTED = changed(SUBMISSION_KEY, submission(JOB, nonce=NONCE))
+STOPPED = changed(SUBMISSION_KEY, submission(JOB, nonce=NONCE, wanted=pb.Submission.STOP))
+ORDERED = changed(ORDERS_KEY, orders(JOB))
+ENDED = changed(OUTCOME_KEY, OUTCOME)
+REMOVED = changed(REMOVAL_KEY, write_removal(RemovalView(JOB, UNIX_S)))
+LIVES, EXITED = FoundUnit(JOB, 77, None), FoundUnit(JOB, 77, 3)
+DRAINED = ms.InboxDrained()
+
+
+class Daemon:
+    """The machine, one event at a time; checks that a step changes nothing in the state before it."""
+
+    def __init__(self, *events: ms.Event) -> None:
+        self.state, self.now_s, self.may_put_back = EMPTY, 100.0, True
+        for event in events:
+            self.take(event)
+
+    def take(self, event: ms.Event) -> tuple[ms.Action, ...]:
+        before, kept = self.state, copy.deepcopy(self.state)
+        now = Now(self.now_s, UNIX_S, self.may_put_back)
+        self.state, actions = step(before, event, now)
+        assert before == kept, event
+        return actions
+
+    def said(self, event: ms.Event) -> list[str]:
+        return [action.line for action in self.take(event) if isinstance(action, ms.Say)]
+
+    def unit_state(self) -> UnitState:
+        [report] = [action for action in self.take(DRAINED) if isinstance(action, ms.Report)]
+        [unit] = report.units
+        return unit.state
+
+
+def running() -> Daemon:
+    started = ms.Started(JOB, 5.0)
+    return Daemon(SUBMITTED, ORDERED, DRAINED, started, ms.UnitsSeen((LIVES,)), DRAINED)
+
+
+def of(kind: type, actions: tuple[ms.Action, ...]) -> list[ms.Action]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_job_that_is_ordered_starts_once_its_submission_is_known() -> None:
+    daemon = Daemon(ORDERED)
+    assert not of(ms.StartUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.WAITING
+    daemon.take(SUBMITTED)
+    [start] = of(ms.StartUnit, daemon.take(DRAINED))
+    assert isinstance(start, ms.StartUnit) and (start.slots, start.order, start.failures) == ((0,), 1, 0)
+    assert not of(ms.StartUnit, daemon.take(DRAINED)), "once"
+    assert daemon.unit_state() is UnitState.RUNNING
+
+
+def test_looks_at_a_unit_that_is_starting_end_nothing() -> None:
+    daemon = Daemon(SUBMITTED, ORDERED, DRAINED, ms.UnitsSeen(()))
+    assert daemon.state.units[JOB].alive
+    assert daemon.take(ms.Started(JOB, 5.0)) == (ms.LookForUnits(),)
+    daemon.take(ms.UnitsSeen(()))
+    assert not daemon.state.units[JOB].alive and daemon.state.units[JOB].exit_code == 137
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ms.Started(JOB, 5.0),
+        ms.ProcessEnded(JOB),
+        ms.WatchFailed(JOB, 77, "no descriptor"),
+        ms.UnitsSeen((LIVES,), {JOB: "an error"}),
+        ms.UnitsSeen((EXITED,)),
+        ms.StandsAgain(SUBMISSION_KEY, False),
+        changed(SUBMISSION_KEY, None),
+        changed(OUTCOME_KEY, None),
+        changed(ORDERS_KEY, None),
+        changed(REMOVAL_KEY, None),
+        DRAINED,
+    ],
+    ids=str,
+)
+def test_news_of_a_job_that_is_not_known_changes_nothing_of_it(event: ms.Event) -> None:
+    daemon = Daemon(event)
+    assert not daemon.state.units and not daemon.state.submissions and not daemon.state.to_put_back
+
+
+def test_an_end_is_said_with_its_reason_and_told_among_the_jobs_events() -> None:
+    daemon = running()
+    daemon.now_s += 1.0
+    assert daemon.take(ms.UnitsSeen((EXITED,), {JOB: "no such\nscript"})) == (
+        ms.Say(f"job {JOB}: its agent ended with 3: no such\\nscript"),
+        ms.ActOnUnit(JOB, ms.UnitAct.FORGET),
+        ms.TellFailure(daemon.state.submissions[JOB], 1, "its agent ended with 3: no such\\nscript"),
+    )
+    assert daemon.take(ms.UnitsSeen((EXITED,))) == (), "once"
+    assert not daemon.state.units[JOB].slots
+
+
+@pytest.mark.parametrize("late", [ms.ProcessEnded(JOB), ms.Started(JOB, 9.0), ms.WatchFailed(JOB, 77, "x")])
+def test_news_after_the_end_of_a_unit_does_not_revive_it(late: ms.Event) -> None:
+    daemon = running()
+    daemon.take(ms.UnitsSeen((EXITED,)))
+    daemon.take(late)
+    assert not daemon.state.units[JOB].alive
+
+
+def test_a_process_that_has_ended_is_not_watched_again_but_looked_for_soon() -> None:
+    daemon = running()
+    assert daemon.state.units[JOB].watched_pid == 77
+    assert daemon.take(ms.ProcessEnded(JOB)) == (ms.LookForUnits(),)
+    assert daemon.take(ms.UnitsSeen((LIVES,))) == ()
+    assert daemon.state.wake_at_s == daemon.now_s + LOOK_SOON_S
+    assert daemon.take(ms.UnitsSeen((FoundUnit(JOB, 78, None),))) == (ms.WatchProcess(JOB, 78),)
+
+
+def test_a_process_that_could_not_be_watched_is_tried_again() -> None:
+    daemon = running()
+    assert daemon.said(ms.WatchFailed(JOB, 77, "no descriptor")) == [
+        f"job {JOB}: its process 77 can't be watched yet: no descriptor"
+    ]
+    daemon.now_s += TRY_AGAIN_S
+    assert of(ms.LookForUnits, daemon.take(DRAINED))
+    assert daemon.take(ms.UnitsSeen((LIVES,))) == (ms.WatchProcess(JOB, 77),)
+
+
+def test_a_refusal_is_reported_and_not_tried_again() -> None:
+    daemon = Daemon(SUBMITTED, ORDERED, DRAINED)
+    [said, told] = daemon.take(ms.StartRefused(JOB, "user 'x' does not exist"))
+    assert said == ms.Say(f"job {JOB} is refused here: user 'x' does not exist")
+    assert isinstance(told, ms.TellFailure) and told.failures == 0
+    assert not of(ms.StartUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.REFUSED
+
+
+def test_a_start_that_failed_names_its_trouble_as_the_reason_of_the_end() -> None:
+    daemon = Daemon(SUBMITTED, ORDERED, DRAINED)
+    daemon.take(ms.Started(JOB, None, "systemd did not start it"))
+    assert daemon.said(ms.UnitsSeen(())) == [f"job {JOB}: systemd did not start it"]
+    restarted = Daemon(SUBMITTED, ORDERED, DRAINED, ms.Started(JOB, None, "systemd did not start it"))
+    restarted.take(ms.UnitsSeen((LIVES,)))
+    assert restarted.state.units[JOB].reason == "", "it was started after all"
+
+
+@pytest.mark.parametrize("why", [STOPPED, changed(ORDERS_KEY, orders())])
+def test_a_unit_is_asked_to_leave_once_and_then_killed(why: ms.Event) -> None:
+    daemon = running()
+    daemon.take(why)
+    assert of(ms.ActOnUnit, daemon.take(DRAINED)) == [ms.ActOnUnit(JOB, ms.UnitAct.ASK_TO_LEAVE)]
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED))
+    assert daemon.state.again_s is not None
+    daemon.now_s = daemon.state.again_s
+    assert of(ms.ActOnUnit, daemon.take(DRAINED)) == [ms.ActOnUnit(JOB, ms.UnitAct.KILL)]
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED))
+
+
+def test_a_unit_that_an_earlier_daemon_asked_to_leave_is_not_asked_again() -> None:
+    kept = ms.UnitKept(LIVES, UnitNote(1, (1,), 2, 5.0, NONCE), was_asked=True)
+    daemon = Daemon()
+    assert daemon.take(kept) == (
+        ms.Say(f"job {JOB} runs here already, in slots 1"),
+        ms.WatchProcess(JOB, 77),
+    )
+    daemon.take(changed(ORDERS_KEY, orders()))
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.LEAVING
+    assert daemon.take(ms.UnitsSeen((EXITED,)))[1:] == (ms.ActOnUnit(JOB, ms.UnitAct.FORGET),)
+    assert daemon.state.units[JOB].failures == 2, "its end was asked for"
+
+
+# -- records
+
+
+@pytest.mark.parametrize("order", list(permutations([SUBMITTED, ENDED, REMOVED])))
+def test_a_removed_job_is_forgotten_whatever_is_heard_first(order: tuple[ms.RecordChanged, ...]) -> None:
+    """An outcome that names no submission may be that of the next job of this name, unless it is the known one's."""
+    daemon = Daemon(*order)
+    assert not daemon.state.submissions
+    assert bool(daemon.state.outcomes) == (order[-1] is not REMOVED)
+
+
+LOST = [
+    (SUBMISSION_KEY, SUBMITTED, NONCE),
+    (OUTCOME_KEY, ENDED, NONCE),
+    (ORDERS_KEY, ORDERED, ""),
+    (REMOVAL_KEY, REMOVED, ""),
+]
+
+
+@pytest.mark.parametrize(("key", "event", "nonce"), LOST)
+def test_a_key_that_etcd_lost_is_put_back_until_it_stands_again(
+    key: str, event: ms.RecordChanged, nonce: str
+) -> None:
+    daemon = Daemon(SUBMITTED, event)
+    value = event.change.value
+    assert value is not None
+    put = ms.PutIfAbsent(key, value, nonce)
+    assert daemon.take(changed(key, None)) == (put,)
+    daemon.take(ms.NotDone(f"putting {key} back failed: etcd is away"))
+    daemon.now_s += TRY_AGAIN_S
+    assert of(ms.PutIfAbsent, daemon.take(DRAINED)) == [put]
+    assert daemon.said(ms.StandsAgain(key, True)) == [
+        f"etcd has lost {key}; it is put back as this node remembers it"
+    ]
+    assert not daemon.state.to_put_back
+
+
+@pytest.mark.parametrize(("key", "event", "nonce"), LOST)
+def test_a_daemon_that_was_out_of_touch_puts_nothing_back(
+    key: str, event: ms.RecordChanged, nonce: str
+) -> None:
+    daemon = Daemon(event)
+    daemon.may_put_back = False
+    assert daemon.said(changed(key, None)) == [
+        f"{key} is gone; this node was out of touch for so long that it does not put it back"
+    ]
+    assert not daemon.state.to_put_back and not daemon.state.submissions and not daemon.state.outcomes
+
+
+def test_what_is_to_be_put_back_is_dropped_once_its_job_is_removed() -> None:
+    daemon = Daemon(SUBMITTED, changed(SUBMISSION_KEY, None))
+    assert daemon.state.to_put_back
+    assert daemon.take(REMOVED) == (ms.RemoveLogs(JOB, NONCE),)
+    assert not daemon.state.to_put_back and not daemon.state.submissions
+
+
+def test_a_removal_forgets_an_ended_unit_and_leaves_a_living_one_to_the_plan() -> None:
+    ended = running()
+    ended.take(ms.UnitsSeen((EXITED,)))
+    assert ended.take(REMOVED) == (ms.ActOnUnit(JOB, ms.UnitAct.REMOVE), ms.RemoveLogs(JOB, NONCE))
+    assert not ended.state.units
+    living = running()
+    assert living.take(REMOVED) == (ms.RemoveLogs(JOB, NONCE),)
+    assert living.state.units[JOB].alive
+
+
+def test_a_removal_at_the_end_of_its_time_is_not_put_back() -> None:
+    old = RemovalView(JOB, UNIX_S - 10 * DAY_S)
+    daemon = Daemon(changed(REMOVAL_KEY, write_removal(old)))
+    assert daemon.take(changed(REMOVAL_KEY, None)) == ()
+
+
+def test_the_nodes_own_key_is_checked_when_it_is_gone() -> None:
+    actions = Daemon().take(changed(cluster_keys.node(NODE), None))
+    assert actions[1:] == (ms.RecheckNodeKey(),)
+    assert Daemon().take(changed(cluster_keys.node(NODE), b"own")) == ()
+
+
+@pytest.mark.parametrize("key", [SUBMISSION_KEY, ORDERS_KEY, REMOVAL_KEY, cluster_keys.SUBMISSIONS + "a/b"])
+def test_a_record_that_can_not_be_read_changes_nothing(key: str) -> None:
+    with pytest.raises(UnreadableRecord):
+        running().take(changed(key, b"\xff"))
+
+
+# -- the node
+
+
+def test_two_looks_agree_before_the_node_is_in_trouble() -> None:
+    daemon = Daemon()
+    full = ms.NodeSeen(("the disk is full",))
+    assert of(ms.LookAtNode, daemon.take(DRAINED))
+    told: list[tuple[ms.Event, list[str]]] = [
+        (ms.NodeSeen(()), []),
+        (full, []),
+        (ms.NodeSeen(()), []),
+        (full, []),
+    ]
+    for event, lines in told:
+        assert daemon.said(event) == lines
+    assert daemon.state.looks_at_s == daemon.now_s + LOOK_AGAIN_S
+    assert daemon.said(full) == ["in trouble: the disk is full"]
+    assert daemon.state.looks_at_s == daemon.now_s + LOOK_EVERY_S
+    daemon.take(ms.Noted("port 1 is taken"))
+    [report] = of(ms.Report, daemon.take(DRAINED))
+    assert report == ms.Report(
+        (), ("the disk is full",), "port 1 is taken", "0 jobs in 0 of 2 slots; the disk is full"
+    )
+    daemon.take(ms.NodeSeen(()))
+    assert daemon.said(ms.NodeSeen(())) == ["in trouble no more"]
