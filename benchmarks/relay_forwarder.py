@@ -44,6 +44,10 @@ class Relay:
     def __init__(self, names: list[str], delay_s: float) -> None:
         self._delay_s = delay_s
         self._ports = [open_port(name) for name in names]
+        self._by_descriptor = {port.fileno(): port for port in self._ports}
+        self._poll = select.poll()  # select.select refuses descriptors above 1,023
+        for port in self._ports:
+            self._poll.register(port, select.POLLIN)
         self._behind: dict[bytes, socket.socket] = {}  # hardware address -> port
         # the delay is the same for all, so the first to come is the first to go
         self._waiting: deque[tuple[float, socket.socket, bytes]] = deque()
@@ -54,9 +58,8 @@ class Relay:
     def run(self) -> None:
         while not self.ended:
             wait_s = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else 1.0
-            readable, _, _ = select.select(self._ports, [], [], wait_s)
-            for port in readable:
-                self._take(port)
+            for descriptor, _ in self._poll.poll(wait_s * 1000):
+                self._take(self._by_descriptor[descriptor])
             self._send_due()
 
     def _take(self, port: socket.socket) -> None:
