@@ -20,8 +20,15 @@ from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.config.agent_config_keys import KEYS, Value, toml
-from bagua_agent.service.service_unit import UNIT_NAME, UNIT_PATH, made_by_systemd, unit_text
-from bagua_agent.service.units.systemd_units import PREFIX, SystemdUnits, is_there
+from bagua_agent.service.service_unit import (
+    SLICE_PATH,
+    SLICE_TEXT,
+    UNIT_NAME,
+    UNIT_PATH,
+    made_by_systemd,
+    unit_text,
+)
+from bagua_agent.service.units.systemd_units import PREFIX, SLICE, SystemdUnits, is_there
 
 COMMAND_TIMEOUT_S = 60.0
 
@@ -79,10 +86,12 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
     changes += _make_account(config)
     changes += _make_directories(config)
     unit = unit_text(program, config_path, (config.directories_state, config.directories_log))
-    known = Path(UNIT_PATH)
-    if not known.exists() or known.read_text() != unit:
-        _write(known, unit)
-        changes.append(f"wrote {UNIT_PATH}")
+    texts = {Path(UNIT_PATH): unit, Path(SLICE_PATH): SLICE_TEXT}
+    stale = {path: text for path, text in texts.items() if not path.exists() or path.read_text() != text}
+    if stale:
+        for path, text in stale.items():
+            _write(path, text)
+            changes.append(f"wrote {path}")
         _systemctl("daemon-reload")
         restarted = _is_active()
         _systemctl("enable", UNIT_NAME)
@@ -112,8 +121,9 @@ def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> D
     if Path(UNIT_PATH).exists():
         _systemctl("disable", "--now", UNIT_NAME)
         Path(UNIT_PATH).unlink()
+        Path(SLICE_PATH).unlink(missing_ok=True)
         _systemctl("daemon-reload")
-        changes.append(f"stopped and removed {UNIT_NAME}")
+        changes.append(f"stopped and removed {UNIT_NAME} and {SLICE}")
     for unit in units.found():
         if unit.is_alive:
             units.kill(unit.job_id)

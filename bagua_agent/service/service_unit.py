@@ -1,11 +1,23 @@
-"""The text of the daemon's systemd unit; deploy/systemd/ holds it for /opt/bagua."""
+"""The texts of the daemon's systemd unit and of the slice of jobs; deploy/systemd/ holds them for /opt/bagua."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bagua_agent.service.units.systemd_units import SLICE
+
 UNIT_NAME = "bagua-agent.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT_NAME}"
+SLICE_PATH = f"/etc/systemd/system/{SLICE}"
+SLICE_TEXT = """\
+# All jobs of a node together. Each has a limit of 80 % of the host's tasks in its own unit; this one leaves the daemon
+# and etcd their threads when several jobs fork without end.
+[Unit]
+Description=Bagua jobs
+
+[Slice]
+TasksMax=90%
+"""
 # StateDirectory=, LogsDirectory=
 _MADE_BY_SYSTEMD = ("/var/lib/bagua", "/var/log/bagua")
 
@@ -37,6 +49,8 @@ UMask=0022
 # are in control groups of their own.
 MemoryMax=2G
 TasksMax=2048
+# While the host is short of memory the kernel ends a process of a job before this one.
+OOMScoreAdjust=-900
 WRITABLE
 # Root, for it asks systemd for units and changes to the accounts of jobs; nothing beyond that. Jobs' own units are not
 # restricted by any of this: they need GPUs, pinned memory and the network.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from bagua_agent.service.units.systemd_units import PROPERTIES
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 
@@ -20,6 +24,22 @@ def test_memory_and_tasks_are_bounded(unit: Path) -> None:
     assert found["MemoryMax"].removesuffix("G").isdigit() and found["MemoryMax"].endswith("G")
     assert found["TasksMax"].isdigit()
     assert found["Restart"] == "always", "what was ended for its memory comes back"
+    assert int(found["OOMScoreAdjust"]) < 0, "a job's process goes before it"
+
+
+def test_jobs_together_leave_tasks_to_the_daemon() -> None:
+    of_all = settings((UNITS / "bagua.slice").read_text())["TasksMax"]
+    of_one = settings("\n".join(PROPERTIES))["TasksMax"]
+    assert of_one == "80%" and of_all == "90%"
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="no systemd-analyze; install Debian's systemd"
+)
+def test_systemd_reads_the_slice() -> None:
+    line = ["systemd-analyze", "verify", str(UNITS / "bagua.slice")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert "bagua.slice" not in done.stderr, done.stderr
 
 
 def test_there_are_units() -> None:

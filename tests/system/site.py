@@ -57,7 +57,13 @@ class Site:
         one.write("/etc/systemd/system/bagua-agent.service.d/lab.conf", DROP_IN)
         one.write("/srv/train.py", TRAIN)
         said = one.run([PROGRAM, "install", "--etcd", self.etcd, "--slots", "1", "--user", "trainer", *words])
-        assert [line.split()[0] for line in said.stdout.splitlines()] == ["wrote", "made", "wrote", "started"]
+        assert [line.split()[0] for line in said.stdout.splitlines()] == [
+            "wrote",
+            "made",
+            "wrote",
+            "wrote",
+            "started",
+        ]
         eventually(
             lambda: (
                 one.run(["systemctl", "is-active", "bagua-agent"], check=False).stdout.strip() == "active"

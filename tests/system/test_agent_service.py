@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.service.config.agent_config import DEFAULT_PATH
-from bagua_agent.service.service_unit import unit_text
+from bagua_agent.service.service_unit import SLICE_TEXT, unit_text
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
@@ -44,10 +44,17 @@ def site(make_lab: MakeLab) -> Iterator[Site]:
 def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None:
     first, second = site.machines
     assert first.run(["systemd-analyze", "verify", "/etc/systemd/system/bagua-agent.service"]).stderr == ""
+    assert first.run(["systemd-analyze", "verify", "/etc/systemd/system/bagua.slice"]).stderr == ""
     shown = first.run(["systemctl", "show", "bagua-agent", "-p", "ActiveState,StatusText"]).stdout
     assert "ActiveState=active" in shown and "StatusText=0 jobs in 0 of 1 slots" in shown
     site.submit("demo", "1:2", 8000)
     both = site.await_world("demo", 2, tmp_path)
+    most = [
+        int(first.run(["systemctl", "show", "-p", "TasksMax", "--value", unit]).stdout)
+        for unit in ("bagua-job-demo.service", "bagua.slice")
+    ]
+    host = most[0] / 0.8
+    assert most[1] == pytest.approx(0.9 * host, rel=0.01), "all jobs together leave the host a tenth"
     # its processes are its account's, in a control group of its own
     for one in site.machines:
         pids = ",".join(map(str, one.processes("bagua.slice/bagua-job-demo.service")))
@@ -74,7 +81,10 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
     site.await_end("demo")
     assert site.steps("demo", tmp_path).check(8000, 1) == []
     site.await_empty()
-    assert first.run([PROGRAM, "uninstall"]).stdout == "stopped and removed bagua-agent.service\n"
+    assert (
+        first.run([PROGRAM, "uninstall"]).stdout
+        == "stopped and removed bagua-agent.service and bagua.slice\n"
+    )
     assert first.run([PROGRAM, "uninstall"]).stdout == "nothing was there\n"
 
 
@@ -95,6 +105,7 @@ def test_a_node_in_trouble_says_so_and_what_to_do(site: Site) -> None:
 
 def test_what_is_deployed_is_what_install_writes() -> None:
     assert unit_text("/opt/bagua/bin/bagua-agent", DEFAULT_PATH) == SERVICE.read_text()
+    assert SERVICE.with_name("bagua.slice").read_text() == SLICE_TEXT
 
 
 def test_an_installation_that_cannot_be_changes_nothing(site: Site) -> None:
