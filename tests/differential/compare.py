@@ -60,8 +60,9 @@ def largest_difference(job: State, plain: State) -> float:
 
 
 def without_running_statistics(state: State) -> dict[str, Any]:
-    """Those of batch normalization are of rank 0's shares, and a loss may make another worker rank 0. How often they
-    were updated stays in."""
+    """For a history in which another worker becomes rank 0. Statistics of batch normalization are those of rank 0's
+    shares; from then on they continue those of the other worker, with its share of the step before, and not those that
+    the one process has. How often they were updated stays in."""
     return {path: v for path, v in state.items() if not path.endswith((".running_mean", ".running_var"))}
 
 

@@ -57,6 +57,11 @@ class History:
     later: tuple[Event, ...] = ()
 
     @property
+    def changes_rank_0(self) -> bool:
+        """Whether another worker than the first one of the run may be rank 0 in some step."""
+        return any(e.worker == 0 and e.kind != "join" for e in (*self.events, *self.later))
+
+    @property
     def workers(self) -> int:
         """Of the run that the events belong to, joiners included."""
         return max([self.first - 1, *(e.worker for e in self.events)]) + 1

@@ -102,7 +102,7 @@ class _Comparison:
             tolerance = self._tolerance(plain["state"])
             problems += compare.between_workers(states)
             first = next(iter(states.values()))
-            if self.f.norm == "batch":
+            if self.f.norm == "batch" and self.history.changes_rank_0:
                 first, plain["state"] = map(compare.without_running_statistics, (first, plain["state"]))
             problems += compare.against_plain(first, plain["state"], tolerance)
             problems += self._not_resumed(job)
