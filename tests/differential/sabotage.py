@@ -115,6 +115,35 @@ copying.Copying.step_begins = early
         JOIN,
         "w0 and w2 are not the same",
     ),
+    "what a script does between two epochs, for a joiner": Sabotage(
+        """
+import bagua_core.elastic.step.copying as copying
+enter = copying.Copying.enter
+def early(self, communicator, plan):
+    enter(self, communicator, plan)
+    self.step_begins()
+    self.reduced()
+copying.Copying.enter = early
+""",
+        ("schedule=epoch",),
+        "2 workers; join w2 step@7",
+        "w0 and w2 are not the same",
+    ),
+    "what a script does between two epochs, for a checkpoint": Sabotage(
+        """
+import bagua_core.elastic.step.engine as engine
+commit = engine.Engine._commit
+def early(self):
+    commit(self)
+    if self.state.owes_checkpoint:
+        self.state.owes_checkpoint = False
+        self._checkpoints.write(self._plan.active_index, self._plan.active_count)
+engine.Engine._commit = early
+""",
+        ("schedule=epoch",),
+        "2 workers; all killed @9 settled, 3 resume",
+        "differs",
+    ),
     "data types of an optimizer's state": Sabotage(
         """
 import bagua_core.elastic.state.optimizer_state as optimizer_state
