@@ -154,6 +154,13 @@ def test_who_is_behind_by_one_commit_copies_over_its_own_state() -> None:
     assert workers[1].state.name == AHEAD
 
 
+def test_who_is_behind_by_one_commit_copies_the_gradients_that_the_script_adds_up() -> None:
+    behind, ahead = Worker(BEHIND, 3), Worker(AHEAD, 4)
+    assert enter(build_in_process(2), [behind, ahead]) == ["", ""]
+    (found,), (held,) = behind.training.registry.gradients(), ahead.training.registry.gradients()
+    assert held and wire_form(found) == wire_form(held)
+
+
 @pytest.mark.parametrize("messages", [3, 4, 7, 12])
 def test_a_source_that_dies_in_the_middle_leaves_no_half_counted_worker(messages: int) -> None:
     """The heart of it: two are behind, without memory; the only source dies while the first of them is half written."""
