@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_core.algorithms import late_elements
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 from bagua_core.algorithms.qadam_optimizer import FREEZE_EVERY
@@ -107,14 +108,19 @@ def test_the_host_waits_once_a_step_for_qadam(bits: int) -> None:
     assert clean([m.device for m in members]) == []
 
 
+@pytest.mark.parametrize("whole", [0, late_elements.WHOLE], ids=["many", "few"])
 @pytest.mark.parametrize("bits", [8, 1])
-def test_late_elements_cost_one_wait_for_each_of_their_buckets(bits: int) -> None:
+def test_many_late_elements_cost_one_wait_for_each_of_their_buckets_and_few_none(
+    bits: int, whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_elements, "WHOLE", whole)
     members = world_with_qadam(2, bits, dead_inputs)
     train(members, steps=WARM_UP + FREEZE_EVERY + 2)
     optimizer: Any = members[0].rank.optimizer
     assert [optimizer.late_count(p) > 0 for p in members[0].rank.inner.parameters()].count(True) == 1
     waits = [len(waits) for waits in members[0].steps_waits]
-    assert waits == [1] * (WARM_UP + 1) + [2] * (FREEZE_EVERY + 1), members[0].steps_waits
+    with_late = 1 if whole else 2
+    assert waits == [1] * (WARM_UP + 1) + [with_late] * (FREEZE_EVERY + 1), members[0].steps_waits
     assert_equal_bits(parameters(members))
     assert clean([m.device for m in members]) == []
 

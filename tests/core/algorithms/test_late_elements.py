@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.algorithms import QAdamOptimizer
-from bagua_core.algorithms.late_elements import SEGMENT, sum_where_touched
+from bagua_core.algorithms import QAdamOptimizer, late_elements
+from bagua_core.algorithms.late_elements import SEGMENT, WHOLE, sum_where_touched
 from bagua_core.algorithms.qadam_optimizer import FREEZE_EVERY, LEAST_GRADIENTS
 from bagua_core.communication.communicator import Communicator
 from tests.core.communication.worlds import in_process_world, run_ranks
@@ -178,21 +178,35 @@ def drained(communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor
 
 
 @pytest.mark.parametrize("count", [1, SEGMENT, 3 * SEGMENT + 5])
-def test_sums_are_exact_and_only_what_some_rank_touched_travels(count: int) -> None:
+def test_sums_are_exact_and_only_what_some_rank_touched_travels(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_elements, "WHOLE", 0)
+    touched = 1 if count <= SEGMENT else 2
+    assert sizes_of_messages(count) == [-(-count // SEGMENT), touched * SEGMENT * 4]
+
+
+def test_a_few_values_travel_whole_in_one_message() -> None:
+    assert sizes_of_messages(WHOLE) == [WHOLE * 4]
+    assert len(sizes_of_messages(WHOLE + 1)) == 2
+
+
+def sizes_of_messages(count: int) -> list[int]:
+    """Of rank 0, in bytes. Checks the sums."""
     world = in_process_world(3)
     sizes: list[int] = []
     original = world[0].allreduce
     world[0].allreduce = lambda t, *more: (sizes.append(t.nbytes), original(t, *more))[1]  # type: ignore[method-assign]
     values = torch.zeros(3, count)
     values[1, 0], values[2, 0], values[2, -1] = 1.0, 2.0, math.inf
-    got = run_ranks(world, lambda c: drained(c)(values[c.global_rank]))
+    got = run_ranks(world, lambda c: drained(c)(values[c.global_rank].clone()))
     for found in got:
         assert torch.equal(found, values.sum(0))
-    touched = 1 if count <= SEGMENT else 2
-    assert sizes == [-(-count // SEGMENT), touched * SEGMENT * 4]
+    return sizes
 
 
-def test_nothing_touched_sends_nothing() -> None:
+def test_nothing_touched_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_elements, "WHOLE", 0)
     world = in_process_world(2)
     got = run_ranks(world, lambda c: drained(c)(torch.zeros(100)))
     assert all(torch.equal(found, torch.zeros(100)) for found in got)

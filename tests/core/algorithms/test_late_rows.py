@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.algorithms import QAdam, QAdamOptimizer
+from bagua_core.algorithms import QAdam, QAdamOptimizer, late_elements
 from bagua_core.algorithms.qadam_optimizer import FREEZE_EVERY
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
@@ -20,6 +20,12 @@ from tests.core.communication.worlds import in_process_world, run_ranks
 WARMUP = 3
 ROWS, EARLY, WIDTH = 700, 540, 32
 BITS = pytest.mark.parametrize("bits", [8, 1])
+
+
+@pytest.fixture(autouse=True)
+def in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were more of them."""
+    monkeypatch.setattr(late_elements, "WHOLE", 0)
 
 
 class Rows(nn.Module):
@@ -81,7 +87,11 @@ def warm(world: Sequence[Communicator], bits: int) -> list[Rank]:
 
 @BITS
 @pytest.mark.parametrize("nodes", [[1, 1, 1], [2, 1]], ids=["flat", "nodes"])
-def test_their_gradients_are_exact_and_they_train(bits: int, nodes: list[int]) -> None:
+@pytest.mark.parametrize("whole", [0, ROWS * WIDTH], ids=["in segments", "whole"])
+def test_their_gradients_are_exact_and_they_train(
+    bits: int, nodes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_elements, "WHOLE", whole)
     members = warm(world_on_nodes(nodes), bits)
     alone = rank(None, bits)
     use_all([alone])
