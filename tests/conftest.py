@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -25,10 +24,10 @@ _let_go = [False]  # whether threads may still wait for operations of groups tha
 def _retired_groups_go() -> Generator[None]:
     """Destroy the Gloo groups that a file's tests gave up, with their hundreds of sockets, as a worker does in time."""
     yield
-    gloo = sys.modules.get("bagua_core.communication.transports.gloo")
-    if gloo is not None and gloo.any_retired():
+    retired_groups = sys.modules.get("bagua_core.communication.transports.retired_groups")
+    if retired_groups is not None and retired_groups.any_retired():
         gc.collect()  # communicators in cycles with their tests' frames hold their groups
-        importlib.import_module("bagua_core.elastic.membership.retired_groups").let_go()
+        retired_groups.let_go()
         _let_go[0] = True
 
 
@@ -46,8 +45,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     Interpreter finalization destroys the groups while their operations still run; an operation that fails then calls
     into Python, and the process ends by SIGABRT after all tests have passed.
     """
-    gloo = sys.modules.get("bagua_core.communication.transports.gloo")
-    if gloo is None or not (_let_go[0] or gloo.any_retired()) or _exit_status not in config.stash:
+    retired_groups = sys.modules.get("bagua_core.communication.transports.retired_groups")
+    if retired_groups is None or _exit_status not in config.stash:
+        return
+    if not (_let_go[0] or retired_groups.any_retired()):
         return
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -2,14 +2,12 @@
 
 Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
 never block in Gloo for long: its operations cannot be given up while a peer is silent.
-A group that failed or was aborted is kept, for destroying it would wait for its operations; retired_groups.py asks
-for those that no rank can use any more.
+A group that failed or was aborted is kept, for destroying it would wait for its operations (retired_groups.py).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +28,7 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.pending import DonePending, FailedPending, WakeablePending
+from bagua_core.communication.pending import DonePending, FailedPending
 from bagua_core.communication.reducible import Carrier, carrier_of, check_reducible
 from bagua_core.communication.shapes import (
     check_allgather,
@@ -40,11 +38,10 @@ from bagua_core.communication.shapes import (
     check_reduce_scatter,
     check_scatter,
 )
+from bagua_core.communication.transports import retired_groups
 from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed
-
-# Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
-_BRIEF = timedelta(milliseconds=5)
+from bagua_core.communication.transports.gloo_pending import GlooCollective, GlooThreaded
 
 _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
 
@@ -67,33 +64,6 @@ def _options(op: Any) -> dist.AllreduceOptions:
 
 
 _OPTIONS = {op: _options(theirs) for op, theirs in _OPERATIONS.items()}
-
-# Groups whose operations may still run: a destructor that meets a pending operation blocks until that operation's
-# timeout. A process that holds any ends with os._exit.
-_retired: list[_Group] = []
-_taking = threading.Lock()
-# The list's own reference, the loop's variable and the argument of getrefcount.
-_UNUSED_REFERENCES = 3
-
-
-def any_retired() -> bool:
-    """Whether this process must end with os._exit."""
-    return bool(_retired)
-
-
-def take_unused() -> list[_Group]:
-    """The retired groups that no communicator and no operation's thread holds; from now on only the caller does.
-
-    Cheap, never blocks; but dropping one waits for operations that still run.
-    """
-    found: list[_Group] = []
-    with _taking:  # others only append, so indices stay
-        for index in range(len(_retired) - 1, -1, -1):
-            group = _retired[index]
-            if sys.getrefcount(group) == _UNUSED_REFERENCES:
-                found.append(_retired.pop(index))
-            del group
-    return found
 
 
 class GlooCommunicator(Communicator):
@@ -334,21 +304,23 @@ class GlooCommunicator(Communicator):
 
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
-        return _GlooThreaded(self, what, run, None)
+        return GlooThreaded(self.abort_flag, self.retire, what, run, None)
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
         _check_usable(tensor)
         self._check_rank(destination)
         _check_tag(tag)
         data = _as_bytes(tensor)
-        return self._start_pairwise("send", lambda: self._group.send([data], destination, tag), tensor)
+        return self._start(
+            "send", lambda: self._group.send([data], destination, tag), tensor, is_pairwise=True
+        )
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         _check_usable(tensor)
         self._check_rank(source)
         _check_tag(tag)
         data = _as_bytes(tensor)
-        return self._start_pairwise("receive", lambda: self._group.recv([data], source, tag), tensor)
+        return self._start("receive", lambda: self._group.recv([data], source, tag), tensor, is_pairwise=True)
 
     def abort(self, reason: str) -> None:
         self.retire()
@@ -372,7 +344,7 @@ class GlooCommunicator(Communicator):
         with self._retire_lock:
             if not self._is_retired:
                 self._is_retired = True
-                _retired.append(self._group)
+                retired_groups.retire(self._group)
 
     def _check_rank(self, global_rank: int) -> None:
         if not 0 <= global_rank < self.world_size:
@@ -385,6 +357,7 @@ class GlooCommunicator(Communicator):
         tensor: torch.Tensor,
         finish: Callable[[], None] | None = None,
         is_empty: bool | None = None,
+        is_pairwise: bool = False,
     ) -> Pending:
         """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
         default: whether `tensor` is empty."""
@@ -397,138 +370,11 @@ class GlooCommunicator(Communicator):
         except RuntimeError as error:
             self.retire()
             return FailedPending(collective_failed(what, error))
-        return _GlooCollective(self, what, work, tensor, finish)
-
-    def _start_pairwise(self, what: str, begin: Callable[[], dist.Work], tensor: torch.Tensor) -> Pending:
-        if self.abort_flag.is_set():
-            return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
-        if not tensor.numel():
-            return DonePending()
-        try:
-            work = begin()
-        except RuntimeError as error:
-            self.retire()
-            return FailedPending(collective_failed(what, error))
+        if not is_pairwise:
+            return GlooCollective(self.abort_flag, self.retire, what, work, tensor, finish)
         # told anew: left to itself it is the limit for connecting that counts
         limit = timedelta(seconds=self.timeout_s)
-        return _GlooThreaded(self, what, lambda: work.wait(limit), tensor)
-
-
-class _GlooCollective(WakeablePending):
-    """Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an abort."""
-
-    def __init__(
-        self,
-        communicator: GlooCommunicator,
-        what: str,
-        work: dist.Work,
-        tensor: torch.Tensor,
-        finish: Callable[[], None] | None,
-    ) -> None:
-        super().__init__(communicator.abort_flag)
-        self._communicator = communicator
-        self._what = what
-        self._work = work
-        self._tensor = tensor
-        self._finish = finish
-        self._collect_lock = threading.Lock()
-
-    def is_done(self) -> bool:
-        return self._work.is_completed()
-
-    def _wait_briefly(self) -> bool:
-        if self._abort_flag.is_set():
-            return False
-        try:
-            return self._work.wait(_BRIEF)
-        except RuntimeError:  # the time is over, or the operation failed: then _collect raises it
-            return self._work.is_completed()
-
-    def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        self._work.get_future().add_done_callback(wake)
-
-    def _collect(self) -> None:
-        try:
-            # done, or its future is and the work follows within the same call in Gloo's thread
-            self._work.wait()
-        except RuntimeError as error:
-            self._communicator.retire()
-            if self._abort_flag.is_set():
-                raise CollectiveAborted(self._abort_flag.reason or "aborted") from error
-            raise collective_failed(self._what, error) from error
-        if self._finish is not None:
-            with self._collect_lock:
-                if self._finish is not None:
-                    with torch.no_grad():
-                        self._finish()
-                    self._finish = None
-
-    def _abandoned(self) -> None:
-        self._communicator.retire()
-
-
-class _GlooThreaded(WakeablePending):
-    """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
-
-    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffers alive.
-    """
-
-    def __init__(
-        self,
-        communicator: GlooCommunicator,
-        what: str,
-        run: Callable[[], object],
-        tensor: torch.Tensor | None,
-    ) -> None:
-        super().__init__(communicator.abort_flag)
-        self._communicator = communicator
-        self._what = what
-        self._operation: Callable[[], object] | None = run
-        self._tensor = tensor
-        self._lock = threading.Lock()
-        self._error: Exception | None = None
-        self._done = False
-        self._wakes: list[Callable[[object], None]] = []
-        threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
-
-    def _run(self) -> None:
-        error: Exception | None = None
-        operation, self._operation = self._operation, None
-        assert operation is not None
-        try:
-            operation()
-        except Exception as raised:  # noqa: BLE001 (the waiter raises it; else it would wait for ever)
-            error = raised
-        del operation  # and with it what it holds of the group, before anybody hears that it is done
-        with self._lock:
-            self._error = error
-            self._done = True
-            wakes, self._wakes = self._wakes, []
-        for wake in wakes:
-            wake(None)
-
-    def is_done(self) -> bool:
-        return self._done
-
-    def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        with self._lock:
-            if not self._done:
-                self._wakes.append(wake)
-                return
-        wake(None)
-
-    def _collect(self) -> None:
-        if self._error is None:
-            return
-        self._communicator.retire()
-        if self._abort_flag.is_set():
-            raise CollectiveAborted(self._abort_flag.reason or "aborted") from self._error
-        if not isinstance(self._error, RuntimeError):
-            raise self._error
-        raise collective_failed(self._what, self._error) from self._error
-
-    def _abandoned(self) -> None:
-        self._communicator.retire()
+        return GlooThreaded(self.abort_flag, self.retire, what, lambda: work.wait(limit), tensor)
 
 
 def build_gloo(
@@ -557,7 +403,7 @@ def build_gloo(
         # all connections are made now: a lazy one would put its cost, and its failure, into a step
         options._devices = [gloo.create_device(hostname=bind_host, lazy_init=False)]
         named = PrefixStore(f"bagua/generation/{generation}", watched)
-        connecting = Connecting(lambda: gloo(named, global_rank, world_size, options), _retired.append)
+        connecting = Connecting(lambda: gloo(named, global_rank, world_size, options), retired_groups.retire)
         group = connecting.group(watched, limit_s, abort_flag)
         group.set_timeout(timedelta(seconds=timeout_s))
     except CollectiveAborted:

@@ -25,9 +25,10 @@ from bagua_core.communication.communicator import (
     Pending,
 )
 from bagua_core.communication.transport_choice import Setting
+from bagua_core.communication.transports import retired_groups
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.heal.heal_plan import HealPlan
-from bagua_core.elastic.membership import entry, retired_groups, switch_pair
+from bagua_core.elastic.membership import entry, switch_pair
 from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session

@@ -19,7 +19,7 @@ import torch
 from torch.distributed import FileStore, HashStore
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
-from bagua_core.communication.transports import gloo, gloo_connect
+from bagua_core.communication.transports import gloo, gloo_connect, retired_groups
 from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed, peers_in
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
@@ -134,11 +134,11 @@ def test_a_frozen_peer_is_given_up_on_abort(peer: Peer) -> None:
 
 def test_a_group_that_was_aborted_or_failed_is_kept() -> None:
     first, second = gloo_world(2)
-    before = len(gloo._retired)
+    before = len(retired_groups._retired)
     first.abort("x")
     first.abort("again")
-    assert len(gloo._retired) == before + 1
-    assert gloo._retired[-1] is first._group
+    assert len(retired_groups._retired) == before + 1
+    assert retired_groups._retired[-1] is first._group
     second.abort("x")
 
 

@@ -1,0 +1,138 @@
+"""The waits for operations that a GlooCommunicator has begun."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from bagua_core.communication.communicator import AbortFlag, CollectiveAborted
+from bagua_core.communication.pending import WakeablePending
+from bagua_core.communication.transports.gloo_errors import collective_failed
+
+# Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
+_BRIEF = timedelta(milliseconds=5)
+
+
+class _GlooPending(WakeablePending):
+    """retire: called once something in the communicator's group may run without end."""
+
+    def __init__(self, abort_flag: AbortFlag, retire: Callable[[], None], what: str) -> None:
+        super().__init__(abort_flag)
+        self._retire = retire
+        self._what = what
+
+    def _abandoned(self) -> None:
+        self._retire()
+
+    def _raise(self, error: Exception) -> NoReturn:
+        self._retire()
+        if self._abort_flag.is_set():
+            raise CollectiveAborted(self._abort_flag.reason or "aborted") from error
+        if not isinstance(error, RuntimeError):
+            raise error
+        raise collective_failed(self._what, error) from error
+
+
+class GlooCollective(_GlooPending):
+    """Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an abort."""
+
+    def __init__(
+        self,
+        abort_flag: AbortFlag,
+        retire: Callable[[], None],
+        what: str,
+        work: dist.Work,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(abort_flag, retire, what)
+        self._work = work
+        self._tensor = tensor
+        self._finish = finish
+        self._collect_lock = threading.Lock()
+
+    def is_done(self) -> bool:
+        return self._work.is_completed()
+
+    def _wait_briefly(self) -> bool:
+        if self._abort_flag.is_set():
+            return False
+        try:
+            return self._work.wait(_BRIEF)
+        except RuntimeError:  # the time is over, or the operation failed: then _collect raises it
+            return self._work.is_completed()
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        self._work.get_future().add_done_callback(wake)
+
+    def _collect(self) -> None:
+        try:
+            # done, or its future is and the work follows within the same call in Gloo's thread
+            self._work.wait()
+        except RuntimeError as error:
+            self._raise(error)
+        if self._finish is not None:
+            with self._collect_lock:
+                if self._finish is not None:
+                    with torch.no_grad():
+                        self._finish()
+                    self._finish = None
+
+
+class GlooThreaded(_GlooPending):
+    """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
+
+    The thread ends with the operation, at the latest at the group's timeout; it keeps the buffers alive.
+    """
+
+    def __init__(
+        self,
+        abort_flag: AbortFlag,
+        retire: Callable[[], None],
+        what: str,
+        run: Callable[[], object],
+        tensor: torch.Tensor | None,
+    ) -> None:
+        super().__init__(abort_flag, retire, what)
+        self._operation: Callable[[], object] | None = run
+        self._tensor = tensor
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._done = False
+        self._wakes: list[Callable[[object], None]] = []
+        threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        operation, self._operation = self._operation, None
+        assert operation is not None
+        try:
+            operation()
+        except Exception as raised:  # noqa: BLE001 (the waiter raises it; else it would wait for ever)
+            error = raised
+        del operation  # and with it what it holds of the group, before anybody hears that it is done
+        with self._lock:
+            self._error = error
+            self._done = True
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake(None)
+
+    def is_done(self) -> bool:
+        return self._done
+
+    def _call_when_done(self, wake: Callable[[object], None]) -> None:
+        with self._lock:
+            if not self._done:
+                self._wakes.append(wake)
+                return
+        wake(None)
+
+    def _collect(self) -> None:
+        if self._error is not None:
+            self._raise(self._error)
