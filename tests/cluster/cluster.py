@@ -179,7 +179,7 @@ class Cluster:
         return next(d for d in self.daemons if d.name == name)
 
     def submit(
-        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 16_000,
+        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 4800,
         epochs: int = 2,
     ) -> SubmittedJob:  # fmt: skip
         job = SubmittedJob(self, job_id, samples, epochs)

@@ -16,7 +16,7 @@ def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_clus
     cluster = make_cluster(3)
     first = cluster.submit("first", (1, 3))
     wide = first.await_world(3)
-    second = cluster.submit("second", (1, 1), samples=4000)
+    second = cluster.submit("second", (1, 1), samples=2400)
     second.await_world(1)
     narrow = first.await_world(2, after_step=wide)
     assert len(first.nodes) == 2 and len(second.nodes) == 1
@@ -120,7 +120,7 @@ def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeClus
     """Nothing that runs ends, nothing that waits is forgotten, and a daemon schedules again."""
     cluster = make_cluster(2)
     first = cluster.submit("first", (2, 2))
-    second = cluster.submit("second", (1, 1), samples=4000)
+    second = cluster.submit("second", (1, 1), samples=2400)
     both = first.await_world(2)  # by then every daemon has long heard of the second
     cluster.etcd.kill()
     first.await_world(2, after_step=both + 20)

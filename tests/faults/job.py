@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 START_S = 40.0  # importing torch in several workers at once takes seconds where processors are few
 DEADLINE_S = 40.0
+SAMPLES, EPOCHS = 2400, 2
+STEPS = EPOCHS * SAMPLES // 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ class Node:
 
 class Job:
     """A job and its records. `options` go to bagua-launch on every node, `script` to train.py; or `program` is run
-    instead of that."""
+    instead of that. A default job has STEPS steps: few, for each costs every worker some milliseconds of processor
+    time, and the last of them slow, so that it waits for its test."""
 
     def __init__(
         self,
@@ -137,8 +140,8 @@ class Job:
         endpoints: str | None = None,
         nodes: str = "1",
         options: Sequence[str] = (),
-        samples: int = 6000,
-        epochs: int = 2,
+        samples: int = SAMPLES,
+        epochs: int = EPOCHS,
         script: Sequence[str] = (),
         program: Sequence[str] | None = None,
     ) -> None:

@@ -112,7 +112,7 @@ def test_a_casualty_of_a_killed_worker_is_not_charged(paired: MakePaired, make_l
     """One script failure is allowed and one happens, after the casualty."""
     [host] = make_lab(1).hosts
     cluster = host.lab.etcd(host)
-    one = paired(endpoints=cluster.endpoints, nodes="1", epochs=4, options=["--max-restarts", "1"])
+    one = paired(endpoints=cluster.endpoints, nodes="1", options=["--max-restarts", "1"])
     node = one.start(host, slots=3, environment={"PAIR_PLACES": ",0,1"})
     await_pair(one)
     _, survivor, victim = node.workers

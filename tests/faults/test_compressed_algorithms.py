@@ -63,7 +63,7 @@ def check_next_step(one: Job, choice: Choice, before: int, after: int) -> None:
     ],
 )
 def test_one_of_three_is_killed_in_a_step(job: MakeJob, choice: Choice, point: str, step: int) -> None:
-    one = job(samples=2400, epochs=6, options=OPTIONS, script=script(choice, hierarchical=False))
+    one = job(options=OPTIONS, script=script(choice, hierarchical=False))
     node = one.start(slots=3, failpoints=f"{point}=kill@{step}#1")
     node.await_line(f"bagua failpoint {point} fired: kill at step {step}")
     node.await_line("ended: killed by SIGKILL; starting another")
@@ -90,7 +90,6 @@ def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     one = job(
         endpoints=endpoints,
         nodes="1:2",
-        epochs=4,
         options=OPTIONS,
         script=script(choice, hierarchical=True),
     )

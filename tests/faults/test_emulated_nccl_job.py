@@ -83,7 +83,7 @@ def test_a_node_that_is_lost_in_the_middle_of_it(job: MakeJob, make_lab: MakeLab
 )
 def test_other_algorithms_take_it_too(job: MakeJob, algorithm: str, arguments: str) -> None:
     script = ["--algorithm", algorithm, "--algorithm-arguments", arguments]
-    one = over_nccl(job, samples=2400, script=script)
+    one = over_nccl(job, script=script)
     node = one.start(slots=2)
     one.await_step(10)
     node.workers[1].kill()

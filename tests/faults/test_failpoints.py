@@ -11,8 +11,7 @@ from _pytest.mark import ParameterSet
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Node
 
-# An epoch ends at step 100. At the pace of a waiting test, 30 s: the slowest machine starts a worker in less.
-SHORT = {"samples": 2400, "epochs": 6}
+# An epoch ends at step 100.
 
 
 def long(point: object) -> ParameterSet:
@@ -37,7 +36,7 @@ def fired(node: Node, point: str) -> None:
     ],
 )
 def test_killed_in_a_step(job: MakeJob, point: str) -> None:
-    one = job(**SHORT)
+    one = job()
     node = one.start(slots=2, failpoints=f"{point}=kill@15#1")
     fired(node, point)
     alone = one.await_world(1)
@@ -49,7 +48,7 @@ def test_killed_in_a_step(job: MakeJob, point: str) -> None:
 @pytest.mark.parametrize("point", ["reduction.before", long("reduction.done")])
 def test_killed_in_the_second_part_of_a_step(job: MakeJob, point: str) -> None:
     """Two models, each with its own backward and optimizer step: the first part is final, and is not done twice."""
-    one = job(script=["--two-parts"], **SHORT)
+    one = job(script=["--two-parts"])
     node = one.start(slots=3, failpoints=f"{point}=sleep:0@15#1;{point}=kill@15#1")
     fired(node, point)
     one.await_world(3, after_step=one.await_world(2))
@@ -60,7 +59,7 @@ def test_killed_in_the_second_part_of_a_step(job: MakeJob, point: str) -> None:
 @pytest.mark.parametrize("point", ["switch.before", long("entry.built"), "entry.exchanged", "heal.send"])
 def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
     lab = make_lab(2)
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", **SHORT)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2")
     # The points are passed in the first generation too, before any step: the second pass is meant.
     node = one.start(lab.hosts[0], slots=2, failpoints=f"{point}=sleep:0@0#1;{point}=kill#1")
     one.await_step(10)
@@ -77,7 +76,7 @@ def test_a_member_is_killed_when_a_node_joins(job: MakeJob, make_lab: MakeLab, p
 )
 def test_a_newcomer_is_killed_when_it_joins(job: MakeJob, make_lab: MakeLab, point: str) -> None:
     lab = make_lab(2)
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"], **SHORT)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"])
     first = one.start(lab.hosts[0], slots=2)
     one.await_step(10)
     second = one.start(lab.hosts[1], failpoints=f"{point}=kill")
@@ -94,7 +93,7 @@ def test_a_newcomer_is_killed_after_all_have_switched_to_its_generation(
 ) -> None:
     """The next planned record is there before the members notice that they can't enter this one."""
     lab = make_lab(2)
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"], **SHORT)
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", script=["--failpoints-once"])
     first = one.start(lab.hosts[0], slots=2, failpoints="entry.built=sleep:0;entry.built=sleep:2")
     one.await_step(10)
     second = one.start(lab.hosts[1], failpoints="entry.built=sleep:30")
@@ -108,7 +107,7 @@ def test_a_newcomer_is_killed_after_all_have_switched_to_its_generation(
 
 @pytest.mark.parametrize("slot", [0, long(1)])
 def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> None:
-    one = job(script=["--evaluate"], **SHORT)
+    one = job(script=["--evaluate"])
     node = one.start(slots=2, failpoints=f"outside.done=kill@100#{slot}")
     fired(node, "outside.done")
     alone = one.await_world(1)

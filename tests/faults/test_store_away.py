@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.conftest import MakeJob, MakeLab
+from tests.faults.job import STEPS
 
 
 def test_etcd_is_killed_and_started_again(job: MakeJob, make_lab: MakeLab) -> None:
@@ -40,7 +41,7 @@ def test_the_job_ends_while_etcd_is_away(job: MakeJob, make_lab: MakeLab) -> Non
     for node in nodes:
         node.await_line("etcd does not answer")
     one.hurry()
-    one.await_step(490)
+    one.await_step(STEPS - 10)
     cluster.restart()
     one.finish()
     one.check(finished=2)

@@ -18,7 +18,7 @@ UNBUILT_BOUND_S = 120.0
 def test_a_newcomer_that_cannot_be_reached_costs_no_step(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(4)
     cluster = lab.etcd(lab.hosts[0])
-    one = job(endpoints=cluster.endpoints, nodes="1:3", epochs=6, script=["--step-s", "0.2"])
+    one = job(endpoints=cluster.endpoints, nodes="1:3", samples=6000, epochs=6, script=["--step-s", "0.2"])
     first, second, newcomer = lab.hosts[1:]
     nodes = [one.start(first)]
     nodes[0].await_line("this node leads")

@@ -14,7 +14,6 @@ from tests.faults.job import Job
 # As on an idle machine it takes 0.25 s, and tests share few processors with a worker that starts.
 NEXT_STEP_BOUND_S = 2.5
 STRUCK_AT = 15  # local SGD begins a round in this step
-SHORT = {"samples": 2400, "epochs": 6}
 
 DECENTRALIZED = ("decentralized", {})
 PAIRS = ("decentralized", {"peer_selection": "shift_one"})
@@ -63,7 +62,7 @@ def test_one_of_three_is_killed_in_a_step(
 ) -> None:
     """Three single workers: an odd count, and then an even one."""
     flat = {} if choice[0] == "local_sgd" else {"hierarchical": False}
-    one = job(**SHORT, script=script(choice, **flat))
+    one = job(script=script(choice, **flat))
     node = one.start(slots=3, failpoints=f"{point}=kill@{STRUCK_AT}#1")
     node.await_line(f"bagua failpoint {point} fired: kill at step {STRUCK_AT}")
     node.await_line("ended: killed by SIGKILL; starting another")

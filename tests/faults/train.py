@@ -20,11 +20,13 @@ import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--samples", type=int, default=6000)
+parser.add_argument("--samples", type=int, default=2400)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch", type=int, default=24)
 parser.add_argument(
-    "--step-s", type=float, default=0.05, help="least duration of a step, until there is <out>/hurry"
+    "--step-s",
+    type=float,
+    help="least duration of a step until there is <out>/hurry; by default 0.05, and 0.5 in the last quarter of the job",
 )
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--two-parts", action="store_true", help="a second model and optimizer in each step")
@@ -125,6 +127,7 @@ if args.two_parts:
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
 bagua.register_state("scheduler", scheduler)
 
+last_quarter = args.epochs * len(loader) * 3 // 4
 epochs_ended = 0
 for epoch in loader.epochs(args.epochs):
     began_s = time.monotonic()
@@ -147,7 +150,10 @@ for epoch in loader.epochs(args.epochs):
             critic_optimizer.step()
         scheduler.step()
         if not (args.out / "hurry").exists():
-            time.sleep(max(0.0, began_s + args.step_s - time.monotonic()))
+            step_s = args.step_s
+            if step_s is None:
+                step_s = 0.05 if scheduler.last_epoch < last_quarter else 0.5
+            time.sleep(max(0.0, began_s + step_s - time.monotonic()))
         began_s = time.monotonic()
     if args.evaluate:
         model.eval()
