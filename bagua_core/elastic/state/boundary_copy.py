@@ -3,7 +3,8 @@
 Most steps can't: the optimizer steps last, when every reduction of the step is in. Others go on behind a change:
 adversarial training, SAM, a collective of the script behind `optimizer.step()`. Such a step needs a copy of what it
 changes, which costs a pass over the model and its memory, so the steps that need one are learned. A copy is kept in the
-first steps, as long as it is small, and for some steps after each one that went on.
+first steps, if it is small or if several models have reductions of their own, and for some steps after each one that
+went on.
 """
 
 from __future__ import annotations
@@ -50,10 +51,20 @@ class BoundaryCopy:
     def drop(self) -> None:
         self._copy, self._marks = None, []
 
-    def reduced(self, parameters: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> None:
-        """The first reduction of the step is in, and nothing was changed yet but what a snapshot has."""
+    def reduced(
+        self,
+        parameters: list[torch.Tensor],
+        optimizers: list[torch.optim.Optimizer],
+        has_several_models: bool = False,
+    ) -> None:
+        """The first reduction of the step is in, and nothing was changed yet but what a snapshot has.
+
+        has_several_models: this is the reduction of one of several, so the step is likely to go on.
+        """
         self._marks = [(p, p._version, p.data_ptr()) for p in parameters]
-        is_first = self._steps <= FIRST_STEPS and _size_bytes(parameters, optimizers) <= LARGEST_FIRST_BYTES
+        is_first = self._steps <= FIRST_STEPS and (
+            has_several_models or _size_bytes(parameters, optimizers) <= LARGEST_FIRST_BYTES
+        )
         if not (self.steps_left or is_first):
             return
         try:

@@ -131,7 +131,8 @@ class StateRegistry:
     def first_reduced(self) -> None:
         """The first reduction of the step is in: keep what later parts of the step change, if such are expected."""
         if self.watches and self.equal_states:
-            self.boundary.reduced([p for m in self.models for p in m.without_copy()], self.optimizers)
+            parameters = [p for m in self.models for p in m.without_copy()]
+            self.boundary.reduced(parameters, self.optimizers, len(self.models) > 1)
 
     @torch.no_grad()
     def protect(self) -> None:

@@ -439,6 +439,10 @@ class Engine:
             self._drop_copy()
             self._step.take(Event.ROLL_BACK)
         self._say(f"step {self.state.name.step} in generation {self._plan.generation} did not happen: {why}")
+        if parts := self.state.final_parts:
+            self._say(
+                f"warning: without a copy {parts} of its optimizer steps stay, and the rest is done again"
+            )
         if unknown:
             self._say(
                 f"warning: the script changed {', '.join(unknown)} in that step, before it failed, by something else "

@@ -121,6 +121,21 @@ def test_a_large_state_is_copied_only_once_it_is_needed(monkeypatch: pytest.Monk
     assert kept_in(1, copies, parameters) == [True]
 
 
+def test_the_first_step_of_several_large_models_has_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundary_copy, "LARGEST_FIRST_BYTES", 8)
+    kept = []
+    for count in (1, 2):
+        registry = StateRegistry()
+        registry.watches = True
+        for _ in range(count):
+            model = nn.Linear(3, 2)
+            registry.add_model(model, [torch.optim.SGD(model.parameters())])
+        registry.snapshot()
+        registry.first_reduced()
+        kept.append(registry.boundary.is_kept)
+    assert kept == [False, True]
+
+
 def test_without_memory_there_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise MemoryError
@@ -192,3 +207,24 @@ def test_buffers_of_a_step_that_is_done_again_are_those_of_one_step(copied: bool
 
     once, again = train(fails=False), train(fails=True)
     assert_same(again.state_dict(), once.state_dict())
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["with a copy", "without"])
+def test_optimizer_steps_that_stay_in_a_failed_step_are_said(
+    copied: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine(None)
+    engine.registry.watches = True
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    model = DistributedDataParallel(net, [optimizer], engine=engine)
+    if not copied:
+        kept_in(FIRST_STEPS, engine.registry.boundary, [])
+    before = net.weight.detach().clone()
+    engine.next_step()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    engine.reduction_failed(CollectiveFailed("a peer is lost"))
+    assert engine.next_step() == 0
+    assert torch.equal(net.weight, before) == copied
+    assert ("1 of its optimizer steps stay" in capfd.readouterr().err) != copied
