@@ -22,7 +22,8 @@ from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 KEPT = 2
 _CHECKPOINT = re.compile(r"run-(\d{4,})-step-(\d{9,})-generation-(\d{6,})-(\d+)")
 _RUN = re.compile(r"run-(\d{4,})\.json")
-_PART = re.compile(r"part-\d{5,}-of-\d{5,}")
+_PART = re.compile(r"part-\d{5,}-of-\d{5,}" + re.escape(part_file.SUFFIX))
+_OLD_PART = re.compile(r"part-\d{5,}-of-\d{5,}")
 _MOST_RUN_BYTES = 64 << 10
 _REMOVED = ".removed-"
 
@@ -57,6 +58,10 @@ class Run:
     resumed_at_step: int
 
 
+class OldFormat(ValueError):
+    """The directory has a part that an earlier version wrote. Says so. To begin anew would in time remove it."""
+
+
 class UnreadableRun(ValueError):
     """A run's file is not as it was written. Names it. It may say that steps were undone, so it is not ignored."""
 
@@ -82,7 +87,7 @@ def is_void(place: Place, runs: Sequence[Run]) -> bool:
 def find(root: Path) -> list[Found]:
     """All checkpoints, newest first. Headers and lengths are looked at, bytes are not.
 
-    Raises OSError, UnreadableRun.
+    Raises OSError, UnreadableRun, OldFormat.
     """
     past = runs(root)
     found = []
@@ -98,8 +103,15 @@ def find(root: Path) -> list[Found]:
 
 
 def _look_into(directory: Path, place: Place) -> Found:
+    """Raises OldFormat."""
     try:
-        names = sorted(n for n in os.listdir(directory) if _PART.fullmatch(n))
+        there = os.listdir(directory)
+        if old := next(filter(_OLD_PART.fullmatch, there), None):
+            raise OldFormat(
+                f"{directory / old} was written by an earlier version of bagua, in a format that this version does "
+                "not read. Start with another --checkpoint-dir, or go on with that version"
+            )
+        names = sorted(filter(_PART.fullmatch, there))
         if not names:
             return Found(place, (), "no part was finished")
         reason = ""

@@ -1,8 +1,12 @@
 """Writes and reads the file of one rank's part of a checkpoint, so that an incomplete file never counts.
 
-A line of magic, the length and checksum of a JSON header, the header, the manifests, the bytes. Written under another
-name, synced to the disk, then renamed: a file of the right name is complete unless the disk is at fault, and then its
-digests show it. No pickle. Which parts make a checkpoint is catalogue.py.
+A part is a safetensors file, which other programs read: the length of a JSON header, the header, the tensors' bytes.
+What bagua adds is in the header's `__metadata__`. A part is written under another name, synced to the disk, then
+renamed: a file of the right name is complete unless the disk is at fault, and then its digests show it. Which parts
+make a checkpoint is catalogue.py.
+
+The safetensors library is not used: it neither syncs nor reads into memory that is there, and it maps the file, so a
+failing disk would end the worker by SIGBUS where `read` raises OSError.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import secrets
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,13 @@ import torch
 from bagua_contract.records import StateName
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
 
-FORMAT = 1
-MAGIC = b"bagua checkpoint part\n"
-_PREFIX = struct.Struct("<QI")
+FORMAT = 2
+SUFFIX = ".safetensors"  # parts of format 1 had none
+STATE = "bagua.state"
+"""The tensor, the first of part 0, that holds the state's manifest as JSON text (state_codec.py)."""
+
+_LENGTH = struct.Struct("<Q")
+_CHECKED = b'{"__metadata__":{"checksum":"'  # then the checksum of all header bytes behind it
 _CHUNK_BYTES = 16 << 20
 _MOST_HEADER_BYTES = 64 << 20
 _MOST = 1 << 63
@@ -40,68 +48,76 @@ class CorruptPart(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the file: a whole tensor of the state, or a run of elements of one that is cut."""
+
+    name: str
+    dtype: str  # in safetensors' words
+    shape: tuple[int, ...]
+    size_bytes: int
+    tensor: str  # the tensor's name in the state
+    first: int = 0  # element of the tensor, in row-major order
+
+    def has_odd_values(self) -> bool:
+        numbers = (*self.shape, self.size_bytes, self.first)
+        return not (
+            isinstance(self.dtype, str)
+            and isinstance(self.tensor, str)
+            and all(type(number) is int and 0 <= number < _MOST for number in numbers)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """Everything about a part but its bytes.
+    """Everything about a part but its bytes."""
 
-    run: which start of the job on this directory, from 1. job: its nonce. parts: how many ranks wrote one.
-    body_range: this part's stripe of the body's `body_bytes`; the bytes of the lead stand before it in part 0.
-    digest: of the part's bytes. fingerprint: of the script.
-    """
-
-    run: int
-    job: str
+    run: int  # which start of the job on this directory, from 1
+    job: str  # its nonce
     name: StateName
     part: int
-    parts: int
-    body_bytes: int
-    body_range: tuple[int, int]
-    lead_bytes: int
-    lead_manifest_bytes: int
-    body_manifest_bytes: int
-    manifests_crc: int
-    layout_digest: str
-    digest: int
+    parts: int  # how many ranks wrote one
+    layout_digest: str  # of the tensors that are divided over the ranks
+    manifest_crc: int  # of the bytes of STATE; 0 in all parts but 0
+    digest: int  # of the part's bytes
     position: Mapping[str, int]
-    fingerprint: Mapping[str, str]
+    fingerprint: Mapping[str, str]  # of the script
+    entries: tuple[Entry, ...]  # in the order of their bytes
 
     @property
     def data_bytes(self) -> int:
-        return self.lead_bytes + self.body_range[1] - self.body_range[0]
-
-    @property
-    def manifest_bytes(self) -> int:
-        return self.lead_manifest_bytes + self.body_manifest_bytes
+        return sum(entry.size_bytes for entry in self.entries)
 
     @property
     def whole(self) -> tuple[object, ...]:
         """What all parts of one checkpoint say alike. Not the position: it follows from the name."""
-        return (
-            self.run,
-            self.job,
-            self.name,
-            self.parts,
-            self.body_bytes,
-            self.layout_digest,
-            self.fingerprint,
-        )
+        return (self.run, self.job, self.name, self.parts, self.layout_digest, self.fingerprint)
 
     def encode(self) -> bytes:
-        values = asdict(self)
+        """The begin of the file, up to the tensors' bytes."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
         values["name"] = [self.name.generation, self.name.step, self.name.operations]
-        return json.dumps({"format": FORMAT, **values}, separators=(",", ":")).encode()
+        values["pieces"] = {e.name: [e.tensor, e.first] for e in self.entries if e.name != e.tensor}
+        table: dict[str, Any] = {
+            "__metadata__": {"checksum": "", "bagua": _json({"format": FORMAT, **values})}
+        }
+        at = 0
+        for e in self.entries:
+            table[e.name] = {"dtype": e.dtype, "shape": e.shape, "data_offsets": [at, at + e.size_bytes]}
+            at += e.size_bytes
+        return with_checksum(_json(table).encode())
 
     @staticmethod
     def decode(text: bytes) -> Header:
         """Raises CorruptPart, also for values that no part can have."""
         try:
-            values = json.loads(text)
+            table = json.loads(text)
+            values = json.loads(table.pop("__metadata__")["bagua"])
             if values["format"] != FORMAT:
                 raise CorruptPart(f"it is of format {values['format']!r}, this version reads {FORMAT}")
-            values = {f.name: values[f.name] for f in fields(Header)}
             values["name"] = StateName(*values["name"])
-            values["body_range"] = tuple(values["body_range"])
-            header = Header(**values)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            values["entries"] = tuple(_entries(table, values["pieces"]))
+            header = Header(**{f.name: values[f.name] for f in fields(Header)})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptPart(f"its header is unreadable: {error!r}") from error
         if odd := header.odd_values():
             raise CorruptPart(f"its header is unreadable: {odd}")
@@ -118,13 +134,34 @@ class Header:
         maps = (self.position, self.fingerprint)
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(m, dict) for m in maps):
             return "a text or a table is none"
-        if len(self.body_range) != 2 or any(type(edge) is not int for edge in self.body_range):
-            return f"body_range is {reprlib.repr(self.body_range)}"
-        if not 0 <= self.body_range[0] <= self.body_range[1] <= self.body_bytes:
-            return f"body_range is {self.body_range} of {self.body_bytes}"
         if not self.part < self.parts:
             return f"it is part {self.part} of {self.parts}"
         return ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def with_checksum(text: bytes) -> bytes:
+    """The begin of a file whose header is `text`, which has an empty checksum."""
+    rest = text[len(_CHECKED) :]
+    rest += b" " * (-(len(_CHECKED) + 8 + len(rest)) % 8)  # tensors begin at a multiple of 8
+    text = _CHECKED + b"%08x" % zlib.crc32(rest) + rest
+    return _LENGTH.pack(len(text)) + text
+
+
+def _entries(table: dict[str, Any], pieces: dict[str, Any]) -> Iterator[Entry]:
+    """Raises CorruptPart, KeyError, TypeError, ValueError."""
+    at = 0
+    for name, described in table.items():
+        begin, end = described["data_offsets"]
+        tensor, first = pieces.get(name, (name, 0))
+        entry = Entry(name, described["dtype"], tuple(described["shape"]), end - begin, tensor, first)
+        if begin != at or entry.has_odd_values():
+            raise CorruptPart(f"its header is unreadable: the entry {reprlib.repr(name)}")
+        at = end
+        yield entry
 
 
 def open_ordinary(path: Path, buffering: int = -1) -> Any:
@@ -142,12 +179,10 @@ def open_ordinary(path: Path, buffering: int = -1) -> Any:
 
 
 def file_name(part: int, parts: int) -> str:
-    return f"part-{part:05d}-of-{parts:05d}"
+    return f"part-{part:05d}-of-{parts:05d}{SUFFIX}"
 
 
-def write(
-    directory: Path, header: Header, manifests: bytes, data: torch.Tensor, at_edge: Callable[[str], None]
-) -> None:
+def write(directory: Path, header: Header, data: torch.Tensor, at_edge: Callable[[str], None]) -> None:
     """Put the part into `directory`, made if only it is missing. data: uint8, on the CPU. Raises OSError."""
     if not directory.is_dir():
         directory.mkdir(
@@ -157,14 +192,11 @@ def write(
     target = directory / file_name(header.part, header.parts)
     # Two workers may write one part: after a loss each that is left writes the whole state.
     partial = directory / f".{target.name}.{secrets.token_hex(4)}.writing"
-    encoded = header.encode()
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             at_edge("opened")
-            _write_all(
-                descriptor, MAGIC + _PREFIX.pack(len(encoded), zlib.crc32(encoded)) + encoded + manifests
-            )
+            _write_all(descriptor, header.encode())
             at_edge("header")
             view = data.numpy().data
             _write_all(descriptor, view[: len(view) // 2])
@@ -201,62 +233,79 @@ def sync_directory(directory: Path) -> None:
 def read_header(path: Path) -> Header:
     """Also checks that the file is as long as it says. Raises CorruptPart, OSError."""
     with open_ordinary(path) as file:
-        header, _ = _read_header(file)
-        expected = file.tell() + header.manifest_bytes + header.data_bytes
+        header = _read_header(file)
+        expected = file.tell() + header.data_bytes
         size_bytes = os.fstat(file.fileno()).st_size
     if size_bytes != expected:
         raise CorruptPart(f"it has {size_bytes} bytes instead of {expected}")
     return header
 
 
-def read_manifests(path: Path) -> tuple[Header, bytes, bytes]:
-    """Header, the lead's manifest, the body's. Raises CorruptPart, OSError."""
+def read_manifest(path: Path) -> bytes:
+    """The bytes of STATE, from part 0. Raises CorruptPart, OSError."""
     with open_ordinary(path) as file:
-        header, _ = _read_header(file)
-        manifests = file.read(header.manifest_bytes)
-    if len(manifests) != header.manifest_bytes or zlib.crc32(manifests) != header.manifests_crc:
-        raise CorruptPart("its manifests have another checksum")
-    return header, manifests[: header.lead_manifest_bytes], manifests[header.lead_manifest_bytes :]
+        header = _read_header(file)
+        if not header.entries or header.entries[0].name != STATE:
+            raise CorruptPart("it has no manifest")
+        manifest: bytes = file.read(header.entries[0].size_bytes)
+    if zlib.crc32(manifest) != header.manifest_crc:
+        raise CorruptPart("its manifest has another checksum")
+    return manifest
 
 
-def read_data(path: Path, lead: torch.Tensor, body: torch.Tensor) -> None:
-    """Fill `lead` (only from a part that has one) and this part's stripe of the whole `body`; uint8.
+def read_data(path: Path, target_of: Callable[[Entry], torch.Tensor]) -> None:
+    """Fill each entry's target, a run of uint8 of the entry's size on the CPU.
 
-    Raises CorruptPart when the bytes are not those that were written, OSError.
+    Raises CorruptPart when the bytes are not those that were written, OSError, and what `target_of` raises.
     """
     with open_ordinary(path, buffering=0) as file:
-        header, _ = _read_header(file)
-        file.seek(header.manifest_bytes, os.SEEK_CUR)
-        begin, end = header.body_range
-        pieces = [lead[: header.lead_bytes], body[begin:end]]
-        for piece in pieces:
-            _read_into(file, piece)
-    # the digest was taken of lead and stripe as two runs
-    if digest_of_bytes(pieces) != header.digest:
-        raise CorruptPart("its bytes have another digest")
+        header = _read_header(file)
+        targets = iter([target_of(entry) for entry in header.entries])
+        if digest_of_bytes(_copied(_chunks(file, header.data_bytes), targets)) != header.digest:
+            raise CorruptPart("its bytes have another digest")
 
 
-def digest(data: torch.Tensor, lead_bytes: int) -> int:
+def digest(data: torch.Tensor) -> int:
     """Of a part's bytes, as `read_data` checks it."""
-    return digest_of_bytes([data[:lead_bytes], data[lead_bytes:]])
+    return digest_of_bytes(data[at : at + _CHUNK_BYTES] for at in range(0, data.numel(), _CHUNK_BYTES))
 
 
-def _read_into(file: Any, piece: torch.Tensor) -> None:
-    view = piece.numpy().data
-    while view:
-        count = file.readinto(view[:_CHUNK_BYTES])
-        if not count:
-            raise CorruptPart("it ends early")
-        view = view[count:]
+def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
+    """The next bytes of the file, in one buffer that is used again."""
+    buffer = torch.empty(min(size_bytes, _CHUNK_BYTES), dtype=torch.uint8)
+    for begin in range(0, size_bytes, _CHUNK_BYTES):
+        chunk = buffer[: size_bytes - begin]
+        view = chunk.numpy().data
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise CorruptPart("it ends early")
+            view = view[count:]
+        yield chunk
 
 
-def _read_header(file: Any) -> tuple[Header, int]:
-    """The header, and how many bytes it took; the file is positioned after it."""
-    start = file.read(len(MAGIC) + _PREFIX.size)
-    if len(start) < len(MAGIC) + _PREFIX.size or not start.startswith(MAGIC):
-        raise CorruptPart("it is not a checkpoint's part")
-    size_bytes, checksum = _PREFIX.unpack(start[len(MAGIC) :])
+def _copied(chunks: Iterator[torch.Tensor], targets: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The chunks, each copied into the targets, which together are as long as the chunks."""
+    target = torch.empty(0, dtype=torch.uint8)
+    for chunk in chunks:
+        left = chunk
+        while left.numel():
+            while not target.numel():
+                target = next(targets)
+            count = min(target.numel(), left.numel())
+            target[:count] = left[:count]
+            target, left = target[count:], left[count:]
+        yield chunk
+
+
+def _read_header(file: Any) -> Header:
+    """The file is positioned after it."""
+    start = file.read(_LENGTH.size)
+    size_bytes = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
     text = file.read(size_bytes) if size_bytes <= _MOST_HEADER_BYTES else b""
-    if len(text) != size_bytes or zlib.crc32(text) != checksum:
+    begin, rest = text[: len(_CHECKED) + 8], text[len(_CHECKED) + 8 :]
+    if not text.startswith(_CHECKED) or len(text) != size_bytes:
+        raise CorruptPart("it is not a checkpoint's part")
+    if begin[len(_CHECKED) :] != b"%08x" % zlib.crc32(rest):
         raise CorruptPart("its header has another checksum")
-    return Header.decode(text), len(start) + size_bytes
+    return Header.decode(text)

@@ -17,7 +17,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
-from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
+from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.state.state_codec import StateCodecError
 
@@ -32,7 +32,7 @@ class CheckpointMismatch(RuntimeError):
 
 
 class CheckpointsUnreadable(RuntimeError):
-    """The directory cannot be listed, so no checkpoint can be chosen."""
+    """The directory cannot be listed or is of an older version, so no checkpoint can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ def choose(root: Path, job: str, refused: frozenset[Place], say: Callable[[str],
         run = catalogue.next_run(root)
     except FileNotFoundError:
         return Choice(1, None)  # it could not be made, which was said
+    except OldFormat as error:
+        raise CheckpointsUnreadable(str(error)) from error
     except (OSError, UnreadableRun) as error:
         raise CheckpointsUnreadable(
             f"{root} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
@@ -101,40 +103,32 @@ def read(root: Path, place: Place, fingerprint: Mapping[str, str]) -> Restored:
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
-    directory = root / place.directory_name
     found = next((f for f in catalogue.find(root) if f.place == place), None)
     if found is None or not found.is_complete:
         raise CorruptPart(found.reason if found else "it is not there")
+    _require_fit(root, place, found.headers[0], fingerprint)
+    return load(root, found)
+
+
+def load(root: Path, found: Found) -> Restored:
+    """The whole state of a complete checkpoint, every digest checked. Raises CorruptPart, OSError."""
     first = found.headers[0]
-    _require_fit(root, place, first, fingerprint)
+    directory = root / found.place.directory_name
     paths = [directory / part_file.file_name(h.part, h.parts) for h in found.headers]
-    _, lead_manifest, body_manifest = part_file.read_manifests(paths[0])
-    if layout.layout_digest(body_manifest) != first.layout_digest:
-        raise CorruptPart("its manifest is of another state")
-    _require_whole(found.headers)
-    lead = torch.empty(first.lead_bytes, dtype=torch.uint8)
-    body = torch.empty(first.body_bytes, dtype=torch.uint8)
-    for path in paths:
-        try:
-            part_file.read_data(path, lead, body)
-        except CorruptPart as error:
-            raise CorruptPart(f"{path.name}: {error}") from error
     try:
-        state = layout.decode(lead_manifest, lead, body_manifest, body)
+        assembly = layout.Assembly(
+            part_file.read_manifest(paths[0]), [entry for header in found.headers for entry in header.entries]
+        )
+        if assembly.layout_digest != first.layout_digest:
+            raise CorruptPart("its manifest is of another state")
+        for path in paths:
+            try:
+                part_file.read_data(path, assembly.target)
+            except CorruptPart as error:
+                raise CorruptPart(f"{path.name}: {error}") from error
+        return Restored(first.name.step, first.position, assembly.state())
     except (StateCodecError, ValueError) as error:
         raise CorruptPart(f"its state can't be decoded: {error}") from error
-    return Restored(place.name.step, first.position, state)
-
-
-def _require_whole(headers: tuple[Header, ...]) -> None:
-    """The stripes cover the body without gap."""
-    at = 0
-    for header in headers:
-        if header.body_range[0] != at:
-            raise CorruptPart(f"bytes {at} to {header.body_range[0]} are in no part")
-        at = header.body_range[1]
-    if at != headers[0].body_bytes:
-        raise CorruptPart(f"bytes {at} to {headers[0].body_bytes} are in no part")
 
 
 def _require_fit(root: Path, place: Place, header: Header, own: Mapping[str, str]) -> None:

@@ -23,7 +23,6 @@ from bagua_core.elastic.checkpoint.part_file import Header
 @dataclass(frozen=True, slots=True)
 class _Job:
     header: Header  # without the digest, which is taken in the thread
-    manifests: bytes
     data: torch.Tensor
 
 
@@ -76,7 +75,7 @@ class Writer:
             return False
         data = self._staged(stripe)
         with self._changed:
-            self._job = _Job(header, stripe.lead_manifest + stripe.body_manifest, data)
+            self._job = _Job(header, data)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bagua-checkpoint", daemon=True)
                 self._thread.start()
@@ -85,7 +84,7 @@ class Writer:
 
     def _staged(self, stripe: Stripe) -> torch.Tensor:
         if self._staging.numel() < stripe.size_bytes:
-            on_gpu = any(tensor.is_cuda for tensor in stripe.body)
+            on_gpu = any(tensor.is_cuda for _, tensor in stripe.pieces)
             self._staging = torch.empty(stripe.size_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         data = self._staging[: stripe.size_bytes]
         stripe.read_into(data)
@@ -126,9 +125,8 @@ class Writer:
         place = Place(job.header.run, job.header.name)
         began_s = time.monotonic()
         try:
-            digest = part_file.digest(job.data, job.header.lead_bytes)
-            header = replace(job.header, digest=digest)
-            part_file.write(self._root / place.directory_name, header, job.manifests, job.data, self._at_edge)
+            header = replace(job.header, digest=part_file.digest(job.data))
+            part_file.write(self._root / place.directory_name, header, job.data, self._at_edge)
         except OSError as error:
             self.problem = str(error)
             if not self._failing:
@@ -152,6 +150,6 @@ class Writer:
             catalogue.sweep(self._root)
             for place in catalogue.removable(catalogue.find(self._root)):
                 catalogue.remove(self._root, place)
-        except (OSError, catalogue.UnreadableRun) as error:
+        except (OSError, catalogue.UnreadableRun, catalogue.OldFormat) as error:
             if not self._failing:
                 self._say(f"older checkpoints could not be removed: {error}")

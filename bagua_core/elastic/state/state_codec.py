@@ -55,7 +55,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor as uint8, not a copy."""
     count = tensor.numel()
     return torch.as_strided(tensor.detach(), (count,), (1,)).view(torch.uint8)
@@ -87,14 +87,19 @@ class FlatTensors(Sequence[torch.Tensor]):
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(offset from begin, bytes of one tensor) for all that lies in [begin, end)."""
+        for index, first, last in self.spans(begin, end):
+            yield self._starts[index] + first - begin, bytes_of(self._tensors[index])[first:last]
+
+    def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(index of a tensor, first and last of its bytes) for all that lies in [begin, end)."""
         if not 0 <= begin <= end <= self.size_bytes:
             raise ValueError(f"bytes {begin}..{end} are not within 0..{self.size_bytes}")
         index = max(0, bisect_right(self._starts, begin) - 1)
         while index < len(self._tensors) and self._starts[index] < end:
             tensor, start = self._tensors[index], self._starts[index]
-            first, last = max(begin, start), min(end, start + tensor.nbytes)
+            first, last = max(begin - start, 0), min(end - start, tensor.nbytes)
             if first < last:
-                yield first - begin, _bytes_of(tensor)[first - start : last - start]
+                yield index, first, last
             index += 1
 
 
@@ -130,7 +135,7 @@ def digest(tensors: Sequence[torch.Tensor]) -> int:
 
     Catches accidents (a flipped bit, exchanged blocks), not intent.
     """
-    return digest_of_bytes(_bytes_of(t if _is_dense(t) else t.contiguous()) for t in tensors)
+    return digest_of_bytes(bytes_of(t if _is_dense(t) else t.contiguous()) for t in tensors)
 
 
 # -- encoding
@@ -142,11 +147,14 @@ def encode(state: Any) -> tuple[bytes, FlatTensors]:
 
     Raises StateCodecError naming the path and the type of what cannot travel.
     """
-    encoder = _Encoder()
-    node = encoder.node(state, "state")
-    manifest = {"version": _VERSION, "tensors": encoder.described, "state": node}
-    text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
-    return text.encode(), FlatTensors(encoder.tensors)
+    return _Encoder(named=False).encode(state)
+
+
+def encode_named(state: Any) -> tuple[bytes, FlatTensors, list[dict[str, Any]]]:
+    """As `encode`, and the tensors' descriptions, which here have a name too: the keys that lead to the tensor, without
+    square brackets. No two names are the same."""
+    encoder = _Encoder(named=True)
+    return *encoder.encode(state), encoder.described
 
 
 # Nodes: null, true, false, integers, finite floats and strings stand for themselves; a list is a list;
@@ -154,11 +162,18 @@ def encode(state: Any) -> tuple[bytes, FlatTensors]:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, named: bool) -> None:
         self.tensors: list[torch.Tensor] = []
         self.described: list[dict[str, Any]] = []
+        self._names: set[str] | None = set() if named else None
         self._known: dict[tuple[Any, ...], int] = {}
         self._open: set[int] = set()
+
+    def encode(self, state: Any) -> tuple[bytes, FlatTensors]:
+        node = self.node(state, "state")
+        manifest = {"version": _VERSION, "tensors": self.described, "state": node}
+        text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
+        return text.encode(), FlatTensors(self.tensors)
 
     def node(self, value: Any, path: str) -> Any:
         # exact types: a subclass would come back as something else
@@ -224,9 +239,9 @@ class _Encoder:
         tensor = tensor.detach().resolve_conj().resolve_neg()
         if not _is_dense(tensor):
             tensor = tensor.contiguous()
-        return self._add(tensor)
+        return self._add(tensor, path)
 
-    def _add(self, tensor: torch.Tensor) -> int:
+    def _add(self, tensor: torch.Tensor, path: str) -> int:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
         if tensor.numel() and key in self._known:
             return self._known[key]
@@ -239,14 +254,30 @@ class _Encoder:
                 "device": tensor.device.type,
             }
         )
+        if self._names is not None:
+            self.described[-1]["name"] = self._unique(_name(path), self._names)
         self._known[key] = len(self.tensors) - 1
         return len(self.tensors) - 1
+
+    def _unique(self, name: str, taken: set[str]) -> str:
+        while name in taken:
+            name += "'"
+        taken.add(name)
+        return name
 
     def _array(self, numpy: Any, array: Any, path: str) -> list[Any]:
         if array.dtype.hasobject or array.dtype.fields is not None or array.dtype.itemsize == 0:
             raise StateCodecError(f"{path} is a numpy array of {array.dtype}")
         raw = numpy.frombuffer(bytearray(array.tobytes()), dtype=numpy.uint8)
-        return [array.dtype.str, list(array.shape), self._add(torch.from_numpy(raw))]
+        return [array.dtype.str, list(array.shape), self._add(torch.from_numpy(raw), path)]
+
+
+def _name(path: str) -> str:
+    """`optimizers.0.state.3.exp_avg` for `state['optimizers'][0]['state'][3]['exp_avg']`."""
+    dotted = (
+        path.replace("']", "").replace("['", ".").replace("]", "").replace("[", ".").removeprefix("state.")
+    )
+    return dotted.encode(errors="backslashreplace").decode()  # JSON readers refuse half characters
 
 
 # -- decoding
@@ -254,28 +285,37 @@ class _Encoder:
 
 def announced_bytes(manifest: bytes) -> int:
     """The size of the run of bytes that belongs to `manifest`. Raises StateCodecError."""
-    described = _parsed(manifest)["tensors"]
-    return sum(_padded(math.prod(d["shape"]) * _dtype(d["dtype"]).itemsize) for d in described)
+    described = described_tensors(manifest)
+    return sum(_padded(math.prod(d["shape"]) * dtype_of(d["dtype"]).itemsize) for d in described)
 
 
-def allocate(manifest: bytes, device: torch.device | str | None = None) -> FlatTensors:
-    """Memory for the tensors of `manifest`, to be filled by pinned_chunks.py.
+def described_tensors(manifest: bytes) -> list[dict[str, Any]]:
+    """Each tensor's dtype, shape, stride and device, and its name if `encode_named` made the manifest.
 
-    device: where those go that were not on the CPU; None keeps all on the CPU.
+    Raises StateCodecError.
+    """
+    described: list[dict[str, Any]] = _parsed(manifest)["tensors"]
+    return described
+
+
+def allocate(
+    manifest: bytes, device: torch.device | str | None = None, *, row_major: bool = False
+) -> FlatTensors:
+    """Memory for the tensors of `manifest`, to be filled by the caller.
+
+    device: where those go that were not on the CPU; None keeps all on the CPU. row_major: whatever their strides.
     Raises StateCodecError, also where there is no memory for what is announced.
     """
     try:
-        return FlatTensors(
-            [
-                torch.empty_strided(
-                    d["shape"],
-                    d["stride"],
-                    dtype=_dtype(d["dtype"]),
-                    device="cpu" if device is None or d["device"] == "cpu" else device,
-                )
-                for d in _parsed(manifest)["tensors"]
-            ]
-        )
+        tensors = []
+        for d in described_tensors(manifest):
+            where = "cpu" if device is None or d["device"] == "cpu" else device
+            dtype, shape = dtype_of(d["dtype"]), d["shape"]
+            if row_major:
+                tensors.append(torch.empty(shape, dtype=dtype, device=where))
+            else:
+                tensors.append(torch.empty_strided(shape, d["stride"], dtype=dtype, device=where))
+        return FlatTensors(tensors)
     except (MemoryError, RuntimeError) as error:
         raise StateCodecError(f"no memory for what the state's manifest announces: {error}") from error
 
@@ -346,7 +386,7 @@ def _is_described(d: Any) -> bool:
     return expected < 1 << 59
 
 
-def _dtype(name: Any) -> torch.dtype:
+def dtype_of(name: Any) -> torch.dtype:
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise StateCodecError(f"this torch has no dtype {name!r}")
@@ -359,7 +399,7 @@ def _cut(
     tensors = []
     at = 0
     for d in described:
-        dtype, shape = _dtype(d["dtype"]), d["shape"]
+        dtype, shape = dtype_of(d["dtype"]), d["shape"]
         size_bytes = math.prod(shape) * dtype.itemsize
         if at + size_bytes > run.numel():
             raise ValueError(f"the state has at least {at + size_bytes} bytes, {run.numel()} arrived")
@@ -393,7 +433,7 @@ def _value(node: Any, tensors: list[torch.Tensor]) -> Any:
         case "size":
             return torch.Size(content)
         case "dtype":
-            return _dtype(content)
+            return dtype_of(content)
         case "device":
             return torch.device(content)
         case "tuple":

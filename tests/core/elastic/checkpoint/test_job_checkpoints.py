@@ -132,7 +132,7 @@ def test_who_cannot_read_it_copies_from_those_who_can(tmp_path: Path, cannot: se
 def test_if_no_member_can_read_it_the_next_older_one_is_taken(tmp_path: Path) -> None:
     together(world(tmp_path, 2), 4, begin=True)
     (newest,) = tmp_path.glob("run-0001-step-000000004-*")
-    part = newest / "part-00001-of-00002"
+    part = newest / "part-00001-of-00002.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"\xff")
     here = workers(settings(tmp_path), 2)
     run_ranks(here, Worker.enter)

@@ -1,0 +1,156 @@
+"""`python -m bagua_core.checkpoint`: lists the checkpoints of a `--checkpoint-dir` and exports one to a plain file.
+
+The file is made by `torch.save` of tensors and plain values only; `torch.load(..., weights_only=True)` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from bagua_core.elastic.checkpoint import catalogue, restore
+from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, UnreadableRun
+from bagua_core.elastic.checkpoint.part_file import CorruptPart
+from bagua_core.elastic.state.model_tensors import ALGORITHM, BUFFER, PARAMETER
+
+EXPORT = (
+    "Write a checkpoint of DIR to OUT.pt, which torch.load reads with weights_only=True: "
+    '"step", "position" (of the loader), "models" and "optimizers" (a state dict each), "registered"; '
+    '"algorithms" where an algorithm has tensors of its own, "gradients" where .grad holds some.'
+)
+
+
+class ExportError(Exception):
+    """Nothing is exported. Says why, and what there is."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bagua_core.checkpoint",
+        description="Read the checkpoints that a job wrote into its --checkpoint-dir.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="List the checkpoints in DIR, the newest first.")
+    exporting = commands.add_parser("export", help=EXPORT, description=EXPORT)
+    for command in (listing, exporting):
+        command.add_argument("directory", metavar="DIR", type=Path)
+    exporting.add_argument("output", metavar="OUT.pt", type=Path)
+    exporting.add_argument("--step", type=int, help="Export this step. Default: the newest complete one.")
+    given = parser.parse_args(arguments)
+    try:
+        found = found_in(given.directory)
+        if given.command == "list":
+            print(shown(found))
+        else:
+            export(given.directory, found, given.output, given.step)
+    except ExportError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def export(directory: Path, found: list[Found], output: Path, step: int | None) -> None:
+    """Write one of the checkpoints that were found in `directory` to `output`. Raises ExportError."""
+    chosen = choose(directory, found, step)
+    if len(found) > 1:
+        print(shown(found), file=sys.stderr)
+    try:
+        restored = restore.load(directory, chosen)
+    except (CorruptPart, OSError) as error:
+        raise ExportError(
+            f"{directory / chosen.place.directory_name} can't be used: {error}. Choose another one by --step:\n"
+            + shown(found)
+        ) from error
+    partial = output.with_name(f".{output.name}.{os.getpid()}.writing")
+    try:
+        torch.save(exported(restored), partial)
+        os.replace(partial, output)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+        partial.unlink(missing_ok=True)
+        raise ExportError(f"{output} can't be written: {error}") from error
+    print(f"step {restored.step} of {directory} is in {output}")
+
+
+def found_in(directory: Path) -> list[Found]:
+    """Newest first. Raises ExportError, also if there are none."""
+    try:
+        found = catalogue.find(directory)
+    except (OSError, UnreadableRun, OldFormat) as error:
+        raise ExportError(f"{directory} can't be read: {error}") from error
+    if not found:
+        raise ExportError(f"{directory} holds no checkpoint; name the job's --checkpoint-dir")
+    return found
+
+
+def choose(directory: Path, found: list[Found], step: int | None) -> Found:
+    """The newest complete one, of `step` if that is given. Raises ExportError that lists what is there."""
+    fitting = (f for f in found if f.is_complete and step in (None, f.place.name.step))
+    chosen = next(fitting, None)
+    if chosen is None:
+        wanted = "" if step is None else f" of step {step}"
+        raise ExportError(f"{directory} holds no complete checkpoint{wanted}:\n{shown(found)}")
+    return chosen
+
+
+def shown(found: list[Found]) -> str:
+    """A line for each."""
+    return "\n".join(
+        f"step {f.place.name.step}  run {f.place.run}  "
+        + (
+            f"{sum(h.data_bytes for h in f.headers)} bytes in {len(f.headers)} parts"
+            if f.headers
+            else f.reason
+        )
+        for f in found
+    )
+
+
+def exported(restored: restore.Restored) -> dict[str, Any]:
+    """The state in tensors and plain values, under the names that PyTorch's load_state_dict takes."""
+    state = restored.state
+    exact = {
+        "step": restored.step,
+        "position": restored.position,
+        "models": [{**_named(m, PARAMETER), **_named(m, BUFFER)} for m in state["modules"]],
+        "optimizers": state["optimizers"],
+        "registered": state["registered"],
+    }
+    optional = {
+        "algorithms": [_named(m, ALGORITHM) for m in state["modules"]],
+        "gradients": [_named(m, PARAMETER) for m in state.get("gradients", ())],
+    }
+    exact |= {key: tensors for key, tensors in optional.items() if any(tensors)}
+    return {key: _plain(value) for key, value in exact.items()}
+
+
+def _named(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _plain(value: Any) -> Any:
+    """What `torch.load(weights_only=True)` reads: NumPy's arrays become tensors or lists, its scalars numbers."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    if isinstance(value, numpy.ndarray):
+        try:
+            return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
+        except TypeError:  # torch has no such type
+            return _plain(value.tolist())
+    if isinstance(value, numpy.generic):
+        return _plain(value.item())
+    known = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype, torch.device)
+    return value if isinstance(value, known) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
