@@ -18,7 +18,8 @@ from pathlib import Path
 
 from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.config.etcd_credentials import store_config
-from bagua_agent.etcd.client import FULL, Store
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.failover import FULL
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.node.node_facts import gpus_of_the_driver
 from bagua_agent.service.units.systemd_units import is_there

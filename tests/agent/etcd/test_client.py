@@ -218,7 +218,7 @@ def test_close_ends_calls_in_flight(unix_server: Server, make_store: MakeStore) 
     with ThreadPoolExecutor(2) as pool:
         get = pool.submit(store.get, "/a")
         transaction = pool.submit(store.transact, [], [Put("/b", b"")])
-        wait_until(lambda: sum(s.users for s in store._connections.values()) == 2)
+        wait_until(lambda: sum(s.users for s in store._failover._connections.values()) == 2)
         store.close()
         for call in (get, transaction):
             with pytest.raises(StoreUnavailable, match="closed"):

@@ -113,7 +113,7 @@ def test_user_and_password(guarded: Server, make_store: MakeStore) -> None:
 def test_a_token_that_is_refused_is_replaced(guarded: Server, make_store: MakeStore) -> None:
     store = make_store(guarded.endpoint, user="ann", password="ann-secret")
     store.put("/ann/a", b"")
-    for shared in store._connections.values():
+    for shared in store._failover._connections.values():
         shared.connection._client.metadata = (("token", "expired.1"),)
     assert store.transact([absent("/ann/b")], [Put("/ann/b", b"")]).succeeded
 
