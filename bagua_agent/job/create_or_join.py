@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from bagua_agent.base.errors import InfrastructureLost, StoreFull, UserError
+from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
@@ -21,6 +22,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 
 REMOVED_AT_ONCE = 100
+FULL_STORE_RETRY_S = 1.0
 OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
 
 
@@ -32,6 +34,24 @@ class JobFound:
     identity: JobIdentity
     nodes: int
     before: pb.Result | None = None
+
+
+def find_job(
+    store: Store, keys: JobKeys, config: JobConfig, node_name: str, mode: Mode, signals: SignalsToInbox
+) -> JobFound | None:
+    """The job, found or written (`ensure_job`); None: a signal came first. An etcd that is full is waited for, as one
+    that is away: up to join_timeout_s. The store says so."""
+    deadline_s = None if config.join_timeout_s is None else time.monotonic() + config.join_timeout_s
+    while signals.first is None:
+        try:
+            return ensure_job(store, keys, config, node_name, mode)
+        except StoreFull as error:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise StoreFull(
+                    f"{error} (tried for {config.join_timeout_s:g} s; --rdzv-conf join_timeout=S changes that)"
+                ) from error
+        signals.wait(FULL_STORE_RETRY_S)
+    return None
 
 
 def ensure_job(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.base.errors import InfrastructureLost, InternalError, StoreFull
+from bagua_agent.base.errors import InfrastructureLost, InternalError
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
@@ -28,7 +28,7 @@ from bagua_agent.history import job_history
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job.batching import InboxReader
-from bagua_agent.job.create_or_join import JobFound, ensure_job, key_pair_stands, make_live
+from bagua_agent.job.create_or_join import find_job, key_pair_stands, make_live
 from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job.messages import (
     Gathered,
@@ -43,6 +43,7 @@ from bagua_agent.job.messages import (
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
 from bagua_agent.job.outlook import JobOutlook
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
+from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.subscription import JobSight
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
@@ -73,7 +74,6 @@ from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 
-FULL_STORE_RETRY_S = 1.0
 KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
 
 
@@ -105,10 +105,7 @@ class JobLoop:
         self._closers: list[Callable[[], object]] = []
         self._writes = DesiredWrites(self._timers)
         self._closers.append(self._writes.stop)
-        self._connected = True
-        self._disconnected_since_s = 0.0
-        self._outages = 0
-        self._outage_noted = False
+        self._outage = StoreOutage()
         self._signals_taken: list[int] = []
         self._reader = InboxReader(inbox, self._timers)
         self._sessions = SessionServer(
@@ -165,28 +162,12 @@ class JobLoop:
     def _hosts_for_others(self) -> bool:
         return self._job_store.server is not None and self._config.max_nodes > 1
 
-    def _find_job(self) -> JobFound | None:
-        """The job, found or written; None: a signal came first. An etcd that is full is waited for, as one that is
-        away: up to join_timeout_s. The store says so."""
-        config = self._config
-        deadline_s = None if config.join_timeout_s is None else time.monotonic() + config.join_timeout_s
-        while self._signals.first is None:
-            try:
-                return ensure_job(self._job_store.store, self._keys, config, self._node_name, self._mode)
-            except StoreFull as error:
-                if deadline_s is not None and time.monotonic() >= deadline_s:
-                    raise StoreFull(
-                        f"{error} (tried for {config.join_timeout_s:g} s; --rdzv-conf join_timeout=S changes that)"
-                    ) from error
-            self._signals.wait(FULL_STORE_RETRY_S)
-        return None
-
     def _join(self) -> bool:
         """Find or write the job, and put this agent's key. False: a signal came first."""
         config, inbox, store = self._config, self._inbox, self._job_store.store
         kept, limits = KeptRecords(), Limits.from_environment()
         self._limits = limits
-        found = self._find_job()
+        found = find_job(store, self._keys, config, self._node_name, self._mode, self._signals)
         if found is None:
             return False
         self._identity, nodes = found.identity, found.nodes
@@ -326,7 +307,8 @@ class JobLoop:
             case Gathered():
                 self._take_gathered(message, now_s)
             case StoreConnected():
-                self._store_connected(message.connected, now_s)
+                leading = self._membership.leading
+                self._outage.changed(message.connected, now_s, self._job, leading=leading)
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):
                     self._membership.follow_leader(now_s)
@@ -390,25 +372,6 @@ class JobLoop:
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:
         self._take_changes(message.changes, (), now_s)
 
-    def _store_connected(self, connected: bool, now_s: float) -> None:
-        if connected == self._connected:
-            return
-        away_s = now_s - self._disconnected_since_s
-        self._connected = connected
-        self._disconnected_since_s = now_s
-        history = self._job.history
-        if connected:
-            if self._outage_noted:
-                history.own(job_history.store_back(self._agent_id, self._outages, away_s))
-            self._narrator.tell("etcd answers again")
-            self._job.leased.recheck()
-        else:
-            self._outages += 1
-            self._outage_noted = self._membership.leading  # one agent's word is enough, and both ends are its
-            if self._outage_noted:
-                history.own(job_history.store_away(self._agent_id, self._outages))
-            self._narrator.tell("etcd does not answer; training goes on, changes of membership wait")
-
     # -- leaving and ending
 
     def _signalled(self, number: int, now_s: float) -> None:
@@ -450,7 +413,7 @@ class JobLoop:
                 awaits_result=left.awaits_result,
                 prospect=left.text,
                 trained=self._way.trained,
-                store_away_for_s=0.0 if self._connected else now_s - self._disconnected_since_s,
+                store_away_for_s=self._outage.away_for_s(now_s),
                 own_exit_code=self._way.exit_code,
             )
         )
@@ -474,7 +437,7 @@ class JobLoop:
         elif ending.reason:
             self._narrator.tell(ending.reason)
         self._sessions.stop()
-        if self._connected:
+        if self._outage.connected:
             say_last_words(self._job)
             if self._seen.result is None:
                 # another agent may leave in the same moment: the last one finds no other's key
