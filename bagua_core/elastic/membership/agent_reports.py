@@ -35,7 +35,7 @@ class AgentReports:
         """A step was done. Whether it is time to say so."""
         due = self._pace.step_done(time.monotonic())
         if due and self._pace.steps_per_s > 0:
-            self._member.usual_step_s = 1.0 / self._pace.steps_per_s
+            self._member.stalls.usual_step_s = 1.0 / self._pace.steps_per_s
         return due
 
     def progress(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:

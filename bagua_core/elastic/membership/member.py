@@ -10,11 +10,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
+from typing import NoReturn
 
 from bagua_contract import membership_pb2
-from bagua_contract.addresses import parted
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, Stage, SuspicionKind
@@ -27,13 +26,14 @@ from bagua_core.communication.communicator import (
 from bagua_core.communication.transport_choice import Setting
 from bagua_core.communication.transports import retired_groups
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
-from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry, switch_pair
 from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
-from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
+from bagua_core.elastic.membership.host import Host
+from bagua_core.elastic.membership.next_communicator import NextCommunicator
+from bagua_core.elastic.membership.rendezvous import Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.stall_reports import StallReports
 from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
-from bagua_core.elastic.waiting import unanswered
 from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY, STEP, OperationTrail
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 
@@ -43,26 +43,6 @@ LOOK_AGAIN_S = 1.0  # for members of the newest record that answer
 
 class JoinRefused(RuntimeError):
     """The job does not take this worker: its fingerprint differs."""
-
-
-class Host(Protocol):
-    """The calls of a member to the engine."""
-
-    def info(self) -> entry.Info: ...
-
-    def fingerprint(self) -> Mapping[str, str]: ...
-
-    def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
-        """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
-
-    def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
-        """No generation in force lists this worker; it was in `left`. Unless keeps_state, what it holds is no longer
-        the job's. together: all members of `left` do so after the same step."""
-
-    def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
-        """Finish what is to be saved, within the time that the agent gave. None: no state of the job is held here."""
-
-    def reach(self, point: str) -> None: ...
 
 
 class Member:
@@ -75,7 +55,6 @@ class Member:
         self.broken = False
         self.agreed: int | None = None
         self._floor = 0
-        self._building: Building | None = None
         self._records: dict[int, Generation] = {}  # the last few: what was agreed may be superseded by now
         self._ready_said = False
         self._loop_wait: tuple[float, WaitMonitor] | None = None  # at the first boundary, for the others
@@ -85,12 +64,7 @@ class Member:
         self._waits = WaitMonitor()
         self.trail = OperationTrail()
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
-        # Told to the agent with a stall; the engine's reports keep the first up to date and take the second.
-        self.usual_step_s = 0.0
-        self.waited_s = 0.0  # in collectives, since it was last reset to 0
-        self._stall_said: int | None = None  # generation of the stall that the agent knows of
-        self._silent_said: frozenset[str] = frozenset()
-        self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
+        self.waited_s = 0.0  # in collectives, since the engine reset it to 0
         self.rendezvous = Rendezvous(
             environment.worker_id,
             environment.bind_host,
@@ -99,6 +73,8 @@ class Member:
             Setting.read(environment.transport),
         )
         self.session = Session(environment.session_socket, environment.worker_id, self.changed)
+        self.stalls = StallReports(self.session, self._records.get, RECORDS_KEPT)
+        self._next = NextCommunicator(self.rendezvous, self.changed, self.stalls.begins_to_build)
         self.session.on_news(self._on_news)
 
     @property
@@ -116,14 +92,8 @@ class Member:
         newest = self.session.news.generation
         if self.generation is None or newest is None or newest.number <= self.generation.number:
             return 0.0
-        building = self._building
         listed = newest.placement_of(self._environment.worker_id) is not None
-        built = not listed or (
-            building is not None
-            and building.generation.number == newest.number
-            and (building.done or building.is_connected)
-            and building.error is None
-        )
+        built = not listed or self._next.is_built_for(newest.number)
         return switch_pair.contribution(newest.number, self.generation.number, built)
 
     def pair_reduced(self, pair: tuple[float, float]) -> None:
@@ -135,8 +105,15 @@ class Member:
     @property
     def is_to_step_aside(self) -> bool:
         """All members agreed on an empty generation: at a boundary they step aside."""
-        agreed = None if self.agreed is None else self._records.get(self.agreed)
+        agreed = self._agreed_record()
         return agreed is not None and not agreed.members
+
+    def _agreed_record(self) -> Generation | None:
+        return None if self.agreed is None else self._records.get(self.agreed)
+
+    def _in_force(self) -> list[Communicator]:
+        """Of the generation in force."""
+        return [c for c in (self.communicator, self._side) if c is not None]
 
     # -- following
 
@@ -173,15 +150,12 @@ class Member:
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
                 # The leader finds all members alive and makes the generation anew, at once and with this worker.
-                self.session.suspect(
-                    decision.generation.base, SuspicionKind.BROKEN, hosts=(), detail=decision.reason
-                )
+                self._suspect_break(decision.generation.base, decision.reason)
                 self._wait_for_news(news, given_up)
             elif decision.move is Move.END:
-                last = self._host.before_leaving() if news.leave else None
-                print(f"bagua: worker ends: {decision.reason}", file=sys.stderr, flush=True)
-                self.session.left(self.number, last)
-                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
+                self._end(
+                    news, self.number, decision.reason, self._host.before_leaving() if news.leave else None
+                )
             else:
                 if self.generation is None or (self.generation.is_gathering and not outside):
                     self._say_ready()
@@ -191,23 +165,21 @@ class Member:
                 self._wait_for_news(news, given_up)
                 if self.broken and self.generation is not None and not given_up():
                     # Whatever became of the first report: as long as nothing follows, the break remains.
-                    self.session.suspect(
-                        self.generation.number,
-                        SuspicionKind.BROKEN,
-                        hosts=(),
-                        detail="still without its peers",
-                        waits_in=self._broken_in,
-                    )
+                    self._suspect_break(self.number, "still without its peers", waits_in=self._broken_in)
+
+    def _end(
+        self, news: News, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
+    ) -> NoReturn:
+        print(f"bagua: worker ends: {reason}", file=sys.stderr, flush=True)
+        self.session.left(number, last)
+        raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
 
     def _situation(self, news: News) -> FollowingSituation:
-        agreed = None
-        if self.agreed is not None:
-            agreed = self._records.get(self.agreed)
         return FollowingSituation(
             worker_id=self._environment.worker_id,
             current=self.generation,
             broken=self.broken,
-            agreed=agreed,
+            agreed=self._agreed_record(),
             newest=news.generation,
             floor=self._floor,
             leaving=news.leave,
@@ -234,9 +206,7 @@ class Member:
             self._check_agreed()
             record = news.generation
             if news.close or news.leave:
-                print("bagua: worker ends: before its first step", file=sys.stderr, flush=True)
-                self.session.left(0, None)
-                raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
+                self._end(news, 0, "before its first step", None)
             if record is not None and not record.is_gathering and trains(record):
                 if self.session.news.generation is not record:
                     continue  # asking took a while: the job may begin again by now
@@ -266,7 +236,7 @@ class Member:
         self._wait_for_news(seen, lambda: False, waits.threshold_s)
         waited_s = time.monotonic() - began_s
         if waited_s >= waits.threshold_s:
-            self._wait_lasts(number, waited_s, waits, self.trail.waits_in)
+            self.stalls.lasts(number, waited_s, waits, self.trail.waits_in)
 
     def _step_out(self, generation: Generation) -> None:
         if self.generation is not None and not self.generation.is_gathering:
@@ -274,10 +244,8 @@ class Member:
         left, together = self.generation, generation.number == self.agreed
         assert left is not None
         self._retire(f"generation {generation.number} leaves this worker out")
-        self.generation = None
-        self.agreed = None
-        self.broken = False
-        self._ready_said = False
+        self.generation = self.agreed = None
+        self.broken = self._ready_said = False
         # A generation without any workers ends no worker's history: too few nodes are left, and the state waits.
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 
@@ -290,9 +258,8 @@ class Member:
         retired_groups.let_go()
 
     def _retire(self, reason: str) -> None:
-        for communicator in (self.communicator, self._side):
-            if communicator is not None:
-                communicator.abort(reason)
+        for communicator in self._in_force():
+            communicator.abort(reason)
         self.communicator = self._side = None
 
     # -- entering
@@ -306,7 +273,7 @@ class Member:
         def superseded() -> bool:
             return given_up() or is_superseded(generation, self.session.news.generation, newcomer=newcomer)
 
-        building = self._building_of(generation)
+        building = self._next.of(generation)
         if not self._is_drained_for(generation, superseded):
             building.abandon("superseded")
             return False
@@ -328,12 +295,12 @@ class Member:
             if generation.number == self.agreed and self.communicator is not None:
                 # All members switched after a whole step, so nothing runs in it any more. It is closed once
                 # the first commit here shows that they all have left it too.
-                self._left += [c for c in (self.communicator, self._side) if c is not None]
+                self._left += self._in_force()
                 self._side = None
             else:
                 self._retire(f"generation {generation.number} takes effect")
             self.communicator, self.generation = communicator, generation
-            self._forget_building(generation.number)
+            self._next.forget(generation.number)
         if superseded():  # a record that `_on_news` saw before the lines above
             communicator.abort("superseded")
         try:
@@ -368,63 +335,34 @@ class Member:
 
     def drain(self) -> None:
         """Wait for all that the device was given of the generation in force. Raises CollectiveFailed."""
-        waits = WaitMonitor()
-        waits.begin()
-        self._silent_said = frozenset()
-        for communicator in (self.communicator, self._side):
-            for pending in () if communicator is None else communicator.drain():
+        waits = self.stalls.wait_begins(WaitMonitor())
+        for communicator in self._in_force():
+            for pending in communicator.drain():
                 pending.wait(
-                    lambda waited_s: self._wait_lasts(self.number, waited_s, waits), waits.threshold_s
+                    lambda waited_s: self.stalls.lasts(self.number, waited_s, waits), waits.threshold_s
                 )
-                self._went_on()
-
-    def _forget_building(self, number: int) -> None:
-        """Under `changed`. A newer one that the session's thread began meanwhile stays: peers connect to it."""
-        if self._building is not None and self._building.generation.number <= number:
-            self._building = None
-
-    def _building_of(self, generation: Generation) -> Building:
-        with self.changed:
-            building = self._building
-            if building is None or building.generation.number != generation.number:
-                if building is not None:
-                    building.abandon(f"generation {generation.number} takes its place")
-                building = self._building = self._start_building(generation)
-            return building
-
-    def _start_building(self, generation: Generation) -> Building:
-        """Under `changed`."""
-        self._sockets_before[generation.number] = unanswered.own_sockets()
-        if len(self._sockets_before) > RECORDS_KEPT:
-            del self._sockets_before[min(self._sockets_before)]
-        return self.rendezvous.start(generation)
+                self.stalls.went_on()
 
     def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
         self._floor = max(self._floor, generation.number)
         self.broken = self.generation is not None
         self._broken_in = None
         with self.changed:
-            self._forget_building(generation.number)
+            self._next.forget(generation.number)
         # A planned record beside it ends nothing: it waits for a commit that can't come, so the leader must know.
         if not is_superseded(generation, self.session.news.generation, newcomer=self.generation is None):
-            self.session.suspect(
-                generation.number, SuspicionKind.BROKEN, hosts=error.hosts, detail=f"entering failed: {error}"
-            )
+            self._suspect_break(generation.number, f"entering failed: {error}", error.hosts)
 
     def _building_failed(self, number: int, error: Exception) -> None:
         """Builder's thread. No break: the generation in force goes on. The agent learns why no other comes."""
-        self.session.suspect(
-            number,
-            SuspicionKind.UNBUILT,
-            hosts=(),
-            detail=f"generation {number} can't be built here: {error}",
-        )
+        detail = f"generation {number} can't be built here: {error}"
+        self.session.suspect(number, SuspicionKind.UNBUILT, hosts=(), detail=detail)
 
     def _on_news(self, news: News) -> None:
         """Session thread: release what a newer generation ended, and build the new one meanwhile."""
         if news.disagreement:
             with self.changed:
-                ended = [c for c in (self.communicator, self._side) if c is not None]
+                ended = self._in_force()
             for each in ended:
                 each.abort(news.disagreement)
             return
@@ -435,28 +373,17 @@ class Member:
             self._records[newest.number] = newest
             if len(self._records) > RECORDS_KEPT:
                 del self._records[min(self._records)]
-            in_force, communicator, side = self.generation, self.communicator, self._side
+            in_force, communicators = self.generation, self._in_force()
             newcomer = in_force is None
-            building = self._building
-            if building is not None and is_superseded(
-                building.generation,
-                newest,
-                # A member that has not agreed to the pending one follows a newer one freely.
-                newcomer=newcomer or self.agreed != building.generation.number,
-            ):
-                building.abandon(f"generation {newest.number} supersedes it")
-                self._building = None
+            # A member that has not agreed to the pending one follows a newer one freely.
+            self._next.supersede(newest, lambda number: newcomer or self.agreed != number)
         if in_force is not None and is_superseded(in_force, newest, newcomer=False):
-            for held in (communicator, side):
-                if held is not None:
-                    held.abort(f"generation {newest.number}: {newest.reason}")
+            for communicator in communicators:
+                communicator.abort(f"generation {newest.number}: {newest.reason}")
         with self.changed:  # after the abort, for whose end the new communicators wait
-            if (
-                self._building is None
-                and newest.number > max(self._floor, self.number)
-                and newest.placement_of(self._environment.worker_id)
-            ):
-                self._building = self._start_building(newest)
+            listed = newest.placement_of(self._environment.worker_id) is not None
+            if listed and newest.number > max(self._floor, self.number):
+                self._next.start(newest)
 
     # -- a group without joiners
 
@@ -490,15 +417,14 @@ class Member:
 
     def wait_unlearned(self, pending: Pending, what: str = STEP) -> None:
         self._check_agreed()
-        self._waits.begin()
-        self._silent_said = frozenset()
+        self.stalls.wait_begins(self._waits)
         self.trail.wait_begins(what)
         try:
             pending.wait(self.stalled, self._waits.threshold_s)
         except CollectiveFailed:
             self._check_agreed()
             raise
-        self._went_on()
+        self.stalls.went_on()
 
     def _check_agreed(self) -> None:
         """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
@@ -510,47 +436,7 @@ class Member:
     def stalled(self, waited_s: float) -> None:
         """A wait of this generation lasts; tell the agent when it is longer than usual."""
         if self.generation is not None:
-            self._wait_lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
-
-    def _wait_lasts(
-        self,
-        number: int,
-        waited_s: float,
-        waits: WaitMonitor,
-        waits_in: Callable[[], CollectiveWait | None] = lambda: None,
-    ) -> None:
-        """waits_in: what it is in, called only when it is reported."""
-        due = waits.is_stalled(waited_s)
-        if not due and self._stall_said is None:
-            return
-        silent = self._silent_hosts(number)
-        if not due and self._silent_said.issuperset(silent):
-            return
-        self._stall_said, self._silent_said = number, frozenset(silent)
-        no_answer = f"; no answer from {', '.join(silent)}" if silent else ""
-        self.session.suspect(
-            number,
-            SuspicionKind.STALLED,
-            hosts=silent,
-            detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
-            waited_s=waited_s,
-            usual_step_s=self.usual_step_s,
-            waits_in=waits_in(),
-        )
-
-    def _silent_hosts(self, number: int) -> tuple[str, ...]:
-        """Hosts of that generation's members from which the transport hears nothing."""
-        record, before = self._records.get(number), self._sockets_before.get(number)
-        if record is None or before is None:
-            return ()
-        hosts = {parted(m.store_address)[0] for m in record.members}
-        return unanswered.silent_hosts(hosts, before)
-
-    def _went_on(self) -> None:
-        """A wait ended well. One that failed is followed by a break or a generation, which end the suspicion."""
-        if self._stall_said is not None:
-            self.session.went_on(self._stall_said)
-            self._stall_said = None
+            self.stalls.lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
 
     def wait_for_transfer(self, done: Callable[[], bool]) -> None:
         """Raises CollectiveAborted when the generation ends first."""
@@ -564,15 +450,13 @@ class Member:
         self, done: Callable[[], bool], given_up: Callable[[], bool], number: int, *, report: bool
     ) -> bool:
         began_s = time.monotonic()
-        waits = WaitMonitor()
-        waits.begin()
-        self._silent_said = frozenset()
+        waits = self.stalls.wait_begins(WaitMonitor())
         look_s = waits.threshold_s
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
             if done():
-                self._went_on()
+                self.stalls.went_on()
                 return True
             self._check_agreed()
             if given_up():
@@ -580,7 +464,7 @@ class Member:
             waited_s = time.monotonic() - began_s
             if report and waited_s >= look_s:
                 look_s = waited_s + LEAST_STALL_S
-                self._wait_lasts(number, waited_s, waits)
+                self.stalls.lasts(number, waited_s, waits)
 
     def wait_closed(self) -> None:
         """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
@@ -602,16 +486,14 @@ class Member:
             return
         self.broken = True
         self._broken_in = self.trail.waits_in()
-        for communicator in (self.communicator, self._side):
-            if communicator is not None:
-                communicator.abort(str(error))
+        for communicator in self._in_force():
+            communicator.abort(str(error))
         newest = self.session.news.generation
         if newest is None or not is_superseded(self.generation, newest, newcomer=False):
             hosts = error.hosts if isinstance(error, CollectiveFailed) else ()
-            self.session.suspect(
-                self.generation.number,
-                SuspicionKind.BROKEN,
-                hosts=hosts,
-                detail=str(error),
-                waits_in=self._broken_in,
-            )
+            self._suspect_break(self.number, str(error), hosts, self._broken_in)
+
+    def _suspect_break(
+        self, number: int, detail: str, hosts: tuple[str, ...] = (), waits_in: CollectiveWait | None = None
+    ) -> None:
+        self.session.suspect(number, SuspicionKind.BROKEN, hosts=hosts, detail=detail, waits_in=waits_in)

@@ -145,8 +145,8 @@ def test_a_generation_that_waits_for_the_boundary_counts_as_built(worker: Worker
     worker.member.follow()
     waiting = Building(worker.alone(2), "all", (0,))
     worker.hear(worker.alone(2))
-    await_true(lambda: worker.member._building is not None, "it begins to build")
-    worker.member._building = waiting
+    await_true(lambda: worker.member._next.building is not None, "it begins to build")
+    worker.member._next.building = waiting
     assert worker.member.switch_value() == 0
     waiting.is_connected = True
     assert worker.member.switch_value() == 1
@@ -250,7 +250,7 @@ def test_a_stall_that_was_told_is_taken_back(worker: Worker) -> None:
     worker.hear(worker.alone(1))
     worker.member.follow()
     assert kinds(worker) == []
-    worker.member.usual_step_s = 0.5
+    worker.member.stalls.usual_step_s = 0.5
     began_s = time.monotonic()
     worker.member.wait_for_transfer(lambda: time.monotonic() - began_s > 0.4)
     worker.agent.wait_for(lambda: kinds(worker)[-1:] == ["went_on"])

@@ -1,0 +1,64 @@
+"""Holds the communicator that is built for a coming generation while the one in force works on.
+
+The session's thread begins to build as soon as it hears of a generation; the script's thread enters it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from bagua_contract.records import Generation
+from bagua_core.elastic.membership.following import is_superseded
+from bagua_core.elastic.membership.rendezvous import Building, Rendezvous
+
+
+class NextCommunicator:
+    """Call `supersede`, `start` and `forget` under `changed`. begins(number): before the first connection."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, changed: threading.Condition, begins: Callable[[int], None]
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._changed = changed
+        self._begins = begins
+        self.building: Building | None = None
+
+    def is_built_for(self, number: int) -> bool:
+        """Any thread. Every member is connected, so that this one can enter."""
+        building = self.building
+        return (
+            building is not None
+            and building.generation.number == number
+            and (building.done or building.is_connected)
+            and building.error is None
+        )
+
+    def of(self, generation: Generation) -> Building:
+        with self._changed:
+            building = self.building
+            if building is not None and building.generation.number != generation.number:
+                building.abandon(f"generation {generation.number} takes its place")
+                self.building = None
+            return self.start(generation)
+
+    def start(self, generation: Generation) -> Building:
+        """Unless one is built already, which is returned."""
+        if self.building is None:
+            self._begins(generation.number)
+            self.building = self._rendezvous.start(generation)
+        return self.building
+
+    def supersede(self, newest: Generation, is_free: Callable[[int], bool]) -> None:
+        """Give up what `newest` ends. is_free(number): this worker may leave that generation out."""
+        building = self.building
+        if building is None:
+            return
+        if is_superseded(building.generation, newest, newcomer=is_free(building.generation.number)):
+            building.abandon(f"generation {newest.number} supersedes it")
+            self.building = None
+
+    def forget(self, number: int) -> None:
+        """It was entered, or failed. A newer one, begun meanwhile, stays: peers connect to it."""
+        if self.building is not None and self.building.generation.number <= number:
+            self.building = None

@@ -1,0 +1,78 @@
+"""Tells the agent of waits in collectives that last longer than usual, with the hosts that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bagua_contract.addresses import parted
+from bagua_contract.collective_wait import CollectiveWait
+from bagua_contract.records import Generation, SuspicionKind
+from bagua_core.elastic.checks.step_timing import WaitMonitor
+from bagua_core.elastic.membership.session import Session
+from bagua_core.elastic.waiting import unanswered
+
+
+class StallReports:
+    """record_of(number): the generation, if it is one of the last kept_records."""
+
+    def __init__(
+        self, session: Session, record_of: Callable[[int], Generation | None], kept_records: int
+    ) -> None:
+        self._session = session
+        self._record_of = record_of
+        self._kept_records = kept_records
+        self.usual_step_s = 0.0
+        self._stall_said: int | None = None  # generation of the stall that the agent knows of
+        self._silent_said: frozenset[str] = frozenset()
+        self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
+
+    def begins_to_build(self, number: int) -> None:
+        """Before the first connection of generation `number`."""
+        self._sockets_before[number] = unanswered.own_sockets()
+        if len(self._sockets_before) > self._kept_records:
+            del self._sockets_before[min(self._sockets_before)]
+
+    def wait_begins(self, waits: WaitMonitor) -> WaitMonitor:
+        waits.begin()
+        self._silent_said = frozenset()
+        return waits
+
+    def lasts(
+        self,
+        number: int,
+        waited_s: float,
+        waits: WaitMonitor,
+        waits_in: Callable[[], CollectiveWait | None] = lambda: None,
+    ) -> None:
+        """waits_in: what it is in, called only when it is reported."""
+        due = waits.is_stalled(waited_s)
+        if not due and self._stall_said is None:
+            return
+        silent = self._silent_hosts(number)
+        if not due and self._silent_said.issuperset(silent):
+            return
+        self._stall_said, self._silent_said = number, frozenset(silent)
+        no_answer = f"; no answer from {', '.join(silent)}" if silent else ""
+        self._session.suspect(
+            number,
+            SuspicionKind.STALLED,
+            hosts=silent,
+            detail=f"a collective has taken {waited_s:.2f} s so far{no_answer}",
+            waited_s=waited_s,
+            usual_step_s=self.usual_step_s,
+            waits_in=waits_in(),
+        )
+
+    def _silent_hosts(self, number: int) -> tuple[str, ...]:
+        """Hosts of that generation's members from which the transport hears nothing."""
+        record, before = self._record_of(number), self._sockets_before.get(number)
+        if record is None or before is None:
+            return ()
+        hosts = {parted(m.store_address)[0] for m in record.members}
+        return unanswered.silent_hosts(hosts, before)
+
+    def went_on(self) -> None:
+        """A wait ended well. One that failed is followed by a break or a generation, which end the suspicion."""
+        if self._stall_said is not None:
+            self._session.went_on(self._stall_said)
+            self._stall_said = None
