@@ -74,7 +74,7 @@ def undisturbed(job: MakeJob, out: Path, slots: int = 1) -> set[str]:
     return run.values
 
 
-@pytest.mark.parametrize("slowly", ["computes", "sleeps"])
+@pytest.mark.parametrize("slowly", ["computes", "sleeps", "compiles"])
 def test_the_only_worker_evaluates_in_the_loop(job: MakeJob, tmp_path: Path, slowly: str) -> None:
     run = Evaluating(job, tmp_path / "out", "--after-step", "7", "--slowly", slowly)
     node = run.job.start()

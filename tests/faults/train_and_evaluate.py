@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ parser.add_argument("--after-epochs", type=int, default=0, help="evaluate betwee
 parser.add_argument(
     "--in-step", type=int, default=0, help="stand in the forward of this step, counted from 1"
 )
-parser.add_argument("--slowly", choices=("computes", "sleeps"), default="computes")
+parser.add_argument("--slowly", choices=("computes", "sleeps", "compiles"), default="computes")
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--only-first", action="store_true", help="global rank 0 evaluates alone")
 parser.add_argument("--in-optimizer", type=int, default=0, help="stand in the optimizer's step in this step")
@@ -70,8 +71,16 @@ def evaluate() -> None:
     model.eval()
     with torch.no_grad():
         model(inputs[:8])
-    take_long()
+        if args.slowly == "compiles":
+            torch.compile(lambda x: x.sin() + 1, backend=compile_slowly)(inputs[:8])
+        else:
+            take_long()
     model.train()
+
+
+def compile_slowly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+    take_long()
+    return graph.forward
 
 
 how = "at its end"
