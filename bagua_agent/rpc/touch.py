@@ -69,7 +69,11 @@ def _begin(address: str) -> tuple[socket.socket, int] | None:
         connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError:
         return None
-    return connection, connection.connect_ex(endpoint)
+    try:
+        return connection, connection.connect_ex(endpoint)
+    except OSError:  # an interface that this host does not have
+        connection.close()
+        return None
 
 
 def _meaning(error: int) -> Touch | None:

@@ -58,6 +58,17 @@ def test_all_are_touched_at_once(listener: socket.socket, silent: str) -> None:
     assert time.monotonic() - began_s < 8 * WINDOW_S, "not one after the other"
 
 
+@pytest.mark.parametrize(
+    "odd", ["[fe80::1%nowhere]:1", "255.255.255.255:1", "224.0.0.1:1", "0.0.0.0:65536", "[::]:x"]
+)
+def test_an_address_to_which_none_can_connect_keeps_no_other_from_being_touched(
+    listener: socket.socket, odd: str
+) -> None:
+    found = touch_all({"odd": odd, "there": address(listener)}, WINDOW_S)
+    assert found.pop("odd", Touch.SILENT) is Touch.SILENT
+    assert found == {"there": Touch.ANSWERED}
+
+
 def test_a_frozen_process_still_answers(listener: socket.socket) -> None:
     """Nobody accepts here: the kernel does."""
     assert touch_all({"a": address(listener)}, WINDOW_S) == {"a": Touch.ANSWERED}
