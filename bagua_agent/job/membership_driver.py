@@ -216,7 +216,7 @@ class JobMembership:
         seen = self._job.seen
         if not seen.restarts or seen.result is not None or self._touching_since_s is not None:
             return
-        addresses = self._members_addresses() if self._state.leading else self._leader_watch.addresses
+        addresses = self._others_addresses() if self._state.leading else self._leader_watch.addresses
         due = self._host_watch.next_round(addresses, 1 if self._state.leading else seen.nodes)
         if due:
             self._touching_since_s = now_s
@@ -224,12 +224,9 @@ class JobMembership:
         else:
             self._job.timers.set("hosts", now_s + ROUND_S, self._watch_hosts)
 
-    def _members_addresses(self) -> dict[str, str]:
-        """Of the other agents of the generation."""
-        view = self._state.view
-        members = () if view.generation is None else view.generation.members
-        ids = {m.agent_id for m in members} - {self._job.agent_id}
-        return {a: view.agents[a].control_address for a in ids if a in view.agents}
+    def _others_addresses(self) -> dict[str, str]:
+        others = (a for a in self._state.view.agents.values() if a.agent_id != self._job.agent_id)
+        return {a.agent_id: a.control_address for a in others}
 
     def _touched(self, found: Mapping[str, Touch], now_s: float) -> None:
         began_s, self._touching_since_s = self._touching_since_s or now_s, None

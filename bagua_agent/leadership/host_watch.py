@@ -1,7 +1,8 @@
 """Decides which agents are touched in a round of restart mode, and which of them are then suspected.
 
 In restart mode a worker may wait without end for a lost peer and report nothing, so agents watch each other: all touch
-the leader, and the leader touches the agents of the generation. Pure: no IO, no clock. docs/design/restart-mode.md has
+the leader, and the leader touches the others. An agent that has never answered is not suspected: its port may be closed
+to this host. Pure: no IO, no clock. docs/design/restart-mode.md has
 the rules. A suspicion only leads to a probe.
 """
 
@@ -23,6 +24,7 @@ class HostWatch:
     def __init__(self, agent_id: str) -> None:
         self._round = zlib.crc32(agent_id.encode())  # spreads the agents of a job over the rounds
         self._silent: dict[str, int] = {}  # agents in doubt, with the silent rounds in a row
+        self._met: set[str] = set()  # agents that have answered
         self._after = ""  # the last agent whose turn it was
 
     def next_round(self, agent_ids: Iterable[str], watchers: int) -> list[str]:
@@ -31,6 +33,7 @@ class HostWatch:
         targets = sorted(set(agent_ids))
         self._round += 1
         self._silent = {a: n for a, n in self._silent.items() if a in targets}
+        self._met.intersection_update(targets)
         doubted = list(self._silent)[:MOST_IN_A_ROUND]
         if self._round % max(1, -(-watchers // MOST_IN_A_ROUND)):
             return doubted
@@ -46,6 +49,9 @@ class HostWatch:
         for agent_id, touch in found.items():
             if touch is Touch.ANSWERED:
                 self._silent.pop(agent_id, None)
+                self._met.add(agent_id)
+                continue
+            if agent_id not in self._met:
                 continue
             self._silent[agent_id] = self._silent.get(agent_id, 0) + 1
             if touch is Touch.REFUSED or self._silent[agent_id] >= SILENT_ROUNDS:

@@ -145,6 +145,7 @@ def test_in_restart_mode_a_silent_leader_is_asked_after_three_rounds_and_keeps_i
     None
 ):
     agent = Agent(restarts=True)
+    agent.round(0.5, l=Touch.ANSWERED)
     for number in range(3):
         assert agent.asked == []
         agent.round(1.0 + 0.5 * number, l=Touch.SILENT)
@@ -171,6 +172,7 @@ def test_in_restart_mode_the_leader_touches_the_members_and_asks_those_in_doubt(
     agent.membership.advance(ev.DesiredChanged(now_s=1.0, min_nodes=2, max_nodes=2))
     agent.membership.advance(ev.GenerationSeen(now_s=1.0, generation=generation("me", "a")))
     agent.membership.take(Elected(50), 1.0)
-    agent.round(2.0, a=Touch.REFUSED)
-    assert agent.touched == [{"a": "a:1"}]
+    agent.round(2.0, a=Touch.ANSWERED, idle=Touch.ANSWERED)
+    agent.round(2.5, a=Touch.REFUSED, idle=Touch.REFUSED)
+    assert agent.touched == [{"a": "a:1", "idle": "idle:1"}] * 2
     assert [question.agent_id for question, _ in agent.asked] == ["a"]

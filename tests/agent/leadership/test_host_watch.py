@@ -40,8 +40,22 @@ def test_the_leader_touches_few_in_a_round_and_each_in_turn() -> None:
     assert set(touched) == set(agents) and set(touched.values()) == {2}
 
 
-def test_a_refusal_is_suspected_at_once_and_silence_after_several_rounds() -> None:
+def met(*agents: str) -> HostWatch:
     watch = HostWatch("me")
+    watch.touched(dict.fromkeys(agents, ANSWERED))
+    return watch
+
+
+def test_an_agent_that_has_never_answered_is_not_suspected() -> None:
+    watch = HostWatch("me")
+    for touch in (REFUSED, SILENT, SILENT, SILENT, SILENT):
+        assert watch.touched({"a": touch}) == []
+    watch.touched({"a": ANSWERED})
+    assert watch.touched({"a": REFUSED}) == ["a"]
+
+
+def test_a_refusal_is_suspected_at_once_and_silence_after_several_rounds() -> None:
+    watch = met("a", "b", "c")
     assert watch.touched({"a": REFUSED, "b": SILENT, "c": ANSWERED}) == ["a"]
     for _ in range(SILENT_ROUNDS - 2):
         assert watch.touched({"b": SILENT}) == []
@@ -50,31 +64,32 @@ def test_a_refusal_is_suspected_at_once_and_silence_after_several_rounds() -> No
 
 
 def test_an_answer_ends_a_doubt() -> None:
-    watch = HostWatch("me")
+    watch = met("a")
     assert [watch.touched({"a": SILENT}) for _ in range(SILENT_ROUNDS)][-1] == ["a"]
     watch.touched({"a": ANSWERED})
     assert watch.touched({"a": SILENT}) == []
 
 
 def test_a_round_that_says_nothing_changes_nothing() -> None:
-    watch = HostWatch("me")
+    watch = met("a")
     watch.touched({"a": SILENT})
     assert watch.touched({}) == []
     assert [watch.touched({"a": SILENT}) for _ in range(2)] == [[], ["a"]]
 
 
 def test_agents_in_doubt_are_touched_in_each_round_and_never_more_than_fit() -> None:
-    watch = HostWatch("me")
+    watch = met("leader")
     watch.next_round(["leader"], 1000)
     watch.touched({"leader": SILENT})
     assert [watch.next_round(["leader"], 1000) for _ in range(70)] == [["leader"]] * 70
     many = [f"agent-{n}" for n in range(40)]
+    watch.touched(dict.fromkeys(many, ANSWERED))
     watch.touched(dict.fromkeys(many, SILENT))
     assert len(watch.next_round(many, 1)) == MOST_IN_A_ROUND
 
 
 def test_an_agent_that_is_no_target_any_more_is_forgotten() -> None:
-    watch = HostWatch("me")
+    watch = met("old")
     watch.touched({"old": SILENT})
     assert watch.next_round(["new"], 1) == ["new"]
     assert watch.next_round([], 1) == []
