@@ -528,7 +528,7 @@ def test_behind_the_steps_reduction_a_loss_fails_the_step_too() -> None:
     job, engine = Job(2), Engine(None)
     lonely = job.workers[0]
     engine.next_step()
-    assert engine.in_step
+    assert engine.in_step and not engine.is_final
     engine.reduction_done(None)
     assert engine.is_final
     lonely.collectives._steps = engine
@@ -603,6 +603,17 @@ def test_a_group_is_a_world_of_its_own(in_step: bool) -> None:
     ]
     assert job.connections("outside/group-") == 2
     assert all(w.operations == [] for w in job.workers)
+
+
+def test_all_workers_of_a_group_drain_their_devices_before_any_builds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, notes = Job(2), list[str]()
+    start = Worker.start
+    monkeypatch.setattr(Worker, "drain", lambda worker: notes.append("drain"))
+    monkeypatch.setattr(Worker, "start", lambda *what: [notes.append("build"), start(*what)][1])
+    run(job, acting(lambda worker: bagua.barrier(bagua.new_group([0, 1]))))
+    assert notes == ["drain", "drain", "build", "build"]
 
 
 def test_a_group_goes_on_in_the_next_generation_with_other_ranks() -> None:

@@ -47,28 +47,37 @@ class Side:
             self.live.mul_(2.0)
 
 
-def copied() -> tuple[Side, Side]:
-    holder, newcomer = Side(1), Side(2)
-    ends = build_in_process(2)
-    landing = InPlace(newcomer.state, lambda: None)
-    threads = [
-        threading.Thread(
-            target=holder.in_step, args=(lambda: heal.send_state(ends[0], holder.state(), [0], [1]),)
-        ),
-        threading.Thread(target=newcomer.in_step, args=(lambda: heal.receive_state(ends[1], [0], landing),)),
-    ]
+def copied(holders: int = 1) -> list[Side]:
+    """The holders, and the newcomer."""
+    sides = [Side(index) for index in range(1, holders + 2)]
+    newcomer, ends = sides[-1], build_in_process(holders + 1)
+    sources, landing = range(holders), InPlace(newcomer.state, lambda: None)
+
+    def act(rank: int) -> None:
+        if rank == holders:
+            newcomer.in_step(lambda: heal.receive_state(ends[rank], sources, landing))
+        else:
+            sides[rank].in_step(lambda: heal.send_state(ends[rank], sides[rank].state(), sources, [holders]))
+
+    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(holders + 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(2 * DEADLINE_S)
         assert not thread.is_alive()
-    return holder, newcomer
+    return sides
 
 
 def test_a_copy_that_takes_over_the_scripts_work_is_in_order() -> None:
     holder, newcomer = copied()
     assert holder.device.violations == [] and newcomer.device.violations == []
     assert torch.equal(newcomer.live, holder.live) and float(holder.live[0]) == 2.0
+
+
+def test_a_copy_in_stripes_is_in_order() -> None:
+    sides = copied(holders=2)
+    assert [side.device.violations for side in sides] == [[]] * 3
+    assert set(sides[-1].live.tolist()) == {2.0, 4.0}, "of each holder a part"
 
 
 def test_chunks_lie_in_memory_that_the_device_reads_and_writes_itself() -> None:

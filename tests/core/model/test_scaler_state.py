@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from bagua_core.elastic.state.state_registry import StateRegistry
 from bagua_core.model.scaler_state import ScalerSnapshot, unchanged_scale
 from tests.streams.device_model import DeviceModel
 from tests.streams.watching import belonging_to, install
@@ -95,3 +96,16 @@ def test_nothing_of_it_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         scaler.update(unchanged_scale(scaler))
         snapshot.restore(scaler)
     assert len(device.host_waits) == 2 and device.violations == []
+
+
+def test_a_step_of_a_registered_scaler_waits_for_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    device, scaler, registry = DeviceModel(), used(), StateRegistry()
+    registry.register("scaler", scaler)
+    for tensor in (scaler._scale, scaler._growth_tracker):
+        assert tensor is not None
+        device.tag(tensor, "scaler")
+    with belonging_to(device), device.on("script"):
+        registry.snapshot()
+        registry.roll_back()
+    assert device.host_waits == [] and device.violations == []

@@ -120,6 +120,20 @@ def test_it_drains_what_is_in_force_before_a_planned_generation_is_joined(
     assert worker.host.entered == [1, 2] and notes == ["drain", "drained"]
 
 
+def test_it_drains_what_is_in_force_before_a_group_without_joiners_is_built(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    member, notes = worker.member, []
+    assert member.communicator is not None
+    start = member.rendezvous.start
+    monkeypatch.setattr(member.communicator, "drain", lambda: [notes.append("drain"), DonePending()][1:])
+    monkeypatch.setattr(member.rendezvous, "start", lambda *what: [notes.append("build"), start(*what)][1])
+    member.side_communicator((0,))
+    assert notes == ["drain", "build"]
+
+
 def test_a_peer_that_fails_while_it_drains_breaks_the_generation_in_force(
     worker: Worker, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,13 +307,17 @@ def await_connected(one: Meeting, buildings: Sequence[Building]) -> None:
 
 
 def test_no_member_joins_nccl_before_all_are_drained(meeting: Make, emulation: Emulation) -> None:
-    one = meeting(able(3), lanes=frozenset({Lane.BACKGROUND}))
+    """Nor does any begin to: the store's time-out for the meeting would run while others still compute."""
+    begun: list[int] = []
+    transports = [TransportOfRank(f"host {r}", before=lambda: begun.append(1)) for r in range(3)]
+    one = meeting(transports, lanes=frozenset({Lane.BACKGROUND}))
     buildings = one.start(1, drained=False)
     await_connected(one, buildings)
     for building in buildings[:2]:
         building.drained()
     with one.changed:
         assert not one.changed.wait_for(lambda: bool(emulation.joined), 0.3), "the third still runs kernels"
+    assert not begun
     buildings[2].drained()
     one.await_done(buildings)
     world = communicators_of(buildings)
