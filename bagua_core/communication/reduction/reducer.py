@@ -9,7 +9,6 @@ behind, in memory that no abandoned operation can reach.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.devices.device_wait import wait_once
+from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
@@ -35,20 +35,6 @@ from bagua_core.communication.step_interface import MicroBatch, StepEngine
 
 class SparseGradientError(TypeError):
     """A parameter has a sparse gradient, which has no place in a flat bucket."""
-
-
-class NestedBackwardError(RuntimeError):
-    """Gradients of one step came from a backward inside another backward."""
-
-
-class _End:
-    """What autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self) -> None:
-        self._call()
 
 
 class Reducer(Exchange):
@@ -90,8 +76,7 @@ class Reducer(Exchange):
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
         self._reductions = 0
         self._has_local = False
-        self._task: int | None = None  # autograd's id of the backward under way
-        self._end: weakref.ref[_End] | None = None
+        self._backward = BackwardTask()
         self._communicator: Communicator | None = None
         self._micro_batch = MicroBatch(1.0, True)
         self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
@@ -119,7 +104,7 @@ class Reducer(Exchange):
     @property
     def is_unfinished(self) -> bool:
         """A backward began and did not reach its end: it raised, or it runs now."""
-        return self._task is not None
+        return self._backward.is_open
 
     @property
     def reductions(self) -> int:
@@ -134,7 +119,7 @@ class Reducer(Exchange):
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
         """See Exchange. Not while a backward runs: its contributions lie there too."""
         index = self._index_of.get(id(parameter))
-        whole = self._task is None and not self._has_local
+        whole = not self._backward.is_open and not self._has_local
         return whole and index is not None and parameter.grad is self._views[index]
 
     def close(self) -> None:
@@ -148,7 +133,7 @@ class Reducer(Exchange):
         """See Exchange. Parameters that are unfrozen get buckets of their own behind the others, which are reduced once
         all ranks are known to have the same ones. The layout changes at a forward after that, on all ranks alike."""
         trained = self._trained
-        if (choice == trained.choice and not self._relays) or self._task is not None:
+        if (choice == trained.choice and not self._relays) or self.is_unfinished:
             return
         with self._lock:
             trained.candidates = candidates
@@ -280,15 +265,9 @@ class Reducer(Exchange):
 
     def _enter_backward(self) -> None:
         """At the first gradient of a backward: what holds for all of it."""
-        task = torch._C._current_graph_task_id()
-        if task == self._task:
+        if not self._backward.is_new():
             return
-        if self._task is not None:
-            if self._end is not None and self._end() is not None:
-                raise NestedBackwardError(
-                    "a backward ran inside another one; if activation checkpointing is used, pass "
-                    "use_reentrant=False"
-                )
+        if self._backward.is_open:
             self._give_up_unfinished()
         self._micro_batch = self._engine.micro_batch
         self._skips = self._engine.step_failed
@@ -298,10 +277,7 @@ class Reducer(Exchange):
         self._ready = bytearray(len(self._parameters))
         for bucket in self._buckets:
             bucket.rearm()
-        end = _End(self._end_backward)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
-        self._end = weakref.ref(end)
-        self._task = task
+        self._backward.begin(self._end_backward)
 
     def _contribute(self, index: int, parameter: torch.Tensor) -> None:
         """Put weight * .grad into the bucket. .grad None counts as zero."""
@@ -380,7 +356,7 @@ class Reducer(Exchange):
                 self._zero_gradients()
             else:
                 self._complete()
-            self._task = None
+            self._backward.close()
 
     def _complete(self) -> None:
         last = self._micro_batch.last
@@ -500,7 +476,7 @@ class Reducer(Exchange):
             )
 
     def _forget(self) -> None:
-        self._task = None
+        self._backward.close()
         self._has_local = False
         self._earlier_weight = 0.0
         self._accumulated = bytearray(len(self._parameters))

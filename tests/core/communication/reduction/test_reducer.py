@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
-from bagua_core.communication.reduction.reducer import NestedBackwardError, Reducer, SparseGradientError
+from bagua_core.communication.reduction.backward_task import NestedBackwardError
+from bagua_core.communication.reduction.reducer import Reducer, SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded

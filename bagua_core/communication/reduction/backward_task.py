@@ -1,0 +1,55 @@
+"""Recognizes to which backward of autograd a gradient belongs, and calls at the end of that backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+
+class NestedBackwardError(RuntimeError):
+    """Gradients of one step came from a backward inside another backward."""
+
+
+class _End:
+    """What autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class BackwardTask:
+    """The backward under way. is_open: it has not reached its end; it raised, or it runs now."""
+
+    def __init__(self) -> None:
+        self._task: int | None = None  # autograd's id of it
+        self._end: weakref.ref[_End] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None
+
+    def is_new(self) -> bool:
+        """Whether the gradient that is computed now is the first one of another backward. Raises NestedBackwardError
+        if the one under way goes on after that."""
+        if torch._C._current_graph_task_id() == self._task:
+            return False
+        if self._end is not None and self._end() is not None and self.is_open:
+            raise NestedBackwardError(
+                "a backward ran inside another one; if activation checkpointing is used, pass use_reentrant=False"
+            )
+        return True
+
+    def begin(self, ended: Callable[[], None]) -> None:
+        """ended: called by autograd after the last gradient."""
+        end = _End(ended)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._end = weakref.ref(end)
+        self._task = torch._C._current_graph_task_id()
+
+    def close(self) -> None:
+        self._task = None
