@@ -120,6 +120,15 @@ def judge_account(name: str, exists: bool, why_not: str | None) -> Finding:
     return Finding("account", Weight.FINE, f"{name!r} can run workers")
 
 
+def judge_slow_import(name: str, limit_s: float) -> Finding:
+    """A busy node or a slow disk keeps no worker from running."""
+    text = (
+        f"as {name!r}, bagua_core was not imported within {limit_s:g} s; the node is busy or its disk is slow, "
+        "so workers start late"
+    )
+    return Finding("account", Weight.NOTE, text)
+
+
 # -- looking
 
 
@@ -235,8 +244,10 @@ def _account(name: str) -> Finding:
             [sys.executable, "-c", "import bagua_core.worker.run_script"],
             capture_output=True, text=True, cwd="/", timeout=PROGRAM_TIMEOUT_S, check=False, **extra,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return judge_account(name, True, getattr(error, "strerror", None) or "it does not answer")
+    except subprocess.TimeoutExpired as error:
+        return judge_slow_import(name, error.timeout)
+    except OSError as error:
+        return judge_account(name, True, error.strerror or repr(error))
     last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
     return judge_account(name, True, None if done.returncode == 0 else last[0])
 

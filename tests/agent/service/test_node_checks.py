@@ -18,6 +18,7 @@ from bagua_agent.service.node.node_checks import (
     judge_account,
     judge_disk,
     judge_gpus,
+    judge_slow_import,
     troubles,
 )
 
@@ -92,6 +93,11 @@ def test_an_account_must_be_there_and_be_able_to_run_this_interpreter() -> None:
     assert "useradd --create-home bagua" in judge_account("bagua", False, None).text
     told = judge_account("bagua", True, "Permission denied").text
     assert sys.executable in told and "as in /opt" in told
+
+
+def test_a_slow_import_keeps_no_job_away() -> None:
+    found = judge_slow_import("bagua", 30.0)
+    assert "not imported within 30 s" in found.text and troubles([found]) == ()
 
 
 def test_notes_keep_no_job_away() -> None:
