@@ -154,6 +154,30 @@ def test_a_peer_that_fails_while_it_drains_breaks_the_generation_in_force(
     assert worker.host.entered == [1, 3]
 
 
+def test_a_joining_that_fails_at_the_boundary_is_reported_and_a_failover_follows_with_the_same_state(
+    worker: Worker, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    worker.hear(worker.alone(2))
+    await_true(lambda: worker.member.switch_value() > 0, "generation 2 is built")
+
+    def fails(building: Building) -> None:
+        building.communicator, building.error = None, CollectiveFailed("joining NCCL: a rank did not come")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Building, "drained", fails)
+        worker.member.pair_reduced((1.0, 1.0))
+        following = beside.submit(worker.member.follow)
+        worker.agent.wait_for(lambda: len(suspected(worker.agent)) > 0)
+    told = suspected(worker.agent)[0]
+    assert told.generation == 2 and "a rank did not come" in told.detail
+    assert worker.member.number == 1 and worker.member.broken
+    worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, base=1))
+    following.result(DEADLINE_S)
+    assert worker.host.entered == [1, 3] and worker.host.steps_out == []
+
+
 def test_a_generation_that_waits_for_the_boundary_counts_as_built(worker: Worker) -> None:
     worker.hear(worker.alone(1))
     worker.member.follow()
