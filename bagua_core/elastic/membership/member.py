@@ -273,7 +273,9 @@ class Member:
         def superseded() -> bool:
             return given_up() or is_superseded(generation, self.session.news.generation, newcomer=newcomer)
 
-        building = self._next.of(generation)
+        building = self._next.of(generation, newcomer=newcomer)
+        if building is None:
+            return False
         if not self._is_drained_for(generation, superseded):
             building.abandon("superseded")
             return False

@@ -34,9 +34,13 @@ class NextCommunicator:
             and building.error is None
         )
 
-    def of(self, generation: Generation) -> Building:
+    def of(self, generation: Generation, *, newcomer: bool) -> Building | None:
+        """None: one for a generation that supersedes this one is under way. It is not begun anew, for peers have read
+        where it listens, and connect to it once."""
         with self._changed:
             building = self.building
+            if building is not None and is_superseded(generation, building.generation, newcomer=newcomer):
+                return None
             if building is not None and building.generation.number != generation.number:
                 building.abandon(f"generation {generation.number} takes its place")
                 self.building = None

@@ -178,6 +178,30 @@ def test_a_joining_that_fails_at_the_boundary_is_reported_and_a_failover_follows
     assert worker.host.entered == [1, 3] and worker.host.steps_out == []
 
 
+def test_a_generation_is_built_once_although_an_older_one_was_about_to_be_entered(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peers have read from the store where this worker listens: to a second building they would not connect."""
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    member, built = worker.member, []
+    start = member.rendezvous.start
+    monkeypatch.setattr(
+        member.rendezvous, "start", lambda *what: [built.append(what[0].number), start(*what)][1]
+    )
+
+    def reach(point: str) -> None:
+        if point == "switch.before" and 3 not in built:
+            worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, base=2))
+            await_true(lambda: 3 in built, "generation 3 is begun")
+
+    monkeypatch.setattr(worker.host, "reach", reach)
+    worker.hear(worker.alone(2, kind=GenerationKind.FAILOVER, base=1))
+    await_true(lambda: 2 in built, "generation 2 is begun")
+    member.follow()
+    assert worker.host.entered == [1, 3] and built == [2, 3]
+
+
 def test_a_generation_that_waits_for_the_boundary_counts_as_built(worker: Worker) -> None:
     worker.hear(worker.alone(1))
     worker.member.follow()
