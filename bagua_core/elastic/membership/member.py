@@ -338,12 +338,9 @@ class Member:
     def drain(self) -> None:
         """Wait for all that the device was given of the generation in force. Raises CollectiveFailed."""
         waits = self.stalls.wait_begins(WaitMonitor())
-        for communicator in self._in_force():
-            for pending in communicator.drain():
-                pending.wait(
-                    lambda waited_s: self.stalls.lasts(self.number, waited_s, waits), waits.threshold_s
-                )
-                self.stalls.went_on()
+        for pending in [each for communicator in self._in_force() for each in communicator.drain()]:
+            pending.wait(lambda waited_s: self.stalls.lasts(self.number, waited_s, waits), waits.threshold_s)
+            self.stalls.went_on()
 
     def _entry_failed(self, generation: Generation, error: CollectiveFailed) -> None:
         self._floor = max(self._floor, generation.number)
