@@ -44,10 +44,10 @@ Adam whose second moment rests, in place (adam.py has the formulas):
 What a block that holds NaN, an infinity or a magnitude above 2**126 decodes to is NaN throughout: training sees it,
 as it would in full precision. NaNs are written as the one canonical NaN.
 
-    target(device="cpu") -> Target(name, reason)    "extension", "fallback" (slow: NumPy, same bits) or "cuda"
+    target(device="cpu") -> Target(name, reason)    "extension", "fallback" (slow: torch, same bits) or "cuda"
 
 Raises KernelArgumentError for a tensor that does not fit (with the value and the next move), KernelUnavailableError for
-CUDA tensors without CuPy.
+a target that BAGUA_KERNELS=extension demands and this machine lacks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ def main() -> int:
     try:
         print(f"the CPU's kernels: {find().where}")
     except LibraryUnavailableError as error:
-        print(f"no library for the CPU's kernels, so NumPy serves: {error}", file=sys.stderr)
+        print(f"no library for the CPU's kernels, so torch's operators serve: {error}", file=sys.stderr)
         return 1
     return 0
 

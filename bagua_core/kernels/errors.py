@@ -8,4 +8,4 @@ class KernelArgumentError(ValueError):
 
 
 class KernelUnavailableError(RuntimeError):
-    """This machine cannot run the kernel: CUDA tensors without CuPy, or no extension where one was demanded."""
+    """This machine cannot run the kernel: no compiled kernels where some were demanded."""

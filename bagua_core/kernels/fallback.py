@@ -1,70 +1,80 @@
-"""The kernels on CPU tensors without the compiled library: NumPy, many times slower, the same bits.
+"""The kernels by torch's operators, for CPU and CUDA tensors: many times slower than compiled ones, the same bits.
 
-The arithmetic is that of arithmetic.h over whole arrays: NumPy rounds +, -, *, / of float32 as IEEE 754 says and
-contracts nothing. See Kernels in interface.py.
+The arithmetic is that of arithmetic.h over whole tensors: torch's operators round +, -, * and / of float32 as IEEE 754
+says, and one operator is never contracted with the next. Divisors are tensors, for torch multiplies CUDA
+tensors by the inverse of a number. Nothing waits for a device. See Kernels in interface.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bagua_core.kernels.formats import minmax_payload_at, one_bit_payload_at
 from bagua_core.kernels.interface import Code
 
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-
-NAN = np.uint32(0x7FC00000).view(np.float32)
-LARGEST = np.float32(2.0**126)
-SMALLEST_STEP = np.float32(2.0**-126)
-ROUNDER = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer
+NAN_BITS = {torch.float32: 0x7FC00000, torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}
+LARGEST = 2.0**126
+SMALLEST_STEP = 2.0**-126
+ROUNDER = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer
 SUM_LANES = 1024
 STEPS_BLOCK = 4096
-LARGEST_FLOAT = np.finfo(np.float32).max
 
 
 class FallbackKernels:
     def minmax_compress(self, values: Tensor, out: Tensor, block_size: int) -> None:
-        for x, row in zip(_floats(values), out.numpy(), strict=True):
-            _minmax_compress(x, row, block_size)
+        x, payload_at = _floats(values), minmax_payload_at(values.shape[1], block_size)
+        blocks = _in_blocks(x, block_size, "replicate")
+        is_representable = (blocks.abs() <= LARGEST).all(-1)
+        least, most = blocks.aminmax(dim=-1)
+        step = ((most - least) / torch.full_like(most, 255.0)).clamp(min=SMALLEST_STEP)
+        inverse = torch.ones_like(step) / step
+        zero_code = (-least * inverse + ROUNDER) - ROUNDER
+        low = torch.where((least <= 0.0) & (most >= 0.0), 0.0 - zero_code * step, least)
+        codes = (blocks - low[..., None]).mul_(inverse[..., None]).clamp_(0.0, 255.0)
+        codes = (
+            codes.add_(ROUNDER).sub_(ROUNDER).masked_fill_(~is_representable[..., None], 0.0).to(torch.uint8)
+        )
+        low, step = low.where(is_representable, torch.nan), step.where(is_representable, 0.0)
+        _write(out, torch.stack((low, step), -1).flatten(1), codes.flatten(1)[:, : x.shape[1]], payload_at)
 
     def minmax_reduce(
         self, compressed: Tensor, count: int, out: Tensor, scale: float, block_size: int
     ) -> None:
-        with np.errstate(all="ignore"):
-            total = _sum(Code.MINMAX, compressed, count, block_size) * np.float32(scale)
-        _minmax_compress(total, out.numpy(), block_size)
+        total = _sum(Code.MINMAX, compressed, count, block_size) * scale
+        self.minmax_compress(total[None], out[None], block_size)
 
     def one_bit_compress(
         self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
     ) -> None:
-        if left is not error:
-            left.copy_(error)
-        for x, of_row, row in zip(_floats(values), left.detach().numpy(), out.numpy(), strict=True):
-            _one_bit_compress(x, of_row, row, block_size)
+        count, before = values.shape[1], error.detach()
+        t = _floats(values) + before
+        blocks = _in_blocks(t, block_size)
+        total = _sums_of_magnitudes(blocks)
+        is_finite = total.isfinite()
+        scale = (total / _lengths(count, block_size, t)).where(is_finite, torch.nan)
+        is_negative = ((blocks < 0.0) & is_finite[..., None]).flatten(1)
+        signs = (is_negative.view(len(t), -1, 8) << _bits(t)).sum(-1, dtype=torch.uint8)[:, : -(-count // 8)]
+        _write(out, scale, signs, one_bit_payload_at(count, block_size))
+        scale_of = _of_each(scale, count, block_size)
+        kept = before.where(before.isfinite(), 0.0)
+        left.detach().copy_(
+            torch.where(scale_of.isnan(), kept, t - torch.where(t < 0.0, -scale_of, scale_of))
+        )
 
     def decompress(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, add: bool, block_size: int
     ) -> None:
-        with np.errstate(all="ignore"):
-            decoded = np.stack([_decode(code, row, out.shape[1], block_size) for row in compressed.numpy()])
-            decoded *= np.float32(scale)
-            if add:
-                decoded += _floats(out)
-        _store(decoded, out)
+        decoded = _decode(code, compressed, out.shape[1], block_size) * scale
+        _store(_floats(out) + decoded if add else decoded, out)
 
     def reduce_values(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, block_size: int
     ) -> None:
-        with np.errstate(all="ignore"):
-            total = _sum(code, compressed, out.numel(), block_size) * np.float32(scale)
-        _store(total, out)
+        _store(_sum(code, compressed, out.numel(), block_size) * scale, out)
 
     def copy_parts(self, flat: Tensor, parts: Sequence[Tensor], into_flat: bool) -> None:
         at = 0
@@ -78,12 +88,10 @@ class FallbackKernels:
             at += part.numel()
 
     def weighted_average(self, x: Tensor, y: Tensor, x_weight: float, y_weight: float) -> None:
-        with np.errstate(all="ignore"):
-            _store(np.float32(x_weight) * _floats(x) + np.float32(y_weight) * _floats(y), x)
+        _store(x_weight * _floats(x) + y_weight * _floats(y), x)
 
     def add_difference(self, x: Tensor, newer: Tensor, older: Tensor, scale: float) -> None:
-        with np.errstate(all="ignore"):
-            _store(_floats(x) + np.float32(scale) * (_floats(newer) - _floats(older)), x)
+        _store(_floats(x) + scale * (_floats(newer) - _floats(older)), x)
 
     def adam_steps(
         self,
@@ -95,22 +103,20 @@ class FallbackKernels:
         reach: float,
         decay: float,
     ) -> None:
-        with np.errstate(all="ignore"):
-            steps = _floats(values) / _adam_scale(second, eps)
-            for at in range(0, len(steps), STEPS_BLOCK):
-                block = steps[at : at + STEPS_BLOCK]
-                limit = np.float32(reach) * (_sum_of_magnitudes(block) / np.float32(len(block)))
-                block[:] = np.where(block > limit, limit, np.where(block < -limit, -limit, block))
-            if before is not None and after is not None:
-                steps = np.float32(decay) * before.numpy() + steps
-                after.numpy()[...] = np.where(np.isfinite(steps), steps, np.float32(0.0))
+        count = values.numel()
+        steps = _floats(values) / _adam_scale(second, eps)
+        blocks = _in_blocks(steps[None], STEPS_BLOCK)
+        limit = reach * (_sums_of_magnitudes(blocks) / _lengths(count, STEPS_BLOCK, steps))[..., None]
+        blocks = torch.where(blocks > limit, limit, torch.where(blocks < -limit, -limit, blocks))
+        steps = blocks.flatten()[:count]
+        if before is not None and after is not None:
+            steps = decay * before.detach() + steps
+            after.detach().copy_(steps.where(steps.isfinite(), 0.0))
         _store(steps, values)
 
     def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
-        with np.errstate(all="ignore"):
-            scale = _adam_scale(second, eps)
-            scale = np.where(scale <= LARGEST_FLOAT, scale, np.float32(0.0))
-            _store(_floats(values) * scale, values)
+        scale = _adam_scale(second, eps)
+        _store(_floats(values) * scale.where(scale.isfinite(), 0.0), values)
 
     def adam_update(
         self,
@@ -123,117 +129,89 @@ class FallbackKernels:
         eps: float,
         rate: float,
     ) -> None:
-        with np.errstate(all="ignore"):
-            x, m = _floats(parameter), _floats(first)
-            m = m + np.float32(share) * ((_floats(gradient) + np.float32(weight_decay) * x) - m)
-            moved = x - np.float32(rate) * (m / _adam_scale(second, eps))
+        x, m = _floats(parameter), _floats(first)
+        m = m + share * ((_floats(gradient) + weight_decay * x) - m)
+        moved = x - rate * (m / _adam_scale(second, eps))
         _store(m, first)
         _store(moved, parameter)
 
 
-def _adam_scale(second: Tensor, eps: float) -> Floats:
-    return np.asarray(np.sqrt(_floats(second)) + np.float32(eps))
+def _adam_scale(second: Tensor, eps: float) -> Tensor:
+    # by way of double: the vector library's root of float32 is not always the nearest one
+    return second.detach().double().sqrt().float() + eps
 
 
-def _floats(values: Tensor) -> Floats:
-    """As float32; an array of its own unless they are float32 already."""
-    values = values.detach()
-    if values.dtype == torch.bfloat16:
-        bits = values.view(torch.int16).numpy().view(np.uint16).astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
-    array: NDArray[Any] = values.numpy()
-    with np.errstate(all="ignore"):
-        return array.astype(np.float32, copy=False)
+def _floats(values: Tensor) -> Tensor:
+    """As float32; memory of its own unless they are float32 already."""
+    return values.detach().float()
 
 
-def _store(x: Floats, out: Tensor) -> None:
+def _store(x: Tensor, out: Tensor) -> None:
     """Into `out` of any dtype of values, to nearest, ties to even; NaNs become the canonical one."""
-    x = np.where(np.isnan(x), NAN, x)
     out = out.detach()
-    if out.dtype == torch.bfloat16:
-        bits = x.view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        narrow = np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
-        out.view(torch.int16).numpy().view(np.uint16)[...] = narrow
-        return
-    with np.errstate(all="ignore"):
-        out.numpy()[...] = x
+    out.copy_(x)
+    integer = torch.int32 if out.dtype == torch.float32 else torch.int16
+    out.view(integer).masked_fill_(x.isnan(), NAN_BITS[out.dtype])
 
 
-def _minmax_compress(x: Floats, row: Bytes, block_size: int) -> None:
-    row[:] = 0
-    headers = row[: minmax_payload_at(len(x), block_size)].view(np.float32)
-    codes = row[minmax_payload_at(len(x), block_size) :]
-    for number, at in enumerate(range(0, len(x), block_size)):
-        block = x[at : at + block_size]
-        low, step = _grid_over(block)
-        headers[2 * number : 2 * number + 2] = low, step
-        if not np.isnan(low):
-            code = (block - low) * (np.float32(1.0) / step)
-            code = np.minimum(np.maximum(code, np.float32(0.0)), np.float32(255.0))
-            codes[at : at + len(block)] = (code + ROUNDER) - ROUNDER
+def _in_blocks(x: Tensor, block_size: int, mode: str = "constant") -> Tensor:
+    """[rows, count] as [rows, blocks, block_size]; what is missing in the last block is 0 or the last value."""
+    return pad(x, (0, -x.shape[1] % block_size), mode).view(len(x), -1, block_size)
 
 
-def _grid_over(block: Floats) -> tuple[np.float32, np.float32]:
-    if not np.all(np.abs(block) <= LARGEST):
-        return NAN, np.float32(0.0)
-    least, most = block.min(), block.max()
-    step = np.maximum((most - least) / np.float32(255.0), SMALLEST_STEP)
-    low = least
-    if least <= 0.0 <= most:
-        zero_code = (-least * (np.float32(1.0) / step) + ROUNDER) - ROUNDER
-        low = np.float32(0.0) - zero_code * step
-    return low, step
+def _of_each(of_block: Tensor, count: int, block_size: int) -> Tensor:
+    """[rows, count] of [rows, blocks]: each value has its block's."""
+    return of_block[..., None].expand(-1, -1, block_size).flatten(1)[:, :count]
 
 
-def _one_bit_compress(x: Floats, error: Floats, row: Bytes, block_size: int) -> None:
-    row[:] = 0
-    headers = row[: one_bit_payload_at(len(x), block_size)].view(np.float32)
-    signs = row[one_bit_payload_at(len(x), block_size) :]
-    for number, at in enumerate(range(0, len(x), block_size)):
-        left = error[at : at + block_size]
-        with np.errstate(all="ignore"):
-            t = x[at : at + block_size] + left
-            total = _sum_of_magnitudes(t)
-        if not np.isfinite(total):
-            headers[number] = NAN
-            left[~np.isfinite(left)] = 0.0
-            continue
-        scale = total / np.float32(len(t))
-        headers[number] = scale
-        packed = np.packbits(t < 0.0, bitorder="little")
-        signs[at // 8 : at // 8 + len(packed)] = packed
-        left[:] = t - np.where(t < 0.0, -scale, scale)
+def _lengths(count: int, block_size: int, like: Tensor) -> Tensor:
+    """How many values are in each block."""
+    lengths = torch.full((-(-count // block_size),), float(block_size), device=like.device)
+    lengths[-1] = (count - 1) % block_size + 1
+    return lengths
 
 
-def _sum_of_magnitudes(t: Floats) -> np.float32:
-    """Strided lanes, each in order, then folds by halves."""
-    padded = np.zeros(-(-len(t) // SUM_LANES) * SUM_LANES, np.float32)
-    padded[: len(t)] = np.abs(t)
-    lanes = np.zeros(SUM_LANES, np.float32)
-    for part in padded.reshape(-1, SUM_LANES):
+def _sums_of_magnitudes(blocks: Tensor) -> Tensor:
+    """Of the last dimension: strided lanes, each in order, then folds by halves."""
+    padded = pad(blocks.abs(), (0, -blocks.shape[-1] % SUM_LANES))
+    first, *others = torch.split(padded, SUM_LANES, -1)
+    lanes = first
+    for part in others:
         lanes = lanes + part
-    while len(lanes) > 1:
-        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return np.float32(lanes[0])
+    while lanes.shape[-1] > 1:
+        low, high = lanes.chunk(2, -1)
+        lanes = low + high
+    return lanes[..., 0]
 
 
-def _decode(code: Code, row: Bytes, count: int, block_size: int) -> Floats:
+def _bits(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+def _write(out: Tensor, headers: Tensor, payload: Tensor, payload_at: int) -> None:
+    """A compressed form: headers (float32) and payload (uint8) of each row, each padded with zeros."""
+    out.zero_()
+    out[:, : 4 * headers.shape[1]] = headers.contiguous().view(torch.uint8)
+    out[:, payload_at : payload_at + payload.shape[1]] = payload
+
+
+def _decode(code: Code, rows: Tensor, count: int, block_size: int) -> Tensor:
+    """[rows, count]."""
     blocks = -(-count // block_size)
     if code is Code.MINMAX:
         payload_at = minmax_payload_at(count, block_size)
-        headers = row[:payload_at].view(np.float32)[: 2 * blocks].reshape(blocks, 2)
-        low, step = (np.repeat(headers[:, i], block_size)[:count] for i in (0, 1))
-        return np.asarray(low + row[payload_at : payload_at + count].astype(np.float32) * step)
+        headers = rows[:, :payload_at].view(torch.float32)[:, : 2 * blocks].view(len(rows), blocks, 2)
+        low, step = (_of_each(headers[..., i], count, block_size) for i in (0, 1))
+        return rows[:, payload_at : payload_at + count].float().mul_(step).add_(low)
     payload_at = one_bit_payload_at(count, block_size)
-    scale = np.repeat(row[:payload_at].view(np.float32)[:blocks], block_size)[:count]
-    signs = np.unpackbits(row[payload_at:], count=count, bitorder="little")
-    return np.where(signs, -scale, scale)
+    scale = _of_each(rows[:, :payload_at].view(torch.float32)[:, :blocks], count, block_size)
+    is_negative = (rows[:, payload_at:, None] >> _bits(rows) & 1).flatten(1)[:, :count].bool()
+    return torch.where(is_negative, -scale, scale)
 
 
-def _sum(code: Code, compressed: Tensor, count: int, block_size: int) -> Floats:
-    rows = compressed.numpy()
-    total = _decode(code, rows[0], count, block_size)
-    for row in rows[1:]:
+def _sum(code: Code, compressed: Tensor, count: int, block_size: int) -> Tensor:
+    """[count]; peer by peer, for bounded memory."""
+    total = _decode(code, compressed[:1], count, block_size)
+    for row in torch.split(compressed[1:], 1):
         total = total + _decode(code, row, count, block_size)
-    return total
+    return total[0]

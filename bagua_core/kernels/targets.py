@@ -1,6 +1,7 @@
-"""Chooses the target that runs a kernel for a tensor; for the CPU once per process, by availability.
+"""Chooses the target that runs a kernel for a tensor; once per process and device type, by availability.
 
-`BAGUA_KERNELS` decides for the CPU: "auto" (the default), "extension" (an error where there is none) or "fallback".
+`BAGUA_KERNELS` decides: "auto" (the default), "extension" (an error where there are no compiled kernels: no library for
+the CPU, no CuPy for a GPU) or "fallback".
 """
 
 from __future__ import annotations
@@ -57,17 +58,18 @@ def compiled_library() -> ctypes.CDLL:
 
 
 def _chosen_for(device: torch.device) -> tuple[Target, Kernels]:
+    choice = os.environ.get(CHOICE_VARIABLE, "auto")
+    if choice not in CHOICES:
+        raise KernelArgumentError(f"{CHOICE_VARIABLE}={choice}; use one of {', '.join(CHOICES)}")
     if device.type == "cpu":
-        return _cpu(os.environ.get(CHOICE_VARIABLE, "auto"))
+        return _cpu(choice)
     if device.type == "cuda":
-        return _cuda()
+        return _cuda(choice)
     raise KernelArgumentError(f"a tensor on {device}; kernels run on cpu and cuda tensors")
 
 
 @functools.cache
 def _cpu(choice: str) -> tuple[Target, Kernels]:
-    if choice not in CHOICES:
-        raise KernelArgumentError(f"{CHOICE_VARIABLE}={choice}; use one of {', '.join(CHOICES)}")
     if choice == "fallback":
         return Target("fallback", f"{CHOICE_VARIABLE}=fallback"), FallbackKernels()
     try:
@@ -76,7 +78,7 @@ def _cpu(choice: str) -> tuple[Target, Kernels]:
         if choice == "extension":
             raise KernelUnavailableError(f"{CHOICE_VARIABLE}=extension, but {error}") from error
         _log.warning(
-            "compression on the CPU runs in NumPy, many times slower than the compiled kernels: %s. "
+            "compression on the CPU runs by torch's operators, many times slower than the compiled kernels: %s. "
             "Install a C compiler and run `python -m bagua_core.kernels.build`",
             error,
         )
@@ -85,9 +87,15 @@ def _cpu(choice: str) -> tuple[Target, Kernels]:
 
 
 @functools.cache
-def _cuda() -> tuple[Target, Kernels]:
+def _cuda(choice: str) -> tuple[Target, Kernels]:
     from bagua_core.kernels.cupy_launcher import CupyLauncher
     from bagua_core.kernels.on_gpu import GpuKernels
 
-    launcher = CupyLauncher()
+    try:
+        launcher = CupyLauncher()
+    except KernelUnavailableError as error:
+        if choice == "extension":
+            raise
+        _log.warning("compression on GPUs runs by torch's operators, slower than the CUDA kernels: %s", error)
+        return Target("fallback", str(error)), FallbackKernels()
     return Target("cuda", launcher.description), GpuKernels(launcher)

@@ -94,7 +94,7 @@ def test_workers_that_start_together_compile_once(checkout: Path, tmp_path: Path
     assert compilations(tmp_path) == 1
 
 
-def test_without_a_compiler_numpy_serves_and_says_why_once(checkout: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_torch_serves_and_says_why_once(checkout: Path, tmp_path: Path) -> None:
     missing = str(tmp_path / "no-such-cc")
     name, reason, total, warned = said(start(checkout, tmp_path, CC=missing))
     assert name == "fallback" and missing in reason
@@ -162,6 +162,6 @@ def test_the_build_command_says_what_it_did(checkout: Path, tmp_path: Path) -> N
         )
 
     without = build(CC=str(tmp_path / "no-such-cc"))
-    assert without.returncode == 1 and "NumPy serves" in without.stderr
+    assert without.returncode == 1 and "torch's operators serve" in without.stderr
     done = build(**counting_compiler(tmp_path))
     assert done.returncode == 0 and str(tmp_path / "cache") in done.stdout

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_core.kernels import KernelUnavailableError, targets
 from bagua_core.kernels.cupy_launcher import KEPT_TABLES, CupyLauncher
 
 GPU = torch.device("cuda", 1)
@@ -108,3 +109,14 @@ def test_a_table_is_kept_for_every_stream_that_reads_it(
     for number in range(KEPT_TABLES + 10):
         launcher.table([number], cpu)
     assert len(launcher._tables) == KEPT_TABLES
+
+
+def test_without_cupy_torchs_operators_serve_unless_kernels_are_demanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    choose = targets._cuda.__wrapped__
+    target, _ = choose("auto")
+    assert target.name == "fallback" and "need CuPy" in target.reason
+    with pytest.raises(KernelUnavailableError, match="need CuPy"):
+        choose("extension")

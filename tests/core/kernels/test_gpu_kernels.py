@@ -7,18 +7,24 @@ import torch
 from torch import Tensor
 
 import bagua_core.kernels as kernels
+from bagua_core.kernels import targets
+from bagua_core.kernels.fallback import FallbackKernels
 from tests.core.kernels.reference import bits_of
 from tests.core.kernels.samples import COUNTS, DTYPES, hard_blocks, normal
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def gpu() -> None:
+@pytest.fixture(autouse=True, params=["cuda", "fallback"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    pytest.importorskip("cupy")
-    assert kernels.target("cuda").name == "cuda"
+    if request.param == "fallback":
+        served = (targets.Target("fallback", "chosen by a test"), FallbackKernels())
+        monkeypatch.setattr(targets, "_cuda", lambda choice: served)
+    else:
+        pytest.importorskip("cupy")
+    assert kernels.target("cuda").name == request.param
 
 
 def assert_same(on_gpu: Tensor, on_cpu: Tensor) -> None:
