@@ -181,7 +181,7 @@ class JobMembership:
                 self._stand(now_s)
         elif leader.agent_id != self._job.agent_id:
             self._leader_watch.leader_is(leader)
-        self._job.timers.set_once("hosts", now_s + ROUND_S, self._watch_hosts)
+        self._job.timers.set_once("hosts", now_s, self._watch_hosts)
 
     def _stand(self, now_s: float) -> None:
         wait_s = max(self._stands_after_s(now_s), self._stands_not_before_s - now_s)

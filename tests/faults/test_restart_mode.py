@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import signal
@@ -14,6 +15,7 @@ from bagua_contract.records import GenerationKind
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import ROOT, START_S, Job, Node
 from tests.faults.test_frozen_leader import written_under
+from tests.lab.network import Host
 from tests.lab.wait import eventually
 
 DDP = ROOT / "examples" / "stock_ddp.py"
@@ -134,6 +136,14 @@ time.sleep(600)
 """
 
 
+def has_touched(watcher: Host, other: Host) -> bool:
+    """Whether connections that `watcher` has closed lead to `other`; no worker of the job makes any."""
+    table = watcher.inside(lambda: Path("/proc/thread-self/net/tcp").read_text())
+    address = ipaddress.ip_address(other.address).packed[::-1].hex().upper()
+    rows = (line.split() for line in table.splitlines()[1:])
+    return any(remote.startswith(f"{address}:") and state == "06" for _, _, remote, state, *_ in rows)
+
+
 @pytest.mark.parametrize("how", ["killed", "vanished"])
 @pytest.mark.parametrize("leads", [False, True], ids=["another host", "the leader's host"])
 def test_a_lost_host_is_found_while_no_worker_says_anything(
@@ -160,8 +170,10 @@ def test_a_lost_host_is_found_while_no_worker_says_anything(
     for alone in out.glob("1-*"):
         alone.unlink()
     lost, stays = (first, second) if leads else (second, first)
+    assert lost.host is not None and stays.host is not None
+    watcher, other = stays.host, lost.host
+    eventually(lambda: has_touched(watcher, other), 10, lambda: f"a touch\n{stays.log}", 0.02)
     lost_at_s = time.monotonic()
-    assert lost.host is not None
     if how == "killed":
         lost.host.kill_all()
     else:
