@@ -294,7 +294,7 @@ def test_any_records_leave_commands_answering(examples: int) -> None:
         for key, value in values.items():
             odd_name = key.startswith((JOBS_PREFIX, cluster_keys.NODES)) and " " in key.split("/")[4]
             if odd_name or (key == cluster_keys.node("a") and _is_unreadable(pb.Node, value)):
-                assert sum(line.startswith(key) for line in said) == 1, (key, said)
+                assert sum(line.startswith(f"{key}: ") for line in said) == 1, (key, said)
         for job_id in ("a", "b", "good"):
             outcome_of(store, job_id)  # type: ignore[arg-type]
             with suppress(UserError):
