@@ -22,7 +22,7 @@ from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import LocalMean
 from bagua_core.communication.reduction.reducer import Reducer
-from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.weights.background_average import Round
 from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
 
@@ -66,7 +66,7 @@ class AsyncModelAverage(Algorithm):
 class _WarmUp(LocalMean):
     """The mean gradient over all workers in the first steps, over this worker's samples afterwards."""
 
-    def __init__(self, engine: StepEngine, warmup_steps: int) -> None:
+    def __init__(self, engine: StepReductions, warmup_steps: int) -> None:
         self._engine = engine
         self._warmup_steps = warmup_steps
 

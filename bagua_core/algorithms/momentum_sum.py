@@ -44,7 +44,7 @@ from bagua_core.communication.compressed.compressed_sum import CompressedSum, Lo
 from bagua_core.communication.compressed.compression import MinMaxWithFeedback, OneBit, WithFeedback
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.conveyor import Conveyor, Job
-from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.topology.routes import route_of
 
 # With one bit an element of g / d is cut to so many times its neighbours' mean. A second moment from a short warm-up
@@ -124,7 +124,7 @@ class MomentumSum(CompressedSum):
         hierarchical: bool,
         optimizer: QAdamOptimizer,
         parameters: Sequence[torch.nn.Parameter],
-        engine: StepEngine,
+        engine: StepReductions,
     ) -> None:
         self._feedback = form.compression()
         super().__init__(conveyor, self._feedback, hierarchical)

@@ -1,4 +1,4 @@
-"""Defines the interfaces between loader, reducer and engine within a step.
+"""Defines the interfaces between loader, reducer, optimizers and engine within a step.
 
 The engine (engine.py) owns boundaries, commits and generations. Loader and reducer know only these
 types, so each is tested with a small fake of the other side.
@@ -123,35 +123,9 @@ class Model(Protocol):
         """Another communicator is in force, or none: cache nothing of the old one."""
 
 
-class StepEngine(Protocol):
-    """The engine as loader and reducer see it."""
+class StepReductions(Protocol):
+    """The step under way as the reducer sees it."""
 
-    def attach_model(self, model: Model) -> None: ...
-
-    def detach_model(self, model: Model) -> None:
-        """`model` takes part in no step from now on. Between two steps, on all workers alike."""
-
-    # -- for the loader
-    def attach_source(self, source: DataSource) -> None: ...
-
-    def register_state(self, name: str, stateful: Stateful) -> None:
-        """See bagua_core.register_state."""
-
-    def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """See bagua_core.allreduce. In a step it is part of it, and fails with it."""
-
-    def boundary(self) -> StepPlan:
-        """End the step before (commit, or roll back), follow a new generation if there is one, and
-        begin the next step. May block while this worker waits for the job; may raise SystemExit(0)
-        when the node leaves. The source's position is right when it returns."""
-
-    def begin_micro_batch(self, micro_batch: MicroBatch) -> None: ...
-
-    def finish(self) -> bool:
-        """True: every rank of the job has committed its last step. False: the job took this worker elsewhere
-        meanwhile, and the source's position says where to go on."""
-
-    # -- for the reducer
     @property
     def micro_batch(self) -> MicroBatch: ...
 
@@ -189,6 +163,36 @@ class StepEngine(Protocol):
     def wait(self, pending: Pending) -> None:
         """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
 
+
+class StepEngine(StepReductions, Protocol):
+    """The engine as the loader, models and optimizers see it."""
+
+    def attach_model(self, model: Model) -> None: ...
+
+    def detach_model(self, model: Model) -> None:
+        """`model` takes part in no step from now on. Between two steps, on all workers alike."""
+
+    # -- for the loader
+    def attach_source(self, source: DataSource) -> None: ...
+
+    def register_state(self, name: str, stateful: Stateful) -> None:
+        """See bagua_core.register_state."""
+
+    def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """See bagua_core.allreduce. In a step it is part of it, and fails with it."""
+
+    def boundary(self) -> StepPlan:
+        """End the step before (commit, or roll back), follow a new generation if there is one, and
+        begin the next step. May block while this worker waits for the job; may raise SystemExit(0)
+        when the node leaves. The source's position is right when it returns."""
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None: ...
+
+    def finish(self) -> bool:
+        """True: every rank of the job has committed its last step. False: the job took this worker elsewhere
+        meanwhile, and the source's position says where to go on."""
+
+    # -- for models and optimizers
     def forward_begins(self) -> None:
         """A forward that computes gradients begins."""
 

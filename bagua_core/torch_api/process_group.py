@@ -107,7 +107,7 @@ def _nodes() -> list[str]:
     """The node of each rank, as the generation in force lists them."""
     script = this_script()
     script.world.join()
-    member = script.engine._member
+    member = script.engine.member
     record = member.generation if member is not None else None
     if record is None:
         return [""]

@@ -63,7 +63,7 @@ class ScriptWorld:
     def join(self) -> None:
         """Become a member now, at the latest. Blocks until the job has its first workers; one that comes later ends
         here (SystemExit). Raises LateWorkerError, ValueError."""
-        engine, member = self._engine, self._engine._member
+        engine, member = self._engine, self._engine.member
         if self.joined or self.elastic or member is None:
             return
         environment = WorkerEnvironment.decode(os.environ)
@@ -74,7 +74,7 @@ class ScriptWorld:
                 "init_process_group(elastic=True)"
             )
         # The step's random numbers follow from the script's seed, where it has set one.
-        engine._seed = torch.initial_seed()
+        engine.given.seed = torch.initial_seed()
         engine.attach_model(BeforeModels(engine, self))
         await_beginning(member, environment.worker_id)
         engine.boundary()

@@ -137,7 +137,7 @@ def early(self):
     commit(self)
     if self.state.owes_checkpoint:
         self.state.owes_checkpoint = False
-        self._checkpoints.write(self._plan.active_index, self._plan.active_count)
+        self._checkpoints.write(self.plan.active_index, self.plan.active_count)
 engine.Engine._commit = early
 """,
         ("schedule=epoch",),

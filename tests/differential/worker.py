@@ -134,7 +134,7 @@ class WorkerStage:
 
     def _has_membership(self, event: Event) -> bool:
         """Whether the generation in force is as the event asks for."""
-        member = runtime.engine()._member
+        member = runtime.engine().member
         assert member is not None and member.generation is not None
         is_in = member.generation.placement_of(f"{self._prefix}{event.worker}") is not None
         return is_in == (event.kind == "join")
@@ -154,7 +154,7 @@ class WorkerStage:
         if answer in (SKIP, NEVER):
             return answer == SKIP
         due = int(answer)
-        member = engine._member
+        member = engine.member
         assert member is not None
 
         def settled() -> bool:

@@ -96,8 +96,8 @@ def wait_once(
 ) -> torch.Tensor | None:
     """Wait for operations that were started in this order on one communicator, with one wait of the host a device.
 
-    wait: see StepEngine.wait. value: what the last operation makes; returned as a tensor of the host. devices: of each
-    operation; None: one for all. Raises CollectiveFailed if any of them failed.
+    wait: see StepReductions.wait. value: what the last operation makes; returned as a tensor of the host. devices: of
+    each operation; None: one for all. Raises CollectiveFailed if any of them failed.
     """
     if not pendings:
         return value

@@ -2,7 +2,7 @@
 
 A step: `forward_begins` once or more (micro-batches), then the hooks on the gradients, then exactly one of
 `step_committed` and `step_rolled_back`. Between steps `communicator_changed` may come. Everything runs in the script's
-thread. Invariant: parameters change only once the step can't fail any more (after StepEngine.reduction_done).
+thread. Invariant: parameters change only once the step can't fail any more (after StepReductions.reduction_done).
 """
 
 from __future__ import annotations

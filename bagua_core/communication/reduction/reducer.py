@@ -1,7 +1,7 @@
 """Reduces a model's gradients over the job: bucket by bucket, as they become ready in the backward.
 
 Owns the hooks on the parameters, the buckets and the order in which they leave. Knows the engine only as
-StepEngine. Invariants: a bucket holds weight times this rank's gradient, and the weights of all ranks sum to
+StepReductions. Invariants: a bucket holds weight times this rank's gradient, and the weights of all ranks sum to
 1 over a step; every rank launches the same buckets in the same order; a failed reduction leaves only zeros
 behind, in memory that no abandoned operation can reach.
 """
@@ -30,7 +30,7 @@ from bagua_core.communication.reduction.trained_parameters import (
     TrainedParameters,
     listed,
 )
-from bagua_core.communication.step_interface import MicroBatch, StepEngine
+from bagua_core.communication.step_interface import MicroBatch, StepReductions
 
 
 class SparseGradientError(TypeError):
@@ -51,7 +51,7 @@ class Reducer(Exchange):
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
-        engine: StepEngine,
+        engine: StepReductions,
         bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         operation: BucketOperation | None = None,

@@ -16,7 +16,7 @@ from bagua_core.communication.reduction import step_counts
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
 from bagua_core.communication.reduction.trained_parameters import TrainedParameters
-from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.step_interface import StepReductions
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
@@ -43,7 +43,7 @@ class TailSums:
 
 
 class StepTail:
-    def __init__(self, engine: StepEngine, trained: TrainedParameters) -> None:
+    def __init__(self, engine: StepReductions, trained: TrainedParameters) -> None:
         self._engine = engine
         self._trained = trained
         self._optimizer_steps = optimizer_steps_of(engine)

@@ -17,7 +17,7 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.bucket_operation import LocalMean
 from bagua_core.communication.reduction.reducer import Reducer
-from bagua_core.communication.step_interface import StepEngine, StepPlan
+from bagua_core.communication.step_interface import StepPlan, StepReductions
 from bagua_core.communication.weights.weight_buckets import make_equal
 
 SWAP_TAG = 7101  # and one more for each further bucket
@@ -44,7 +44,7 @@ class WeightExchange(Reducer):
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        engine: StepEngine,
+        engine: StepReductions,
         bucket_cap_bytes: int,
         find_unused_parameters: bool,
     ) -> None:

@@ -229,6 +229,15 @@ class Copying:
         finally:
             self.drop()
 
+    def finish(self, is_newcomer: bool) -> None:
+        """No further step comes: do what would have run beside it. Raises CollectiveFailed."""
+        if is_newcomer and self.is_under_way:
+            self.swap_in()
+        else:
+            self.step_begins()
+            self.reduced()
+            self.sent()
+
     def sent(self) -> None:
         """Wait until copies that others receive no longer read the live state. Raises CollectiveFailed."""
         transfer = self._transfer

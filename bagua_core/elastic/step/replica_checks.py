@@ -17,7 +17,7 @@ from bagua_core.elastic.membership.member import Member
 
 
 class ReplicaChecks:
-    """parameters: what must be equal on all ranks, the live tensors. wait: Engine.wait. reports: None under plain
+    """parameters: what must be equal on all ranks, the live tensors. wait: CurrentStep.wait. reports: None under plain
     `python`."""
 
     def __init__(

@@ -3,7 +3,7 @@
 TRANSITIONS is the whole table; the model that the tests explore uses the same one. A step is *final* in the state
 FINAL and nowhere else: its latest reduction completed here, so that every rank contributed to it, and a boundary
 commits it. A step that failed is rolled back at the next boundary, whatever it had reduced before; parts that an
-optimizer has made final stay (Engine.takes_optimizer_step).
+optimizer has made final stay (CurrentStep.takes_optimizer_step).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def default_group() -> Iterator[None]:
 
 def test_the_next_boundary_says_so(agent: Agent, default_group: None) -> None:
     engine = Engine(WorkerEnvironment("job", "w0", "a", agent.socket, "127.0.0.1", 0, 1))
-    member = engine._member
+    member = engine.member
     assert member is not None
     agent.server.tell_generation(generation(1, "w0", store_address=member.rendezvous.address))
     assert engine.boundary().generation == 1

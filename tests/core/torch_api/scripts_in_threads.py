@@ -24,7 +24,7 @@ class LoopEngine(FakeEngine):
         self.registry = StateRegistry()
         self.in_step = False
         self.launched = False
-        self._member = None
+        self.member = None
         self.committed = 0
         self.failures: list[Exception] = []
         self._is_announced = False

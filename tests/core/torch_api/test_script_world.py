@@ -136,7 +136,7 @@ def test_a_checkpoint_of_the_job_and_a_loop_that_begins_at_its_first_batch_do_no
     values = {"JOB_ID": "j", "WORKER_ID": ME, "AGENT_ID": "a", "SESSION_SOCKET": "s", "BIND_HOST": "h"}
     for name, value in {**values, "SLOT": "0", "SLOTS": "1", "CHECKPOINT_DIR": "/shared"}.items():
         monkeypatch.setenv(f"BAGUA_{name}", value)
-    world = ScriptWorld(cast(Any, SimpleNamespace(_member=FakeMember(News()), launched=True)))
+    world = ScriptWorld(cast(Any, SimpleNamespace(member=FakeMember(News()), launched=True)))
     with pytest.raises(ValueError, match=r"--checkpoint-dir.*ElasticDataLoader"):
         world.begin(elastic=False)
     world.begin(elastic=True)
@@ -157,7 +157,7 @@ def test_a_worker_that_was_left_out_does_not_come_back(
 ) -> None:
     name = StateName(3, 7, 0) if has_state else StateName()
     engine = SimpleNamespace(
-        generation_number=generation, state=SimpleNamespace(name=name), _member=None, launched=True
+        generation_number=generation, state=SimpleNamespace(name=name), member=None, launched=True
     )
     world = ScriptWorld(cast(Any, engine))
     world.joined = joined
@@ -176,7 +176,7 @@ def test_the_models_to_come_find_all_lanes() -> None:
 
 
 def test_ranks_that_were_asked_for_are_fixed() -> None:
-    world = ScriptWorld(cast(Any, SimpleNamespace(_member=None, launched=True)))
+    world = ScriptWorld(cast(Any, SimpleNamespace(member=None, launched=True)))
     world.joined = True
     with pytest.raises(RuntimeError, match="asked for before init_process_group"):
         world.begin(elastic=True)

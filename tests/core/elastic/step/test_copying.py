@@ -288,7 +288,7 @@ def test_a_script_goes_on_behind_its_first_reduction_when_the_copy_of_its_state_
     engine, world, moved = Engine(None), build_in_process(2), threading.Event()
     net = torch.nn.Linear(4, 3)
     model = DistributedDataParallel(net, [torch.optim.SGD(net.parameters())], engine=engine)
-    copying = engine._copying = Copying(
+    copying = engine.copying = Copying(
         engine.state,
         Waits(),  # type: ignore[arg-type]
         lambda copied: None,

@@ -1,0 +1,267 @@
+"""The step under way, and its reductions: what the reducer and the optimizers see of a step.
+
+Implements step_interface.StepReductions. Where a step begins, is committed and rolled back is engine.py's. Everything
+runs in the script's thread, or in autograd's during a backward.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.step_interface import MicroBatch, StepPlan
+from bagua_core.elastic.failpoints import Failpoints
+from bagua_core.elastic.ledger.ledger import LedgerWriter
+from bagua_core.elastic.ledger.ledger_lines import LedgerLines
+from bagua_core.elastic.membership import entry
+from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.step.copying import Copying
+from bagua_core.elastic.step.step_states import Event, Phase, StepStates
+from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP
+
+
+class OutsideStepError(RuntimeError):
+    """Gradients were computed where no step is under way."""
+
+
+class CurrentStep:
+    """environment None: a world of one, not launched."""
+
+    def __init__(self, environment: WorkerEnvironment | None) -> None:
+        self.state = CommittedState()
+        self.registry = self.state.registry
+        self.member: Member | None = None
+        self.copying: Copying | None = None
+
+        self.states = StepStates()
+        self.plan = StepPlan(0, 0, 0, 1)
+        self._micro_batch = MicroBatch(1.0, True)
+        self._failure: Exception | None = None  # why the step failed
+        self.part = 0  # optimizer steps of this step so far
+        self.most_parts = 0  # in any step that was committed here
+        # ranks that joined with this generation, until its first commit: they copy the state beside the first step,
+        # and take part in nothing before it
+        self.newcomers: frozenset[int] = frozenset()
+        self.joining = False  # this worker is one of them, or was when it last took part
+        self._roster: dict[str, int] = {}
+
+        self.worker_id = environment.worker_id if environment else ""
+        self._failpoints = Failpoints()
+        writer: LedgerWriter | None = None
+        if environment is not None:
+            self._failpoints = Failpoints(environment.failpoints, environment.slot)
+            if environment.ledger_dir:
+                writer = LedgerWriter(environment.ledger_dir, environment.worker_id, self._say)
+        self._lines = LedgerLines(writer, self.reach)
+
+    @property
+    def launched(self) -> bool:
+        return self.member is not None
+
+    @property
+    def generation_number(self) -> int:
+        return self.member.number if self.member else 0
+
+    @property
+    def global_rank(self) -> int:
+        communicator = self.communicator()
+        return communicator.global_rank if communicator else 0
+
+    @property
+    def world_size(self) -> int:
+        communicator = self.communicator()
+        return communicator.world_size if communicator else 1
+
+    @property
+    def step_failed(self) -> bool:
+        return self.states.phase is Phase.FAILED
+
+    @property
+    def in_step(self) -> bool:
+        return self.states.in_step
+
+    @property
+    def is_final(self) -> bool:
+        """The latest reduction of this step is in: unless something of it fails later, it is committed."""
+        return self.states.phase is Phase.FINAL
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        if not self.in_step and self.launched:
+            raise OutsideStepError(
+                "gradients were computed outside a step; draw batches from bagua.ElasticDataLoader, "
+                "or call bagua.next_step() at the top of the loop"
+            )
+        return self._micro_batch
+
+    def communicator(self) -> Communicator | None:
+        return self.member.communicator if self.member else None
+
+    @property
+    def _is_newcomer(self) -> bool:
+        return self.global_rank in self.newcomers
+
+    def reach(self, point: str) -> None:
+        self._failpoints.reach(point, self.state.name.step)
+
+    def _say(self, text: str) -> None:
+        print(f"bagua: {text}", file=sys.stderr, flush=True)
+
+    @property
+    def _is_gathered(self) -> bool:
+        """In a generation that has no state."""
+        member = self.member
+        return member is not None and member.generation is not None and member.generation.is_gathering
+
+    def info(self) -> entry.Info:
+        state = self.state
+        stages = self.copying is None or self.copying.stages()
+        return entry.Info(
+            state.name,
+            state.operations.is_running,
+            state.position,
+            stages,
+            state.half,
+            self.registry.equal_states,
+            0 if state.name.is_none or not self.registry.equal_states else state.layout(),
+            self.joining and not state.name.is_none,
+            state.final_parts,
+        )
+
+    def _drop_copy(self) -> None:
+        if self.copying is not None:
+            self.copying.drop()
+
+    # -- for the reducer
+
+    def switch_value(self) -> float:
+        self.reach("reduction.before")  # read once, when the step's last reduction is about to start
+        return self.member.switch_value() if self.member else 0.0
+
+    def wait(self, pending: Pending) -> None:
+        if self.part and self.is_final and not self.state.guard.stepping:
+            self.registry.boundary.goes_on()
+        self._wait_in(pending, STEP)
+
+    def _wait_in(self, pending: Pending, what: str) -> None:
+        if self.member is not None:
+            self.member.wait(pending, what)
+        else:
+            pending.wait()
+
+    def _reduce_pair_alone(self) -> None:
+        """A step that reduced no gradients commits all the same, by the pair alone."""
+        communicator = self.communicator()
+        if communicator is None:
+            self.reduction_done(None)
+            return
+        v = self.switch_value()
+        pair = torch.tensor([v, v * v], dtype=torch.float32)
+        try:
+            self._wait_in(communicator.allreduce(pair), BOUNDARY)
+        except CollectiveFailed as error:
+            self.reduction_failed(error)
+        else:
+            self.reduction_done((float(pair[0]), float(pair[1])))
+
+    def reduction_done(self, pair: tuple[float, float] | None) -> None:
+        self.reach("reduction.done")
+        copying = self.copying
+        swaps_in = copying is not None and self.global_rank in self.newcomers and copying.is_under_way
+        if copying is not None and swaps_in:
+            try:
+                copying.swap_in()
+            except CollectiveFailed as error:
+                self.reduction_failed(error)
+                return
+        is_first = self.states.phase is Phase.RUNNING
+        with self.state.guard.held():
+            if is_first and not swaps_in:
+                self.registry.find_changed()
+                if copying is not None:
+                    copying.reduced()
+            if self.in_step:  # under plain `python` a script may train without steps
+                self.states.take(Event.REDUCE)
+        if is_first:
+            self._end_reading()  # from here on the script may change parameters
+            with self.state.guard.held():
+                self.registry.first_reduced()
+        elif not self.state.guard.stepping and self.registry.boundary.is_moved():
+            self.registry.boundary.goes_on()
+        if pair is not None and self.member is not None:
+            self.member.pair_reduced(pair)
+        self._release(self.state.name.step + 1, self.newcomers)
+
+    def reduction_failed(self, error: Exception) -> None:
+        self._fail(error)
+        if self.member is not None:
+            self.member.break_generation(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self.state.guard.held():
+            if not self.step_failed:
+                self._failure = error
+                self.registry.protect()
+            self.states.take(Event.FAIL, str(error)[:80])
+
+    # -- for the optimizers
+
+    def backward_begins(self) -> None:
+        """See StepEngine."""
+        if self.in_step and self.launched:
+            self.registry.backward_begins()
+
+    def takes_optimizer_step(self, final: bool = True) -> bool:
+        """Several optimizer steps in one step are parts of it. With a copy of the boundary they are undone if the step
+        fails later. Without one each is final once its own reduction succeeded: when the step is done again, it is not.
+        final False: the part has further reductions."""
+        self.part += 1
+        if self.part <= self.state.final_parts:
+            return False
+        self._end_reading()
+        with self.state.guard.held():
+            self.state.guard.stepping = True
+            if final:
+                self.optimizer_step_is_final()
+        return True
+
+    def optimizer_step_is_final(self) -> None:
+        """See StepEngine."""
+        if not self.registry.boundary.is_kept:
+            self.state.part_committed(self.generation_number, self.part)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
+        with self.state.guard.held():
+            self.state.guard.stepping = False
+            if self.step_failed:
+                self.registry.protect()  # it failed in the optimizer's step, which was undone: so are these values now
+            else:
+                self.registry.stepped(optimizer)
+
+    def parameters_change(self) -> None:
+        """See StepEngine."""
+        self._end_reading()
+        with self.state.guard.held():
+            self.state.guard.provisional = True
+
+    def _end_reading(self) -> None:
+        """Wait until copies of the state that are being sent to others no longer read the parameters."""
+        if self.copying is None or self.global_rank in self.newcomers:
+            return
+        try:
+            self.copying.sent()
+        except CollectiveFailed as error:
+            # This step's reduction is in, so the step is final here; only the generation is not.
+            assert self.member is not None
+            self.member.break_generation(error)
+
+    def _release(self, step: int, healing: frozenset[int]) -> None:
+        """A collective of all members completed: lines that can't be undone any more are written."""
+        state = self.state
+        state.history, due = state.history.collective_completed(step, healing, self.worker_id, self._roster)
+        self._lines.write(due)
