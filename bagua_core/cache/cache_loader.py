@@ -86,24 +86,28 @@ class CacheLoader:
         Raises CacheOptionError, naming the value, and MissingPartError for a package or program that is needed.
         """
         self._set_up(plan(backend, dataset_name, fingerprint, writer_buffer_size, pickle, None, options))
+        self._cache()
         self._metrics = HitMetrics(self, dataset_name)
 
     @classmethod
     def _of_plan(cls, made: CachePlan) -> CacheLoader:
         loader = cls.__new__(cls)
         loader._set_up(made)
+        loader._cache()
         return loader
 
     def _set_up(self, made: CachePlan) -> None:
         self._plan = made
         self._draws = RandomDraws()
-        self._opened: OpenCache | None = OpenCache(made)
+        self._opened: OpenCache | None = None
         self._metrics = None
 
     def __getstate__(self) -> CachePlan:
         return self._plan
 
     def __setstate__(self, made: CachePlan) -> None:
+        # Opened by the first use: a child of multiprocessing's forkserver reads this before it begins as a process, and
+        # then forgets what was registered for its end.
         self._set_up(made)
 
     def get(self, key: Key, load_fn: Callable[[Any], Any]) -> Any:

@@ -51,9 +51,10 @@ def said(tmp_path: Path) -> Iterator[Said]:
 
 
 def epoch(dataset: Any, workers: int = 2) -> None:
-    """Every sample once, and right."""
+    """Every sample once, and right. Forked processes: what they log reaches this one."""
     numbers = []
-    for batch in DataLoader(dataset, 7, num_workers=workers):
+    method = "fork" if workers else None
+    for batch in DataLoader(dataset, 7, num_workers=workers, multiprocessing_context=method):
         assert right(batch)
         numbers += batch[1].tolist()
     assert numbers == list(range(len(dataset)))
