@@ -74,10 +74,6 @@ class HealPlan:
         """All that copy, now or in the shadow step. Only `beside` is healing in the first StepPlan."""
         return self.at_once | self.beside
 
-    @property
-    def shadow(self) -> bool:
-        return bool(self.beside)
-
 
 def counted_name(name: StateName, since_generation: int) -> StateName:
     """The name of a member that counts: none, unless it committed while it was a member without interruption.

@@ -61,7 +61,7 @@ def test_a_holder_outside_a_step_makes_everyone_wait() -> None:
     own = [info(StateName(3, 8), outside=True), info(StateName())]
     world = build_in_process(2, 4)
     for plan, _ in run_ranks(world, lambda c: exchange(c, record, own[c.global_rank], wait)):
-        assert plan.at_once == {1} and not plan.shadow
+        assert plan.at_once == {1} and not plan.beside
 
 
 def test_a_lost_peer_ends_the_exchange() -> None:
