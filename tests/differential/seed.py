@@ -125,7 +125,7 @@ class _Comparison:
 
     def _tolerance(self, plain: compare.State) -> float:
         if self.reference is None:
-            return compare.TOLERANCES[self.f.dtype]
+            return compare.LBFGS_TOLERANCE if self.f.has_closure else compare.TOLERANCES[self.f.dtype]
         ended = self.reference.run()
         assert not ended.failure, ended.failure
         scale = compare.largest_difference(torch.load(state_file(self.directory, "r0"))["state"], plain)
