@@ -19,7 +19,7 @@ def test_a_follower_of_a_small_job_touches_the_leader_in_each_round() -> None:
 
 @pytest.mark.parametrize("nodes", [17, 64, 1000])
 def test_followers_share_the_work(nodes: int) -> None:
-    """However many they are, the leader meets few of them in a round and somebody in each; none is left out."""
+    """However many they are, few of them touch the leader in a round, at least one in each, and all in turn."""
     watches = {f"agent-{n}": HostWatch(f"agent-{n}") for n in range(nodes)}
     rounds = -(-nodes // MOST_IN_A_ROUND)
     touched_by: Counter[str] = Counter()

@@ -70,7 +70,7 @@ def test_an_address_to_which_none_can_connect_keeps_no_other_from_being_touched(
 
 
 def test_a_frozen_process_still_answers(listener: socket.socket) -> None:
-    """Nobody accepts here: the kernel does."""
+    """The process never calls accept: its kernel completes the connection."""
     assert touch_all({"a": address(listener)}, WINDOW_S) == {"a": Touch.ANSWERED}
 
 
