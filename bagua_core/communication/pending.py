@@ -6,6 +6,7 @@ A wait sleeps on one queue that completion and abort both wake; inside a transpo
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -73,6 +74,33 @@ class _AbortWake:
 
     def __call__(self) -> None:
         self._wakes.put(self)
+
+
+class Completion:
+    """The end of an operation that another thread carries out, with an error or without. Its first end counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakes: list[Callable[[object], None]] = []
+        self.is_over = False
+        self.error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        with self._lock:
+            if self.is_over:
+                return
+            self.is_over, self.error = True, error
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake(None)
+
+    def call_when_over(self, wake: Callable[[object], None]) -> None:
+        """Call `wake` with None once the operation is over; at once if it is."""
+        with self._lock:
+            if not self.is_over:
+                self._wakes.append(wake)
+                return
+        wake(None)
 
 
 class DonePending(Pending):

@@ -29,7 +29,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import DeviceOrder, Moment, SideStream
 from bagua_core.communication.devices.device_wait import StallReports
-from bagua_core.communication.pending import WakeablePending
+from bagua_core.communication.pending import Completion, WakeablePending
 
 Job = Generator[Pending, None, None]
 
@@ -109,15 +109,12 @@ class _Ticket(WakeablePending):
         self._job: Job | None = job
         self._flush = flush
         self._awaited: Pending | None = None
-        self._lock = threading.Lock()
-        self._done = False
-        self._error: Exception | None = None
-        self._wakes: list[Callable[[object], None]] = []
+        self._completion = Completion()
 
     @property
     def has_ended(self) -> bool:
         """Nothing more of it is given to the device."""
-        return self._done
+        return self._completion.is_over
 
     # -- in the conveyor's thread
 
@@ -148,11 +145,7 @@ class _Ticket(WakeablePending):
         # A bucket keeps its last ticket, which must not keep a communicator from being let go.
         self.communicator = self._awaited = self._launched = None
         self._tensors = ()
-        with self._lock:
-            self._done, self._error = True, error
-            wakes, self._wakes = self._wakes, []
-        for wake in wakes:
-            wake(None)
+        self._completion.end(error)
 
     # -- anywhere
 
@@ -172,25 +165,23 @@ class _Ticket(WakeablePending):
         super().wait(stalled, stall_after_s)
 
     def check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         self._abort_flag.check()
 
     def is_done(self) -> bool:
-        return self._done and (self._ended is None or self._ended.is_past())
+        return self._completion.is_over and (self._ended is None or self._ended.is_past())
 
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
         """When the job has ended; the device may still be at it."""
-        with self._lock:
-            if not self._done:
-                self._wakes.append(wake)
-                return
-        wake(None)
+        self._completion.call_when_over(wake)
 
     def _collect(self) -> None:
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         self._come_before_waiter()
+
+    def _raise_error(self) -> None:
+        if self._completion.error is not None:
+            raise self._completion.error
 
     def _come_before_waiter(self) -> None:
         assert self._ended is not None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted
-from bagua_core.communication.pending import WakeablePending
+from bagua_core.communication.pending import Completion, WakeablePending
 from bagua_core.communication.transports.gloo_errors import collective_failed
 
 # Waiting in Gloo itself saves a change of threads. An abort has to wait for it, so it must stay short.
@@ -101,10 +101,7 @@ class GlooThreaded(_GlooPending):
         super().__init__(abort_flag, retire, what)
         self._operation: Callable[[], object] | None = run
         self._tensor = tensor
-        self._lock = threading.Lock()
-        self._error: Exception | None = None
-        self._done = False
-        self._wakes: list[Callable[[object], None]] = []
+        self._completion = Completion()
         threading.Thread(target=self._run, name=f"gloo-{what}", daemon=True).start()
 
     def _run(self) -> None:
@@ -115,24 +112,15 @@ class GlooThreaded(_GlooPending):
             operation()
         except Exception as raised:  # noqa: BLE001 (the waiter raises it; else it would wait for ever)
             error = raised
-        del operation  # and with it what it holds of the group, before anybody hears that it is done
-        with self._lock:
-            self._error = error
-            self._done = True
-            wakes, self._wakes = self._wakes, []
-        for wake in wakes:
-            wake(None)
+        del operation  # and with it what it holds of the group, before a waiter goes on
+        self._completion.end(error)
 
     def is_done(self) -> bool:
-        return self._done
+        return self._completion.is_over
 
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        with self._lock:
-            if not self._done:
-                self._wakes.append(wake)
-                return
-        wake(None)
+        self._completion.call_when_over(wake)
 
     def _collect(self) -> None:
-        if self._error is not None:
-            self._raise(self._error)
+        if self._completion.error is not None:
+            self._raise(self._completion.error)

@@ -23,7 +23,7 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.pending import FailedPending, WakeablePending
+from bagua_core.communication.pending import Completion, FailedPending, WakeablePending
 from bagua_core.communication.reducible import check_reducible
 from bagua_core.communication.shapes import (
     check_allgather,
@@ -38,33 +38,20 @@ from bagua_core.communication.shapes import (
 class _InProcessPending(WakeablePending):
     def __init__(self, abort_flag: AbortFlag) -> None:
         super().__init__(abort_flag)
-        self._lock = threading.Lock()
-        self._done = False
-        self._error: CollectiveFailed | None = None
-        self._wakes: list[Callable[[object], None]] = []
+        self._completion = Completion()
 
     def finish(self, error: CollectiveFailed | None = None) -> None:
-        with self._lock:
-            if self._done:
-                return
-            self._done, self._error = True, error
-            wakes, self._wakes = self._wakes, []
-        for wake in wakes:
-            wake(None)
+        self._completion.end(error)
 
     def is_done(self) -> bool:
-        return self._done
+        return self._completion.is_over
 
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        with self._lock:
-            if not self._done:
-                self._wakes.append(wake)
-                return
-        wake(None)
+        self._completion.call_when_over(wake)
 
     def _collect(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self._completion.error is not None:
+            raise self._completion.error
 
 
 @dataclass(slots=True)
