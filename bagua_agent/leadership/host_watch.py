@@ -2,8 +2,7 @@
 
 In restart mode a worker may wait without end for a lost peer and report nothing, so agents watch each other: all touch
 the leader, and the leader touches the others. An agent that has never answered is not suspected: its port may be closed
-to this host. Pure: no IO, no clock. docs/design/restart-mode.md has
-the rules. A suspicion only leads to a probe.
+to this host. A suspicion only leads to a probe. Pure: no IO, no clock. docs/design/restart-mode.md has the rules.
 """
 
 from __future__ import annotations

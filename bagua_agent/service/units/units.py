@@ -148,8 +148,8 @@ class UnitFolders:
         """By job, the errors that ended agents, as far as they could say so."""
         found = {}
         for path in self._parent.glob(f"*/{REASON}"):
-            with suppress(OSError, ValueError):
-                found[path.parent.name] = path.read_text()[:REASON_CHARACTERS]
+            with suppress(OSError, ValueError), path.open() as file:
+                found[path.parent.name] = file.read(REASON_CHARACTERS)
         return found
 
     def remove(self, job_id: str) -> None:
