@@ -1,0 +1,1 @@
+"""Bagua-Net: NCCL's network plugin over several TCP connections. `plugin/` holds its C++ sources."""
