@@ -15,12 +15,17 @@ first_boot=
 [ -e "$disk/upper/etc/hostname" ] || first_boot=yes
 mount -t overlay overlay -o "lowerdir=/,upperdir=$disk/upper,workdir=$disk/work" "$root"
 if [ $first_boot ]; then
-  # none of this machine's own services; accounts of its own may pass through our home to an interpreter that lies there
+  # none of this machine's own services
   rm -rf "$root"/etc/systemd/system/* "$root"/etc/rc?.d
   tr -d - < /proc/sys/kernel/random/uuid > "$root/etc/machine-id"
   echo "$name" > "$root/etc/hostname"
   cat "$hosts" > "$root/etc/hosts"
-  chmod 755 "$root$HOME"
+  # its accounts may pass through homes of this machine to the interpreter and the checkout
+  for path in "$@"; do
+    while path=$(dirname "$path") && [ "$path" != / ]; do
+      [ ! -d "$root$path" ] || chmod a+rx "$root$path" # on a file system of its own it is bound below, or not at all
+    done
+  done
 fi
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"

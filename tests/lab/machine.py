@@ -6,6 +6,7 @@ Owns booting, entering, and ending it. What is installed on it is the tests' aff
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -139,9 +140,10 @@ class Machine:
             raise LabError(f"{self} is not up")
         nsenter = shutil.which("nsenter") or "nsenter"
         spaces = ["--target", str(self._pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup"]
-        clean = ["env", "-i", f"PATH={_PATH}", f"HOME={Path.home()}", "LANG=C.UTF-8"]
+        home = pwd.getpwuid(0).pw_dir  # our own HOME may be a directory that it lacks, as one under /tmp
+        clean = ["env", "-i", f"PATH={_PATH}", f"HOME={home}", "LANG=C.UTF-8"]
         given = [f"{name}={value}" for name, value in (env or {}).items()]
-        return [nsenter, *spaces, f"--wdns={Path.home()}", "--", *clean, *given, *map(str, argv)]
+        return [nsenter, *spaces, f"--wdns={home}", "--", *clean, *given, *map(str, argv)]
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.run(["sh", "-c", 'mkdir -p "$(dirname "$1")" && umask 077 && cat > "$1" && chmod "$2" "$1"',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_it_boots_with_a_name_a_network_and_a_disk_of_its_own(booted: Machine, l
     booted.pull_the_plug()
     booted.plug_in()
     assert booted.read("/etc/bagua-lab-test") == "kept\n"
+
+
+def test_it_boots_whatever_home_the_tests_were_given(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # lies under /tmp, of which a machine has its own
+    made = Machine(lab.hosts[0])
+    try:
+        made.boot()
+        assert made.run(["pwd"]).stdout == made.run(["sh", "-c", "echo ~root"]).stdout
+        other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        assert made.run([*other, sys.executable, "-c", "print('runs')"]).stdout == "runs\n"
+    finally:
+        made.close()
 
 
 def test_a_unit_ends_with_its_whole_control_group(booted: Machine) -> None:
