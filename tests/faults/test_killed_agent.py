@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,17 @@ from tests.lab.wait import eventually
 GONE_S = 10.0
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A TMPDIR that is short enough for sockets: below a longer one, as pytest's may be, an agent goes to /tmp."""
+    with tempfile.TemporaryDirectory(prefix="bagua-killed-", dir="/tmp") as made:
+        yield Path(made)
+
+
 @pytest.mark.parametrize("logged", [False, True])
 def test_sigkill_leaves_nothing_behind(
-    job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: bool
+    job: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, logged: bool
 ) -> None:
-    home = tmp_path / "tmp"
-    home.mkdir()
     monkeypatch.setenv("TMPDIR", str(home))
     one = job(options=["--redirects", "3"] if logged else [])
     node: Node = one.start(slots=2)

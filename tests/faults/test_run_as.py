@@ -94,7 +94,7 @@ def run(place: Path, source: str, start_method: str) -> tuple[subprocess.Complet
     script = place / "script.py"
     script.write_text(source)
     (place / "mount").mkdir()
-    line = ["unshare", "--mount", "sh", "-c", OPEN_HOME, "sh", str(place / "mount"), str(Path.home())]
+    line = ["unshare", "--mount", "sh", "-c", OPEN_HOME, "sh", str(place / "mount"), pwd.getpwuid(0).pw_dir]
     done = subprocess.run(
         [*line, sys.executable, "-c", AGENT, str(script), str(place / "logs"), start_method],
         cwd=ROOT,
