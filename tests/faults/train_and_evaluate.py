@@ -20,7 +20,7 @@ parser.add_argument("--after-epochs", type=int, default=0, help="evaluate betwee
 parser.add_argument(
     "--in-step", type=int, default=0, help="stand in the forward of this step, counted from 1"
 )
-parser.add_argument("--slowly", choices=("computes", "sleeps", "compiles"), default="computes")
+parser.add_argument("--slowly", choices=("waits", "computes", "sleeps", "compiles"), default="waits")
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--only-first", action="store_true", help="global rank 0 evaluates alone")
 parser.add_argument("--in-optimizer", type=int, default=0, help="stand in the optimizer's step in this step")
@@ -58,8 +58,11 @@ def take_long() -> None:
         try:
             if args.slowly == "sleeps":
                 time.sleep(600)
-            for _ in range(10_000):
-                pass
+            if args.slowly == "waits":
+                time.sleep(0.02)
+            else:
+                for _ in range(10_000):
+                    pass
         except KeyboardInterrupt:
             if not args.ignores:
                 raise
