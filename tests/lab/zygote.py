@@ -96,6 +96,33 @@ def start(
     return ForkedProcess(int(answer["pid"]))
 
 
+def run(
+    argv: Sequence[str], environment: Mapping[str, str], output: Path, directory: Path, limit_s: float
+) -> int:
+    """The exit code of an agent on this host, started here where that can be done; it writes to `output`.
+
+    Raises subprocess.TimeoutExpired after limit_s, when it is killed.
+    """
+    if not can_start(environment):
+        with output.open("ab") as stream:
+            return subprocess.run(
+                argv,
+                env=environment,
+                stdout=stream,
+                stderr=stream,
+                cwd=directory,
+                timeout=limit_s,
+                check=False,
+            ).returncode
+    process = start(argv, environment, output, str(directory), None)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_START_S)
+        raise
+
+
 def _environment() -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
     paths = [str(_ROOT), str(_ROOT / "protos"), os.environ.get("PYTHONPATH", "")]

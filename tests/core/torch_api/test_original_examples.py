@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab import zygote
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = Path(__file__).with_name("original_examples")
@@ -28,10 +29,8 @@ def run(example: str, out: Path, *words: str) -> list[str]:
     environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bagua_launch", "--standalone", "--nproc-per-node", str(WORKERS)]
     command += [str(EXAMPLES / f"{example}.py"), "--out", str(out), *words]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=180, check=False, cwd=out
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = out / "said"
+    assert zygote.run(command, environment, said, out, 180) == 0, said.read_text()
     return [(out / str(rank)).read_text() for rank in range(WORKERS)]
 
 
