@@ -12,7 +12,7 @@ from bagua_core.cache.decoding import Unreadable, decode_many
 from bagua_core.cache.encoding import encode
 from bagua_core.cache.errors import NotCacheableError
 from bagua_core.cache.hit_metrics import HitMetrics
-from bagua_core.cache.keys import Key, KeyDigest, digest_of
+from bagua_core.cache.keys import Key, digest_of
 from bagua_core.cache.open_cache import OpenCache
 from bagua_core.cache.random_draws import RandomDraws
 
@@ -79,13 +79,13 @@ class CacheLoader:
         whatever changes the values. writer_buffer_size: values on their way to the store, in each process.
 
         Options of "embedded": capacity_bytes (default: half of what is free), directory (an absolute path; default
-        /dev/shm, or the temporary directory where that has no room), max_entries. Of "redis": hosts (dictionaries with
+        /dev/shm, or the temporary directory where that has no room). Of "redis": hosts (dictionaries with
         host and port; None starts a server on this node), cluster_mode (True shards over all hosts, False gives each
         node one of them), capacity_per_node (bytes, of a server started here; default: half of the free memory).
 
         Raises CacheOptionError, naming the value, and MissingPartError for a package or program that is needed.
         """
-        self._set_up(plan(backend, dataset_name, fingerprint, writer_buffer_size, pickle, None, options))
+        self._set_up(plan(backend, dataset_name, fingerprint, writer_buffer_size, pickle, options))
         self._cache()
         self._metrics = HitMetrics(self, dataset_name)
 
@@ -191,7 +191,7 @@ class CacheLoader:
         return self._cache().store.is_whole()
 
     def _found(
-        self, opened: OpenCache, keys: Sequence[Any], digests: Sequence[KeyDigest]
+        self, opened: OpenCache, keys: Sequence[Any], digests: Sequence[bytes]
     ) -> tuple[list[Any], set[int]]:
         """The values, _NOT_THERE where there is none, and which of those are there but damaged."""
         frames = opened.read(digests)
@@ -238,7 +238,7 @@ class CacheLoader:
             raise ValueError(f"{len(loaded)} values were loaded for {len(keys)} keys")
         return loaded
 
-    def _keep(self, opened: OpenCache, key: Any, digest: KeyDigest, value: Any, replaces: bool) -> None:
+    def _keep(self, opened: OpenCache, key: Any, digest: bytes, value: Any, replaces: bool) -> None:
         try:
             frame = encode(value, digest, self._plan.allow_pickle)
         except NotCacheableError as error:

@@ -22,7 +22,7 @@ from bagua_core.elastic.state.heal_memory import available_bytes
 BACKENDS = ("embedded", "redis")
 DEFAULT_BUFFER_SIZE = 20  # frames; a batch of samples, so that a loader's process ends within milliseconds
 _OF_BACKEND = {
-    "embedded": ("capacity_bytes", "directory", "max_entries"),
+    "embedded": ("capacity_bytes", "directory"),
     "redis": ("hosts", "cluster_mode", "capacity_per_node", "directory"),
 }
 _NODE_FILES_BYTES = 1 << 20  # counters and notices, where frames lie elsewhere
@@ -41,7 +41,6 @@ class CachePlan:
     buffer_size: int
     allow_pickle: bool
     capacity_bytes: int
-    entries: int | None
     servers: tuple[Server, ...] = ()
     sharded: bool = True
     program: str = ""
@@ -54,10 +53,9 @@ def plan(
     fingerprint: str,
     buffer_size: int,
     allow_pickle: bool,
-    entries: int | None,
     options: dict[str, Any],
 ) -> CachePlan:
-    """options: the backend's own. entries: how many there will be, if that is known.
+    """options: the backend's own.
 
     Raises CacheOptionError, naming the value, and MissingPartError.
     """
@@ -75,9 +73,6 @@ def plan(
     name = directory_name(backend, dataset_name, fingerprint, scope.name)
     common = (backend, f"cache {dataset_name!r}" if dataset_name else "cache")
     if backend == "embedded":
-        most = options.get("max_entries")
-        if most is not None:
-            _require_positive("max_entries", most)
         chosen = _placed(options.get("directory"), options.get("capacity_bytes"))
         remark = (
             chosen.reason
@@ -94,7 +89,6 @@ def plan(
             buffer_size,
             allow_pickle,
             chosen.capacity_bytes,
-            entries if most is None else most,
             remark=remark,
         )
     client_package()
@@ -112,7 +106,6 @@ def plan(
         buffer_size,
         allow_pickle,
         placement.redis_bytes(available_bytes(), capacity),
-        entries,
         servers=() if hosts is None else servers_of(hosts),
         sharded=bool(options.get("cluster_mode", True)),
         program=hosted_redis.program() if hosts is None else "",

@@ -57,7 +57,7 @@ class CachedDataset(Dataset[Any]):
             _require_alone(dataset, told)
         self.dataset = dataset
         self.transform = transform
-        made = plan(backend, dataset_name, told, writer_buffer_size, pickle, len(dataset), options)
+        made = plan(backend, dataset_name, told, writer_buffer_size, pickle, options)
         self.cache_loader = CacheLoader._of_plan(made)
         self._metrics = HitMetrics(self.cache_loader, dataset_name)
 

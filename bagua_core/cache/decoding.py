@@ -19,7 +19,6 @@ from bagua_core.cache import row_memory
 from bagua_core.cache.checksum import checksums
 from bagua_core.cache.encoding import CHECKED_FROM, FORMAT, FRAME, KEY_AT, MAGIC, SIZES_AT
 from bagua_core.cache.errors import UnreadableError
-from bagua_core.cache.keys import KeyDigest
 from bagua_core.cache.layout import (
     PAYLOAD_ALIGNMENT_BYTES,
     ArrayLeaf,
@@ -51,7 +50,7 @@ class Unreadable:
     error: UnreadableError
 
 
-def decode(frame: Buffer, key: KeyDigest, allow_pickle: bool = False) -> Any:
+def decode(frame: Buffer, key: bytes, allow_pickle: bool = False) -> Any:
     """One value. Raises UnreadableError."""
     (value,) = decode_many([frame], [key], allow_pickle)
     if isinstance(value, Unreadable):
@@ -59,7 +58,7 @@ def decode(frame: Buffer, key: KeyDigest, allow_pickle: bool = False) -> Any:
     return value
 
 
-def decode_many(frames: Many[Buffer], keys: Many[KeyDigest], allow_pickle: bool = False) -> list[Any]:
+def decode_many(frames: Many[Buffer], keys: Many[bytes], allow_pickle: bool = False) -> list[Any]:
     """The values in order, an Unreadable for each frame that is damaged or not `keys`' own."""
     values: list[Any] = [None] * len(frames)
     alike: dict[int, list[int]] = {}
@@ -73,7 +72,7 @@ def decode_many(frames: Many[Buffer], keys: Many[KeyDigest], allow_pickle: bool 
         most = max(1, _LARGEST_TOGETHER_BYTES // size_bytes)
         for begin in range(0, len(indices), most):
             some = indices[begin : begin + most]
-            read = _read([frames[i] for i in some], [keys[i].raw for i in some], allow_pickle)
+            read = _read([frames[i] for i in some], [keys[i] for i in some], allow_pickle)
             for index, value in zip(some, read, strict=True):
                 values[index] = value
     return values

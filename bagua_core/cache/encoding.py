@@ -17,7 +17,6 @@ import torch
 
 from bagua_core.cache.checksum import checksums
 from bagua_core.cache.errors import NotCacheableError
-from bagua_core.cache.keys import KeyDigest
 from bagua_core.cache.layout import (
     MOST_DIMENSIONS,
     MOST_NESTED,
@@ -42,7 +41,7 @@ _PICKLE_ADVICE = (
 )
 
 
-def encode(value: Any, key: KeyDigest, allow_pickle: bool = False) -> bytearray:
+def encode(value: Any, key: bytes, allow_pickle: bool = False) -> bytearray:
     """A frame of a multiple of PAYLOAD_ALIGNMENT_BYTES. The value is copied: it may change afterwards.
 
     Raises NotCacheableError, naming the part, for what comes back as nothing equal.
@@ -56,7 +55,7 @@ def encode(value: Any, key: KeyDigest, allow_pickle: bool = False) -> bytearray:
     text = json.dumps(parts.described, separators=(",", ":")).encode()
     head_bytes = padded(FRAME.size + len(text))
     frame = bytearray(head_bytes + padded(parts.places.end))
-    FRAME.pack_into(frame, 0, 0, MAGIC, FORMAT, key.raw, len(frame), len(text))
+    FRAME.pack_into(frame, 0, 0, MAGIC, FORMAT, key, len(frame), len(text))
     frame[FRAME.size : FRAME.size + len(text)] = text
     whole = memoryview(frame)
     for at, content in parts.runs:

@@ -1,8 +1,7 @@
-"""Digests a key to the 16 bytes under which its value is kept, and gives the first place to look for it."""
+"""Digests a key to the 16 bytes under which its value is kept."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeAlias
 
@@ -12,20 +11,11 @@ DIGEST_BYTES = 16
 _INTEGERS = 1 << 64  # digests of integers are this and more, so that none is all zeros
 
 
-@dataclass(frozen=True, slots=True)
-class KeyDigest:
-    """raw: DIGEST_BYTES that stand for the key. home: a number to be taken modulo the places there are; successive
-    integers have successive ones, so a table as long as a data set has no collisions."""
-
-    raw: bytes
-    home: int
-
-
-def digest_of(key: Key) -> KeyDigest:
-    """Raises TypeError for other keys than int, str and bytes."""
+def digest_of(key: Key) -> bytes:
+    """DIGEST_BYTES that stand for the key. Raises TypeError for other keys than int, str and bytes."""
     kind = type(key)
     if kind is int and 0 <= key < _INTEGERS:  # type: ignore[operator]
-        return KeyDigest((key + _INTEGERS).to_bytes(DIGEST_BYTES, "little"), key)  # type: ignore
+        return (key + _INTEGERS).to_bytes(DIGEST_BYTES, "big")  # type: ignore
     if isinstance(key, bytes):
         marked = b"b" + key
     elif isinstance(key, str):
@@ -37,6 +27,5 @@ def digest_of(key: Key) -> KeyDigest:
     return _hashed(marked)
 
 
-def _hashed(marked: bytes) -> KeyDigest:
-    raw = blake2b(marked, digest_size=DIGEST_BYTES, person=b"bagua cache key").digest()
-    return KeyDigest(raw, int.from_bytes(raw[:8], "little"))
+def _hashed(marked: bytes) -> bytes:
+    return blake2b(marked, digest_size=DIGEST_BYTES, person=b"bagua cache key").digest()

@@ -17,10 +17,9 @@ from bagua_core.cache import hosted_redis
 from bagua_core.cache.cache_plan import CachePlan
 from bagua_core.cache.counters import SharedCounters
 from bagua_core.cache.decoding import Buffer
-from bagua_core.cache.embedded_store import EmbeddedStore
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
-from bagua_core.cache.keys import KeyDigest
+from bagua_core.cache.lmdb_store import LmdbStore
 from bagua_core.cache.node_directory import NodeDirectory, enter
 from bagua_core.cache.redis_store import RedisServers, Server
 from bagua_core.cache.stores import Item, NoStore, Store, Written
@@ -59,15 +58,15 @@ class OpenCache:
     def store(self) -> Store:
         return self._store
 
-    def read(self, keys: Sequence[KeyDigest]) -> list[Buffer | None]:
+    def read(self, keys: Sequence[bytes]) -> list[Buffer | None]:
         """Frames that this process is about to write count as well."""
         frames = list(self._store.read(keys))
         for index, key in enumerate(keys):
             if frames[index] is None:
-                frames[index] = self._writer.pending(key.raw)
+                frames[index] = self._writer.pending(key)
         return frames
 
-    def write(self, key: KeyDigest, frame: bytearray, replaces: bool) -> None:
+    def write(self, key: bytes, frame: bytearray, replaces: bool) -> None:
         if not self._writer.put(Item(key, frame, replaces)):
             self.counters.add(dropped=1)
             self.notices.say(
@@ -98,7 +97,7 @@ class OpenCache:
                 return RedisServers([Server(socket_path=str(socket_path))], plan.prefix, self.notices)
             if plan.remark:
                 self.notices.say("room", plan.remark)
-            return EmbeddedStore(path, plan.capacity_bytes, plan.entries, self.notices)
+            return LmdbStore(path, plan.capacity_bytes, self.notices)
         except (OSError, StoreFault) as error:
             self.notices.say("open", f"not usable, every value is loaded anew: {error}")
             return NoStore()

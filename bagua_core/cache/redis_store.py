@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bagua_contract.distribution import REDIS_HINT
 from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
-from bagua_core.cache.keys import KeyDigest
 from bagua_core.cache.server_health import ServerHealth
 from bagua_core.cache.sharding import Sharding
 from bagua_core.cache.stores import Item, Usage, Written
@@ -142,10 +141,10 @@ class RedisServers:
         self._connections = [_Connection(package, server, timeout_s, notices) for server in servers]
         self._notices = notices
 
-    def _owner(self, key: KeyDigest) -> int:
-        return self._sharding.owner(key.raw) if self._only is None else self._only
+    def _owner(self, key: bytes) -> int:
+        return self._sharding.owner(key) if self._only is None else self._only
 
-    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+    def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         frames: list[Buffer | None] = [None] * len(keys)
         by_owner: dict[int, list[int]] = {}
         for index, key in enumerate(keys):
@@ -153,7 +152,7 @@ class RedisServers:
         for owner, indices in by_owner.items():
             for begin in range(0, len(indices), _READ_TOGETHER):
                 some = indices[begin : begin + _READ_TOGETHER]
-                found = self._fetch(owner, [self._prefix + keys[i].raw for i in some])
+                found = self._fetch(owner, [self._prefix + keys[i] for i in some])
                 for index, frame in zip(some, found, strict=True):
                     frames[index] = frame
         return frames
@@ -190,7 +189,7 @@ class RedisServers:
     def _send(self, items: Sequence[Item], client: Any) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for item in items:
-            pipeline.set(self._prefix + item.key.raw, memoryview(item.frame), nx=not item.replaces)
+            pipeline.set(self._prefix + item.key, memoryview(item.frame), nx=not item.replaces)
         return list(pipeline.execute(raise_on_error=False))
 
     def _say_refusal(self, owner: int, error: Exception) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bagua_contract.environment import WorkerEnvironment, variable
 
-FORMAT = 1  # of the files in the directory
+FORMAT = 2  # of the files in the directory
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _alone = (0, "")
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bagua_core.cache.decoding import Buffer
-from bagua_core.cache.keys import KeyDigest
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """A frame to be written. replaces: what is there under this key was unreadable."""
 
-    key: KeyDigest
+    key: bytes
     frame: bytearray
     replaces: bool = False
 
@@ -45,7 +44,7 @@ class Store(Protocol):
     store itself says so once.
     """
 
-    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+    def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         """A frame for each key, None where there is none. To be read at once and not kept."""
 
     def write(self, items: Sequence[Item]) -> Written: ...
@@ -67,7 +66,7 @@ class Store(Protocol):
 class NoStore:
     """Stands for a store that could not be opened: the data set is read as if there were no cache."""
 
-    def read(self, keys: Sequence[KeyDigest]) -> Sequence[Buffer | None]:
+    def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         return [None] * len(keys)
 
     def write(self, items: Sequence[Item]) -> Written:

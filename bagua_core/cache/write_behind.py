@@ -59,7 +59,7 @@ class WriteBehind:
                     self._stuck = True
             if self._closing or self._is_full():
                 return False
-            self._waiting[item.key.raw] = item
+            self._waiting[item.key] = item
             self._changed.notify_all()
         return True
 

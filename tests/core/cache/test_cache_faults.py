@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 import bagua_core as bagua
 from bagua_core.cache import sharing_scope
-from bagua_core.cache.entry_table import EntryTable
 from bagua_core.cache.fault_notices import FaultNotices
 from tests.core.cache.scripts_with_caches import ROOT, Counted, python, right
 
@@ -112,15 +111,18 @@ def test_a_directory_that_is_not_there(tmp_path: Path, caplog: pytest.LogCapture
 def test_files_of_another_version(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = cached(Counted(20, tmp_path / "log"), room)
     epoch(first)
-    table = files_of(room) / "table"
-    table.write_bytes(b"another" + table.read_bytes()[7:])
+    path, where = files_of(room), first.stats().where
+    first.close()
+    path.mkdir(mode=0o700, parents=True)
+    path.parent.chmod(0o700)
+    (path / "data.mdb").write_bytes(b"another" * 2000)
     plain = Counted(20, tmp_path / "log2")
     broken = cached(plain, room)
     epoch(broken)
     assert len(plain.computed()) == 20 and broken.stats().where == "nowhere"
-    monkeypatch.setattr(sharing_scope, "FORMAT", 2)
+    monkeypatch.setattr(sharing_scope, "FORMAT", 3)
     renewed = cached(plain, room)
-    assert renewed.stats().entries == 0 and renewed.stats().where != first.stats().where
+    assert renewed.stats().entries == 0 and renewed.stats().where not in ("nowhere", where)
 
 
 def test_damaged_samples_are_loaded_anew_and_mended(room: Path, tmp_path: Path, said: Said) -> None:
@@ -128,14 +130,19 @@ def test_damaged_samples_are_loaded_anew_and_mended(room: Path, tmp_path: Path, 
     dataset = cached(plain, room)
     epoch(dataset)
     path = files_of(room)
-    end = EntryTable(path / "table").data_end
-    with open(path / "data", "r+b") as data:
-        data.seek(end // 2)
-        data.write(os.urandom(end // 4))
+    with open(path / "data.mdb", "r+b") as data:
+        whole = data.read()
+        for number in range(1, 40, 4):
+            sample = torch.full((100,), float(number)).numpy().tobytes()
+            whole = whole.replace(
+                sample, sample[:50] + b"\x55" + sample[51:]
+            )  # pages of the past have it, too
+        data.seek(0)
+        data.write(whole)
     before = len(plain.computed())
     epoch(dataset)
     damaged = len(plain.computed()) - before
-    assert 5 < damaged < 20 and dataset.stats().unreadable == damaged
+    assert damaged == 10 and dataset.stats().unreadable == damaged
     epoch(dataset)
     assert len(plain.computed()) - before == damaged, "they are right again"
     assert said.count("is damaged") == 1

@@ -286,7 +286,7 @@ def test_a_redis_started_here_never_plans_with_all_memory() -> None:
         ({"writer_buffer_size": 0}, "writer_buffer_size=0"),
         ({"capacity": 5}, "has no option capacity=5; it has capacity_bytes"),
         ({"hosts": []}, "backend='embedded' has no option hosts"),
-        ({"max_entries": 0}, "max_entries=0"),
+        ({"max_entries": 10}, "has no option max_entries=10"),
         ({"dataset_name": 5}, "dataset_name=5"),
         ({"directory": "relative"}, "directory='relative' is not an absolute path"),
     ],

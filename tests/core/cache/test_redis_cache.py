@@ -38,7 +38,7 @@ StartRedis = Callable[..., RedisProcess]
 # -- decisions
 
 NAMES = [f"10.0.0.{i}:6379" for i in range(5)]
-KEYS = [digest_of(i).raw for i in range(5000)]
+KEYS = [digest_of(i) for i in range(5000)]
 
 
 def test_shares_are_equal_and_do_not_depend_on_the_lists_order() -> None:

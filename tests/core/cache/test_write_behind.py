@@ -26,7 +26,7 @@ class Kept(NoStore):
     def write(self, items: Sequence[Item]) -> Written:
         self.entered.set()
         assert self.gate.wait(30)
-        self.kept += [item.key.raw for item in items]
+        self.kept += [item.key for item in items]
         self.writes.append(len(items))
         return Written(stored=len(items))
 
@@ -46,7 +46,7 @@ def test_closing_writes_all_that_was_put() -> None:
         writer = WriteBehind(store, size, reports.append)
         assert all(writer.put(item(i)) for i in range(100))
         assert writer.close() == 0
-        assert store.kept == [item(i).key.raw for i in range(100)]
+        assert store.kept == [item(i).key for i in range(100)]
         assert sum(written.stored for written in reports) == 100
         assert max(store.writes) <= size
         assert not writer.put(item(5)), "it is closed"
@@ -60,9 +60,7 @@ def test_frames_are_written_together_but_not_kept_waiting() -> None:
     writer.flush(10)
     assert len(store.writes) <= 25
     writer.put(item(1000))
-    eventually(
-        lambda: item(1000).key.raw in store.kept, 5, "a single frame is written without being asked for"
-    )
+    eventually(lambda: item(1000).key in store.kept, 5, "a single frame is written without being asked for")
     writer.close()
 
 
@@ -106,7 +104,7 @@ def test_it_takes_more_once_the_store_moves_again() -> None:
     store.gate.set()
     assert writer.flush(10)
     assert writer.put(item(9)) and writer.close() == 0
-    assert store.kept == [item(i).key.raw for i in (0, 1, 9)]
+    assert store.kept == [item(i).key for i in (0, 1, 9)]
 
 
 def test_what_is_on_its_way_is_found() -> None:
@@ -116,10 +114,10 @@ def test_what_is_on_its_way_is_found() -> None:
     writer.put(item(1))
     assert store.entered.wait(10)
     writer.put(item(2))
-    assert writer.pending(item(1).key.raw) == b"1" and writer.pending(item(2).key.raw) == b"2"
-    assert writer.pending(item(3).key.raw) is None
+    assert writer.pending(item(1).key) == b"1" and writer.pending(item(2).key) == b"2"
+    assert writer.pending(item(3).key) is None
     store.gate.set()
-    assert writer.flush(10) and writer.pending(item(1).key.raw) is None
+    assert writer.flush(10) and writer.pending(item(1).key) is None
     writer.close()
 
 

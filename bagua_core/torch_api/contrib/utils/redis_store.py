@@ -30,4 +30,4 @@ class RedisStore(Store):
         capacity_per_node: int | None = None,
     ) -> None:
         options = {"hosts": hosts, "cluster_mode": cluster_mode, "capacity_per_node": capacity_per_node}
-        super().__init__(CacheLoader._of_plan(plan("redis", "", "a store", 1, False, None, options)))
+        super().__init__(CacheLoader._of_plan(plan("redis", "", "a store", 1, False, options)))

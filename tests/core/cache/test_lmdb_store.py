@@ -14,22 +14,19 @@ import pytest
 import torch
 
 from bagua_core.cache.decoding import Unreadable, decode, decode_many
-from bagua_core.cache.embedded_store import EmbeddedStore, places_for
 from bagua_core.cache.encoding import encode
-from bagua_core.cache.entry_table import EntryTable, table_bytes
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
-from bagua_core.cache.keys import KeyDigest, digest_of
+from bagua_core.cache.keys import digest_of
+from bagua_core.cache.lmdb_store import LmdbStore
 from bagua_core.cache.stores import Item
 from tests.lab.wait import eventually
 
 MIB = 1 << 20
 
 
-def opened(
-    path: Path, capacity_bytes: int = 8 * MIB, entries: int | None = None, kept: int = 0
-) -> EmbeddedStore:
-    return EmbeddedStore(path, capacity_bytes, entries, FaultNotices(path, "cache"), kept)
+def opened(path: Path, capacity_bytes: int = 8 * MIB, kept: int = 0) -> LmdbStore:
+    return LmdbStore(path, capacity_bytes, FaultNotices(path, "cache"), kept)
 
 
 def item(number: int, size: int = 100, replaces: bool = False) -> Item:
@@ -37,7 +34,7 @@ def item(number: int, size: int = 100, replaces: bool = False) -> Item:
     return Item(key, encode(torch.full((size,), float(number)), key), replaces)
 
 
-def first_value(store: EmbeddedStore, number: int) -> float | None:
+def first_value(store: LmdbStore, number: int) -> float | None:
     key = digest_of(number)
     (frame,) = store.read([key])
     return None if frame is None else float(decode(frame, key)[0])
@@ -69,7 +66,7 @@ def test_the_capacity_is_a_bound_and_what_is_in_stays(
     store = opened(tmp_path, capacity)
     count = 3 * capacity // (4 * size)
     stored = refused = 0
-    for begin in range(0, min(count, 6000), 20):
+    for begin in range(0, min(count, 20000), 20):
         written = store.write([item(i, size) for i in range(begin, begin + 20)])
         stored, refused = stored + written.stored, refused + written.refused
     held = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
@@ -81,28 +78,6 @@ def test_the_capacity_is_a_bound_and_what_is_in_stays(
         frame = len(item(0, size).frame)
         assert stored >= (capacity * 7 / 8 - frame) // (frame + 64), "and the capacity is used"
         assert store.write([item(1000, 10)]).stored == 1, "a smaller one still fits"
-
-
-def test_the_place_of_every_key_of_a_data_set_is_its_own() -> None:
-    for entries in (1, 1000, 65536):
-        places = places_for(1 << 40, entries)
-        assert len({digest_of(i).home % places for i in range(entries)}) == entries
-    assert table_bytes(places_for(16 * MIB, 10**9)) <= 2 * MIB + 8192
-
-
-def test_a_crowded_table_refuses(tmp_path: Path) -> None:
-    store = opened(tmp_path, 8 * MIB, entries=1)
-    keys = [KeyDigest(digest_of(i).raw, 5) for i in range(200)]  # all at home in one place
-    written = store.write([Item(key, encode(1, key)) for key in keys])
-    assert (written.stored, written.refused) == (128, 72)
-    assert [frame is not None for frame in store.read(keys)] == [True] * 128 + [False] * 72
-
-
-def test_keys_far_apart_do_not_crowd(tmp_path: Path) -> None:
-    store = opened(tmp_path, 8 * MIB, entries=1000)
-    places = places_for(8 * MIB, 1000)
-    written = store.write([item(i * places, 1) for i in range(places // 2)])
-    assert written.stored == places // 2
 
 
 def test_a_full_file_system_is_no_error_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,44 +138,67 @@ def test_a_write_that_the_system_cuts_short(tmp_path: Path, caplog: pytest.LogCa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert (written.stored, written.lost) == (1, 2)
-    assert [first_value(store, i) for i in range(4)] == [0.0, 1.0, None, None]
-    assert store.write([item(2, 1000), item(3, 1000)]).stored == 2
+    assert (written.stored, written.lost) == (0, 3)
+    assert [first_value(store, i) for i in range(4)] == [0.0, None, None, None]
+    assert store.write([item(i, 1000) for i in range(1, 4)]).stored == 3
     assert [first_value(store, i) for i in range(4)] == [0.0, 1.0, 2.0, 3.0]
     assert caplog.text.count("takes no more") == 1
 
 
 def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data.mdb"
     store = opened(tmp_path)
-    store.write([item(1)])
-    table = bytearray((tmp_path / "table").read_bytes())
-    (tmp_path / "table").write_bytes(b"something" + table[9:])
-    with pytest.raises(StoreFault, match="another version"):
+    store.write([item(i, 1000) for i in range(30)])
+    store.close()
+    whole = data.read_bytes()
+    data.write_bytes(b"something" * 1000 + whole[9000:])
+    with pytest.raises(StoreFault, match="not an LMDB file"):
         opened(tmp_path)
-    (tmp_path / "table").write_bytes(table[:5000])
-    with pytest.raises(StoreFault, match="another version"):
+    data.write_bytes(whole[:20480])
+    with pytest.raises(StoreFault, match="shorter than"):
         opened(tmp_path)
-    (tmp_path / "table").write_bytes(b"")
-    with pytest.raises(StoreFault, match="no table"):
-        opened(tmp_path)
-    (tmp_path / "table").write_bytes(table)
-    os.truncate(tmp_path / "data", 4096)
-    with pytest.raises(StoreFault, match="lost its size"):
-        opened(tmp_path)
+    data.write_bytes(whole)
+    assert first_value(opened(tmp_path), 29) == 29
 
 
 def test_damaged_data_is_a_miss(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.write([item(i) for i in range(3)])
-    key = digest_of(1)
-    offset, length = EntryTable(tmp_path / "table").find(key) or (0, 0)
-    with open(tmp_path / "data", "r+b") as data:
-        data.seek(offset + length - 10)
-        data.write(b"\x55")
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    data[data.index(item(1).frame) + len(item(1).frame) - 10] ^= 0x55
+    (tmp_path / "data.mdb").write_bytes(data)
     keys = [digest_of(i) for i in range(3)]
     frames = [frame for frame in store.read(keys) if frame is not None]
     values = decode_many(frames, keys)
     assert [isinstance(value, Unreadable) for value in values] == [False, True, False]
+
+
+def test_a_damaged_table_is_a_fault_of_the_cache_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    store.write([item(i, 1000) for i in range(100)])
+    with open(tmp_path / "data.mdb", "r+b") as data:
+        data.seek(8192)  # behind the two pages that name the table's root
+        data.write(b"\x55" * (store.usage().used_bytes - 8192))
+    assert store.read([digest_of(1)]) == [None]
+    assert store.write([item(200)]).lost == 1
+    assert "cannot be read" in caplog.text and "takes no more" in caplog.text
+
+
+def read_and_write(path: Path) -> None:
+    store = opened(path)
+    assert first_value(store, 1) == 1 and store.write([item(2)]).stored == 1
+
+
+def test_a_forked_process_opens_it_anew(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write([item(1)])
+    child = multiprocessing.get_context("fork").Process(target=read_and_write, args=(tmp_path,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert [first_value(store, i) for i in (1, 2)] == [1.0, 2.0]
 
 
 def write_for_ever(path: Path, first: int) -> None:
@@ -237,7 +235,7 @@ def test_writers_killed_at_any_moment_are_harmless(tmp_path: Path) -> None:
 def read_while_written(path: Path, count: int) -> None:
     store = opened(path, 64 * MIB)
     keys = [digest_of(i) for i in range(count)]
-    missing: list[KeyDigest] = keys
+    missing: list[bytes] = keys
     while missing:
         frames = store.read(missing)
         there = [(frame, key) for frame, key in zip(frames, missing, strict=True) if frame is not None]

@@ -1,0 +1,197 @@
+"""Keeps frames on a node without a server: an LMDB file that the node's processes share.
+
+Frames are never evicted. When the capacity is used up, further ones are refused: an epoch reads every sample once, so
+evicting the least recently used would throw out exactly what is needed next, while what stays is hit in every epoch.
+LMDB keeps frames of more than 2 KB in whole pages of 4 KB. The file is read through a map, so a file that is shorter
+than its own table says is refused when it is opened; the rest of what may be wrong with it is an lmdb.Error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmdb
+
+from bagua_core.cache.decoding import Buffer
+from bagua_core.cache.errors import StoreFault
+from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.node_directory import lock_within
+from bagua_core.cache.placement import KEPT_FREE_BYTES
+from bagua_core.cache.stores import Item, Usage, Written
+
+_LOCKED_WITHIN_S = 5.0
+_READERS = 1024  # reads at the same moment, of all processes of the node
+_LOCK_BYTES = 64 * (_READERS + 2)
+_DATA, _LOCK, _WRITERS = "data.mdb", "lock.mdb", "writers"
+
+# LMDB allows one environment per file and process, and none that was inherited by a fork
+_environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
+
+
+def _close_inherited() -> None:
+    for environment in list(_environments.values()):
+        environment.close()
+    _environments.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
+    """The environment of this process in `directory`. Raises OSError, lmdb.Error and StoreFault."""
+    known = _environments.get(directory)
+    if known is not None:
+        return known
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(
+            lock, 0, _LOCK_BYTES
+        )  # LMDB writes it through a map: a full file system would be a SIGBUS
+    finally:
+        os.close(lock)
+    opened = lmdb.open(
+        str(directory), map_size=capacity_bytes, max_readers=_READERS, mode=0o600, sync=False, readahead=False
+    )
+    needed_bytes = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+    if os.stat(directory / _DATA).st_size < needed_bytes:
+        opened.close()
+        raise StoreFault("damaged", f"{directory / _DATA} is shorter than its {needed_bytes} bytes")
+    opened.reader_check()  # processes that were killed while they read
+    _environments[directory] = opened
+    return opened
+
+
+class LmdbStore:
+    """One process's use of the file in `directory`, made by the first. See stores.Store.
+
+    capacity_bytes: of the whole file. kept_free_bytes: writing stops rather than leave less than this in the file
+    system. Raises OSError and StoreFault where the file cannot be made or is not ours.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        capacity_bytes: int,
+        notices: FaultNotices,
+        kept_free_bytes: int = KEPT_FREE_BYTES,
+    ) -> None:
+        self._directory = directory
+        self._notices = notices
+        self._kept_free_bytes = kept_free_bytes
+        self._least_refused = 1 << 62  # bytes of a frame; smaller ones may still fit
+        try:
+            self._environment: lmdb.Environment | None = _environment(
+                directory, max(0, capacity_bytes - _LOCK_BYTES)
+            )
+        except lmdb.Error as error:
+            raise StoreFault("damaged", f"{directory} cannot be opened: {error}") from error
+        self._writers = os.open(
+            directory / _WRITERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+
+    def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
+        try:
+            with self._open().begin() as transaction:
+                return [transaction.get(key) for key in keys]
+        except lmdb.Error as error:
+            self._notices.say("read", f"{self._directory} cannot be read, values are loaded anew: {error}")
+            return [None] * len(keys)
+
+    def write(self, items: Sequence[Item]) -> Written:
+        written = Written()
+        fitting = [item for item in items if len(item.frame) < self._least_refused]
+        written.refused = len(items) - len(fitting)
+        if not fitting:
+            return written
+        try:
+            fcntl.flock(self._writers, fcntl.LOCK_EX)
+        except OSError as error:
+            written.lost += len(fitting)
+            self._notices.say("lock", f"the cache cannot be locked: {error}")
+            return written
+        try:
+            self._put_all(fitting, written)
+        finally:
+            fcntl.flock(self._writers, fcntl.LOCK_UN)
+        return written
+
+    def _put_all(self, items: Sequence[Item], written: Written) -> None:
+        if sum(len(item.frame) for item in items) <= self._free_bytes():
+            try:
+                written.stored += self._put(items)
+                return
+            except lmdb.MapFullError:
+                pass  # some of them may fit
+            except lmdb.Error as error:
+                self._lose(len(items), error, written)
+                return
+        for number, item in enumerate(items):
+            try:
+                if len(item.frame) > self._free_bytes():
+                    raise lmdb.MapFullError(f"{self._kept_free_bytes} bytes of the file system stay free")
+                written.stored += self._put([item])
+            except lmdb.MapFullError:
+                self._refuse(len(item.frame), written)
+            except lmdb.Error as error:
+                self._lose(len(items) - number, error, written)
+                return
+
+    def _put(self, items: Sequence[Item]) -> int:
+        """All of them or none. Returns how many were not there. Raises lmdb.Error."""
+        with self._open().begin(write=True) as transaction:
+            return sum(transaction.put(item.key, item.frame, overwrite=item.replaces) for item in items)
+
+    def _lose(self, count: int, error: lmdb.Error, written: Written) -> None:
+        written.lost += count
+        self._notices.say("write", f"{self._directory} takes no more: {error}; training goes on")
+
+    def _refuse(self, size: int, written: Written) -> None:
+        written.refused += 1
+        self._least_refused = min(self._least_refused, size)
+        usage = self.usage()
+        self._notices.say(
+            "full",
+            f"full: {usage.entries} entries, {usage.used_bytes} of {usage.capacity_bytes} bytes in {self._directory}; "
+            "what is in it stays and is used, further values are loaded anew each time (capacity_bytes= and directory= "
+            "make room)",
+        )
+
+    def _free_bytes(self) -> int:
+        system = os.statvfs(self._directory)
+        return max(0, system.f_bavail * system.f_frsize - self._kept_free_bytes)
+
+    def _open(self) -> lmdb.Environment:
+        if self._environment is None:
+            raise lmdb.Error("it is closed")
+        return self._environment
+
+    def usage(self) -> Usage:
+        environment = self._open()
+        table, pages = environment.stat(), environment.info()
+        used_bytes = (pages["last_pgno"] + 1) * table["psize"]
+        return Usage(table["entries"], used_bytes, pages["map_size"], str(self._directory))
+
+    def count(self) -> int:
+        return self.usage().entries
+
+    def clear(self) -> None:
+        lock_within(self._writers, _LOCKED_WITHIN_S)
+        try:
+            environment = self._open()
+            with environment.begin(write=True) as transaction:
+                transaction.drop(environment.open_db(txn=transaction), delete=False)
+        except lmdb.Error as error:
+            raise StoreFault("clear", f"{self._directory} cannot be cleared: {error}") from error
+        finally:
+            fcntl.flock(self._writers, fcntl.LOCK_UN)
+
+    def is_whole(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._environment = None  # closed with its last user
+        os.close(self._writers)
