@@ -1,0 +1,56 @@
+// How communicators begin: listeners, and connections under way. Nothing here waits.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "handshake.h"
+#include "interfaces.h"
+#include "receiving.h"
+#include "sending.h"
+
+namespace bagua {
+
+class Listener {
+ public:
+  // On the address of each of a device's interfaces; writes the handle for the peer. Throws std::runtime_error.
+  Listener(const std::vector<Interface>& interfaces, void* handle);
+
+  // A communicator once all its connections have come and authenticated, else null. Strangers are dropped.
+  std::unique_ptr<Receiver> accept();
+
+ private:
+  struct Arriving {
+    Socket socket;
+    Hello hello;
+    std::size_t have = 0;
+    Clock::time_point since;
+    std::string peer;
+  };
+  struct Group {
+    std::uint64_t id;
+    std::vector<Socket> sockets;
+    int count = 0;
+    Clock::time_point since;
+    std::string peer;
+  };
+
+  void take_connections();
+  bool read_hello(Arriving&);  // whether it is still arriving
+  void join_group(Arriving&);
+
+  std::vector<Socket> sockets_;
+  Token token_;
+  std::vector<Arriving> arriving_;
+  std::vector<Group> groups_;
+};
+
+// Called until `sender` is set. The connections under way are remembered by the handle and its address, as NCCL passes
+// the same memory each time.
+nccl::Result connect(const std::vector<Interface>& interfaces, const void* handle, std::unique_ptr<Sender>& sender);
+
+// Ends connections under way that were not asked about any more.
+void forget_connects();
+
+}  // namespace bagua

@@ -1,0 +1,161 @@
+#include "sending.h"
+
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include "counters.h"
+#include "helpers.h"
+#include "settings.h"
+
+namespace bagua {
+namespace {
+
+constexpr std::size_t WORTH_WAKING_BYTES = 256 << 10;
+constexpr double SAMPLE_EVERY_S = 0.02, FORGET_RATE_S = 0.2;
+constexpr double CHUNK_S = 0.002;  // a chunk is what a connection moves in about this time
+constexpr std::size_t FIRST_CHUNK_BYTES = 128 << 10;
+
+}  // namespace
+
+Sender::Sender(std::vector<Socket> sockets, const std::string& peer) : Communicator(peer, EPOLLOUT) {
+  for (Socket& s : sockets) adopt(std::make_unique<Lane>(std::move(s)));
+  Helpers::add(this);
+}
+
+Sender::~Sender() {
+  Helpers::remove(this);
+  end(unfinished_ == 0);
+}
+
+nccl::Result Sender::send(const void* data, std::size_t bytes, int tag, Request** request) {
+  Lock held(mutex_);
+  *request = nullptr;
+  if (failure_ != nccl::Success) return failure_;
+  if (unfinished_ == MOST) return nccl::Success;
+  while (requests_[next_free_].owner != nullptr) next_free_ = (next_free_ + 1) % MOST;
+  Outgoing& r = requests_[next_free_];
+  static_cast<Request&>(r).owner = this;
+  r.data = static_cast<const char*>(data);
+  r.bytes = bytes;
+  r.assigned = r.written = 0;
+  r.whole = false;
+  r.tag = tag;
+  r.number = numbers_[tag]++;
+  unfinished_++;
+  unassigned_.push_back(&r);
+  unassigned_bytes_ += bytes;
+  progress(held);  // a small message is in the kernel when this returns
+  if (failure_ != nccl::Success) return failure_;
+  *request = &r;
+  if (!r.whole && bytes >= WORTH_WAKING_BYTES) Helpers::wake();
+  return nccl::Success;
+}
+
+nccl::Result Sender::test(Request* request, int* done, int* bytes) {
+  Lock held(mutex_);
+  Outgoing& r = *static_cast<Outgoing*>(request);
+  if (!r.whole) progress(held);
+  *done = 0;
+  if (!r.whole) return failure_;
+  *done = 1;
+  if (bytes != nullptr) *bytes = static_cast<int>(std::min<std::size_t>(r.bytes, INT_MAX));
+  r.owner = nullptr;
+  unfinished_--;
+  return nccl::Success;
+}
+
+bool Sender::take_chunk(Lane& c) {
+  if (unassigned_.empty()) return false;
+  Outgoing& r = *unassigned_.front();
+  std::size_t left = r.bytes - r.assigned, size = left;
+  if (left > settings().least_chunk_bytes && connections_.size() > 1 && (size = chunk_for(c, left)) == 0) return false;
+  c.message = &r;
+  c.header = {CHUNK_MAGIC, r.tag, r.number, r.bytes, r.assigned, static_cast<std::uint32_t>(size), 0};
+  c.header_left = sizeof c.header;
+  c.data = r.data + r.assigned;
+  c.data_left = size;
+  r.assigned += size;
+  unassigned_bytes_ -= size;
+  if (r.assigned == r.bytes) unassigned_.pop_front();
+  add(counters.chunks_sent);
+  return true;
+}
+
+// What a connection takes of a message of which `left` bytes are unassigned: what it moves in CHUNK_S. 0: none, because
+// the others will have moved all before this one could end its chunk.
+std::size_t Sender::chunk_for(Lane& c, std::size_t left) {
+  const Settings& s = settings();
+  Clock::time_point now = Clock::now();
+  double age = seconds_since(c.sampled, now);
+  if (age >= FORGET_RATE_S) {
+    c.rate = 0;
+    c.sampled = now;
+  } else if (age >= SAMPLE_EVERY_S) {
+    Health health = health_of(c.socket.fd());
+    c.rate = health.rate;
+    c.queued = health.queued_bytes;
+    c.sampled = now;
+  }
+  std::size_t size = c.rate == 0 ? FIRST_CHUNK_BYTES : static_cast<std::size_t>(static_cast<double>(c.rate) * CHUNK_S);
+  size = std::min(std::clamp(size, s.least_chunk_bytes, s.chunk_bytes), left);
+  if (left - size < s.least_chunk_bytes / 2) size = left <= s.chunk_bytes ? left : size;
+  double others = 0;
+  for (const auto& other : connections_)
+    if (other.get() != &c) others += static_cast<double>(static_cast<Lane&>(*other).rate);
+  double count = static_cast<double>(connections_.size() - 1);
+  if (c.rate == 0 || static_cast<double>(c.rate) * count * 2 > others) return size;  // none of the slow ones
+  double mine_s = static_cast<double>(c.queued + size) / static_cast<double>(c.rate);
+  return mine_s > 2 * static_cast<double>(unassigned_bytes_) / others + 0.001 ? 0 : size;
+}
+
+bool Sender::work(Connection& connection, Lock& held) {
+  Lane& c = static_cast<Lane&>(connection);
+  if (c.message == nullptr && !take_chunk(c)) return false;
+  char* header = reinterpret_cast<char*>(&c.header) + sizeof c.header - c.header_left;
+  iovec parts[2] = {{header, c.header_left}, {const_cast<char*>(c.data), c.data_left}};
+  msghdr message{};
+  message.msg_iov = c.header_left > 0 ? parts : parts + 1;
+  message.msg_iovlen = c.header_left > 0 ? 2 : 1;
+  std::size_t asked = c.header_left + c.data_left;
+  begin_call(c, held);
+  ssize_t n = sendmsg(c.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  int error = errno;
+  end_call(c, held);
+  if (n < 0) {
+    if (error == EINTR) return true;
+    if (error != EAGAIN) {
+      fail_with_errno(error);
+      return false;
+    }
+    n = 0;
+  }
+  written(c, static_cast<std::size_t>(n));
+  if (static_cast<std::size_t>(n) == asked) return true;
+  add(counters.stalls);
+  c.ready = c.event;
+  if (c.hung_up) fail(nccl::RemoteError, "it closed a connection with bytes under way");
+  return c.ready;
+}
+
+void Sender::written(Lane& c, std::size_t bytes) {
+  std::size_t of_header = std::min(bytes, c.header_left);
+  bytes -= of_header;
+  c.header_left -= of_header;
+  c.data += bytes;
+  c.data_left -= bytes;
+  add(counters.bytes_sent, bytes);
+  Outgoing& r = *c.message;
+  r.written += bytes;
+  if (c.header_left > 0 || c.data_left > 0) return;
+  c.message = nullptr;
+  if (r.written == r.bytes) {
+    r.whole = true;
+    add(counters.messages_sent);
+  }
+}
+
+}  // namespace bagua

@@ -1,0 +1,71 @@
+// TCP sockets: addresses, opening, options, and what the kernel knows of a connection.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace bagua {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point then, Clock::time_point now) {
+  return std::chrono::duration<double>(now - then).count();
+}
+
+struct Address {
+  union {
+    sockaddr any;
+    sockaddr_in v4;
+    sockaddr_in6 v6;
+  };
+  Address() : v6{} {}
+  socklen_t bytes() const { return any.sa_family == AF_INET ? sizeof v4 : sizeof v6; }
+  std::string text() const;  // 10.0.0.1:4711, [fe80::1%2]:4711
+};
+
+// Owns a descriptor.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : fd_(descriptor) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket();
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Both return an invalid socket, with errno set, when they fail. `address` gets the port that the kernel chose.
+Socket listen_at(Address& address);
+Socket begin_connect(const Address& address);
+
+// Non-blocking, no delay, keepalive, congestion control, bound of unsent bytes. Returns false with errno set.
+bool tune(int fd);
+
+// The error of a socket whose connection was begun; 0 if none, EINPROGRESS while it lasts.
+int connect_error(int fd);
+
+// What is unread and unsent goes at once, and the peer learns of it.
+void reset_on_close(int fd);
+
+struct Health {
+  std::uint64_t retransmits = 0;    // segments since the connection began
+  std::uint64_t rate = 0;           // bytes a second that the peer acknowledged lately; 0 if unknown
+  std::uint64_t queued_bytes = 0;   // in the kernel: not sent, or not acknowledged
+  bool waits_for_peer = false;      // segments or probes are unanswered
+  double since_answer_s = 0;        // the peer's last acknowledgement
+};
+Health health_of(int fd);
+
+}  // namespace bagua
