@@ -58,7 +58,7 @@ def cache_directory() -> Path:
 
 def _from_cache(directory: Path, digest: str) -> Found:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_private(directory)
+    check_private(directory)
     path = directory / f"cpu-{digest}-{platform.machine()}.so"
     if not path.exists():
         _compile_once(path)
@@ -70,7 +70,7 @@ def address_of(values: array[Any]) -> int:
     return values.buffer_info()[0]
 
 
-def _check_private(directory: Path) -> None:
+def check_private(directory: Path) -> None:
     """Who can write there can run code here."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
