@@ -132,7 +132,7 @@ RUN_OPTIONS = (
         "Script failures the whole job survives: non-zero exits, and signals that a program brings on itself (SIGSEGV, "
         "SIGABRT, SIGBUS, SIGFPE, SIGILL). Lost hosts, changes of membership and other signals do not count, but "
         f"{_KILLS} kills in a row in one slot without progress (a committed step; for torchrun scripts ten minutes of "
-        "running) end the job, or more if this is larger. {_default('max_restarts')}",
+        f"running) end the job, or more if this is larger. {_default('max_restarts')}",
         "N",
     ),
     Option(

@@ -25,4 +25,10 @@ def test_the_shown_default_is_the_default(launch: Launcher, flag: str) -> None:
 
 
 def test_defaults_are_shown() -> None:
-    assert {"--checkpoint-every", "--digest-every", "--hang-timeout", "--shutdown-timeout"} <= set(SHOWN)
+    assert {
+        "--checkpoint-every",
+        "--digest-every",
+        "--hang-timeout",
+        "--max-restarts",
+        "--shutdown-timeout",
+    } <= set(SHOWN)
