@@ -37,7 +37,3 @@ class Plan:
     outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)
     jobs: Mapping[str, JobPlan] = field(default_factory=dict)
     again_at_s: float | None = None
-
-    @property
-    def changes_nothing(self) -> bool:
-        return not self.orders and not self.outcomes

@@ -250,11 +250,6 @@ def check_dates(certificate: x509.Certificate, now: datetime) -> None:
         )
 
 
-def role_of(certificate: x509.Certificate, authorities: Sequence[x509.Certificate], now: datetime) -> Role:
-    """The role in `certificate`. Raises CertificateRefused, as `holder_of`."""
-    return holder_of(certificate, authorities, now).role
-
-
 def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value

@@ -177,11 +177,6 @@ class RootCause:
     others: tuple[FailedWorker, ...] = ()
     casualties: tuple[FailedWorker, ...] = ()
 
-    @property
-    def is_certain(self) -> bool:
-        """False: even the likeliest cause says that something else failed before it; more may be on its way."""
-        return classify(self.cause.summary, self.cause.traceback_tail).kind is not Kind.CASUALTY
-
 
 def ended(failure: pb.Failure, order: int) -> FailedWorker:
     return FailedWorker(

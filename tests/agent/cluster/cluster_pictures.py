@@ -79,6 +79,10 @@ def planned(view: ClusterView, now_s: float = NOW_S) -> Plan:
     return plan(view, now_s, POLICY)
 
 
+def changes_nothing(todo: Plan) -> bool:
+    return not todo.orders and not todo.outcomes
+
+
 def where(view: ClusterView, now_s: float = NOW_S) -> dict[str, str]:
     """Job to its nodes once the plan is carried out, "n1 n2"; jobs without any are not in it."""
     todo = planned(view, now_s)

@@ -234,7 +234,7 @@ class SimulatedCluster:
 
     def check(self, view: ClusterView, todo: Plan) -> None:
         if self.now_s < view.since_s + POLICY.settle_s:
-            assert todo.changes_nothing
+            assert not todo.orders and not todo.outcomes
             assert todo.again_at_s == view.since_s + POLICY.settle_s
             return
         assert todo == plan(self.shuffled(view), self.now_s, POLICY), "another scheduler decides otherwise"
@@ -248,7 +248,7 @@ class SimulatedCluster:
             outcomes={**view.outcomes, **todo.outcomes},
         )
         again = plan(applied, self.now_s, POLICY)
-        assert again.changes_nothing, f"not settled: {again.orders} {again.outcomes}"
+        assert not again.orders and not again.outcomes, f"not settled: {again.orders} {again.outcomes}"
         for node_name, orders in todo.orders.items():
             node = view.nodes[node_name]
             new = [j for j in orders if before[node_name].get(j.job_id) != j]

@@ -9,6 +9,7 @@ from cluster_pictures import (
     NOW_S,
     POLICY,
     absent,
+    changes_nothing,
     drained,
     ended,
     job,
@@ -39,7 +40,7 @@ DONE = OutcomeView(JobEnd.FAILED, 3, "it broke", NOW_S - 10.0)
 def test_a_gang_is_started_whole_or_not_at_all() -> None:
     assert where(picture(nodes("a b"), job("x", 2))) == {"x": "a b"}
     view = picture(nodes("a b"), job("x", 3))
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     assert planned(view).jobs["x"].state is JobState.QUEUED
 
 
@@ -123,7 +124,7 @@ def test_no_job_gives_below_its_minimum_and_nothing_is_given_in_vain() -> None:
     view = surplus()
     view = replace(view, submissions=(*view.submissions[:3], job("new", 5)))
     todo = planned(view)
-    assert todo.changes_nothing
+    assert changes_nothing(todo)
     reason = "waits for 1 of 5 nodes with all slots free; the others are used by jobs that can spare none"
     assert todo.jobs["new"].reason == reason
 
@@ -184,7 +185,7 @@ def test_a_job_that_has_not_begun_gives_what_is_above_its_minimum() -> None:
 def test_who_waits_keeps_those_behind_from_nodes_that_it_could_use() -> None:
     jobs = (job("runs"), job("big", 3), job("small"))
     view = picture(nodes("a b c"), *jobs, orders={"a": "runs:4:1"}, running="runs")
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     reasons = {j: p.reason for j, p in planned(view).jobs.items()}
     assert reasons["big"].startswith("waits for 1 of 3 nodes with all slots free")
     assert reasons["small"] == "waits for 1 of 1 node with all slots free; job big waits for such nodes first"
@@ -258,7 +259,7 @@ def test_no_job_grows_beyond_its_most_or_while_another_waits() -> None:
 def test_no_job_grows_into_slots_that_another_has_to_leave_first() -> None:
     view = picture(nodes("a b"), job("x", 1, 2), orders={"a": "x:4:1", "b": ""}, running="x")
     view = with_unit(view, "b", unit("gone", (0,), UnitState.LEAVING), "gone")
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
 
 
 def test_what_a_job_got_as_growth_may_let_it_spare_another() -> None:
@@ -296,9 +297,9 @@ def test_a_node_to_be_left_is_replaced_first(trouble: bool) -> None:
     why = "a is in trouble (no GPU)" if trouble else "a is drained (new disk)"
     assert f"{why}; left once another node is ready instead" in todo.jobs["x"].reason
     view = replace(view, orders={**view.orders, **todo.orders})
-    assert planned(view).changes_nothing, "ordered is not yet ready"
+    assert changes_nothing(planned(view)), "ordered is not yet ready"
     view = with_unit(view, "c", unit("x", range(4)), "x")
-    assert planned(view).changes_nothing, "started is not yet ready"
+    assert changes_nothing(planned(view)), "started is not yet ready"
     view = with_progress(view, "x", arrived=frozenset("abc"))
     assert where(view) == {"x": "b c"}
 
@@ -325,7 +326,7 @@ def test_a_lost_node_is_given_up_after_its_time_and_replaced() -> None:
     view = picture(nodes("a b c"), job("x", 2), orders={"a": "x:4:1", "b": "x:4:2"}, running="x")
     view = absent(view, "a", NOW_S)
     todo = planned(view, NOW_S + 14.9)
-    assert todo.changes_nothing and todo.again_at_s == NOW_S + 15.0
+    assert changes_nothing(todo) and todo.again_at_s == NOW_S + 15.0
     assert "a is not heard of" in todo.jobs["x"].reason
     late = planned(view, NOW_S + 15.0)
     assert late.orders == {"a": (), "c": (OrderView("x", 4, 3),)} and late.again_at_s is None
@@ -334,7 +335,7 @@ def test_a_lost_node_is_given_up_after_its_time_and_replaced() -> None:
 
 def test_orders_of_a_node_never_seen_stand_until_it_is_lost() -> None:
     view = picture([], job("x"), orders={"a": "x:4:1"}, running="x", since_s=NOW_S - 10.0)
-    assert planned(view).changes_nothing and planned(view).again_at_s == NOW_S + 5.0
+    assert changes_nothing(planned(view)) and planned(view).again_at_s == NOW_S + 5.0
     assert planned(view, NOW_S + 5.0).orders == {"a": ()}
 
 
@@ -394,7 +395,7 @@ def test_a_node_that_failed_five_times_is_left_out_for_this_job_alone() -> None:
 def test_a_refused_job_is_not_sent_there_again() -> None:
     view = picture(nodes("a"), job("x"))
     view = with_unit(view, "a", unit("x", (), UnitState.REFUSED, reason="no such directory"), "x")
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     reason = (
         "needs 1 node with all slots free, and there are 0 it could use; a is left out (no such directory)"
     )
@@ -403,7 +404,7 @@ def test_a_refused_job_is_not_sent_there_again() -> None:
 
 def test_an_order_larger_than_its_node_goes_unless_it_runs() -> None:
     view = picture([node("a", 3)], job("x"), orders={"a": "x:4:1"})
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     assert planned(with_unit(view, "a", None, "x")).orders == {"a": (OrderView("x", 3, 2),)}
 
 
@@ -414,7 +415,7 @@ def test_nothing_is_decided_until_the_picture_is_whole() -> None:
     )
     view = ended(replace(view, submissions=(*view.submissions, job("w"))), "w", DONE)
     todo = planned(view, NOW_S + 2.9)
-    assert todo.changes_nothing and todo.again_at_s == NOW_S + POLICY.settle_s
+    assert changes_nothing(todo) and todo.again_at_s == NOW_S + POLICY.settle_s
     states = [todo.jobs[j].state for j in "xyzw"]
     assert states == [JobState.QUEUED, JobState.STARTING, JobState.STOPPING, JobState.ENDED]
     assert where(view, NOW_S + 3.0) == {"x": "a", "y": "b"}
@@ -431,9 +432,9 @@ def test_what_runs_without_a_key_is_taken_as_ordered() -> None:
 
 def test_a_job_whose_submission_is_unknown_is_left_alone() -> None:
     view = picture(nodes("a b"), job("y", 2), orders={"a": "lost:4:1"})
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     assert planned(view).jobs["lost"].reason.startswith("runs, but its submission is unknown")
-    assert planned(absent(view, "a", 0.0)).changes_nothing
+    assert changes_nothing(planned(absent(view, "a", 0.0)))
 
 
 def test_empty_orders_are_said_where_there_is_no_key() -> None:
@@ -461,7 +462,7 @@ def test_a_result_becomes_the_outcome_and_units_have_time_to_end() -> None:
 
 
 def test_an_ended_job_is_not_started_again_and_needs_no_submission() -> None:
-    assert planned(ended(picture(nodes("a"), job("x")), "x", DONE, written=True)).changes_nothing
+    assert changes_nothing(planned(ended(picture(nodes("a"), job("x")), "x", DONE, written=True)))
     view = picture(nodes("a"), orders={"a": "x:4:1"})
     view = with_unit(ended(view, "x", DONE, written=True), "a", None, "x")
     assert planned(view).orders == {"a": ()}
@@ -484,12 +485,12 @@ def test_stopped_before_it_began() -> None:
 def test_a_stopping_job_is_over_once_nothing_of_it_lives() -> None:
     view = picture(nodes("a b"), job("x", 2, stop=True), orders={"a": "x:4:1", "b": "x:4:1"}, running="x")
     todo = planned(view)
-    assert todo.changes_nothing and todo.jobs["x"].reason == "was asked to stop; has yet to leave a, b"
+    assert changes_nothing(todo) and todo.jobs["x"].reason == "was asked to stop; has yet to leave a, b"
     view = with_unit(view, "a", None, "x")
     assert planned(view).orders == {"a": ()} and planned(view).outcomes == {}
     # no order any more, and yet a unit lives
     view = replace(view, orders={"a": (), "b": ()})
-    assert planned(view).changes_nothing
+    assert changes_nothing(planned(view))
     assert planned(view).jobs["x"].reason == "was asked to stop; its last units have yet to end"
     assert (
         planned(absent(view, "b", 0.0)).outcomes["x"].reason

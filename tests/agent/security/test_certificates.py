@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,12 +22,15 @@ from bagua_agent.security.certificates import (
     make_authority,
     revocation_list,
     revoked_in,
-    role_of,
 )
 
 NOW = datetime(2031, 5, 6, 12, tzinfo=UTC)
 AUTHORITY = make_authority(NOW)
 HOSTS = ("node-1", "10.0.0.1", "fd00::1")
+
+
+def role_of(certificate: x509.Certificate, authorities: Sequence[x509.Certificate], now: datetime) -> Role:
+    return holder_of(certificate, authorities, now).role
 
 
 def common_name(certificate: x509.Certificate) -> str:
