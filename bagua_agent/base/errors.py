@@ -46,6 +46,10 @@ class LeaseLost(InfrastructureLost):
     """etcd does not know the lease (any more): its keys are gone."""
 
 
+class JobReplaced(InfrastructureLost):
+    """The store lost its keys and the others went on without this node; it can come again as a newcomer."""
+
+
 class InternalError(BaguaError):
     """Our bug: a state that must not be. Carries what is needed to find it."""
 

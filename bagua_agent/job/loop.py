@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.base.errors import InfrastructureLost, InternalError
+from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
@@ -53,7 +53,6 @@ from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.leadership.leadership import Leadership, ProbeResult
-from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.membership.formation.departure import Prospect, prospect
 from bagua_agent.membership.policy import Policy

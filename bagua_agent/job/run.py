@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.base.errors import BaguaError
+from bagua_agent.base.errors import BaguaError, JobReplaced
 from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.plain_logging import log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig, launcher_variables
-from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers

@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from bagua_agent.base.errors import JobReplaced
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import KeyValue, absent
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
-from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.recreation import (
     SETTLE_S,
     GiveWay,

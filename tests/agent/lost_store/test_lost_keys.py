@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bagua_agent.base.errors import JobReplaced
 from bagua_agent.base.timers import Timers
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import KeyValue, Store, Transaction
@@ -21,7 +22,6 @@ from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
-from bagua_agent.lost_store.job_replaced import JobReplaced
 from bagua_agent.lost_store.lost_keys import LOOK_AGAIN_S, LostKeys
 from bagua_agent.lost_store.recreation import SETTLE_S
 from bagua_agent.membership.view import JobView
