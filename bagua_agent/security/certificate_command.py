@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.etcd.connection import StoreConfig
@@ -24,83 +25,75 @@ from bagua_agent.security.certificate_files import (
 from bagua_agent.security.certificates import AUTHORITY_DAYS, CERTIFICATE_DAYS, ROOT_NAME, Role
 from bagua_agent.security.etcd_role_writer import apply
 
+_folder = click.argument("folder", type=click.Path(path_type=Path))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def certs() -> None:
+    """A certificate authority in FOLDER for etcd, nodes and people; see docs/security.md."""
+
+
+@certs.command()
+@_folder
+@click.option("--days", type=int, default=AUTHORITY_DAYS, show_default=True)
+def authority(folder: Path, days: int) -> None:
+    """Make a new authority."""
+    path = create_authority(folder, now=utc_now(), days=days)
+    click.echo(f"{path} {_expiry(path)}\nIts key stays here; copy what is issued, never this.")
+
+
+@certs.command()
+@_folder
+@click.argument("name")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
+@click.option(
+    "--host", multiple=True, help="Name or address at which an agent or etcd is reached; repeat it."
+)
+@click.option("--days", type=int, default=CERTIFICATE_DAYS, show_default=True)
+@click.option("--replace", is_flag=True, help="Replace the certificate that NAME has.")
+def issue(folder: Path, name: str, role: str, host: tuple[str, ...], days: int, replace: bool) -> None:
+    """Issue a certificate into FOLDER/NAME. NAME is the holder, who is etcd's user of this name."""
+    files = issue_files(folder, name, Role(role), host, now=utc_now(), days=days, replace=replace)
+    click.echo(f"{files.cert_file} {_expiry(Path(files.cert_file))}")
+
+
+@certs.command("list")
+@_folder
+def list_holders(folder: Path) -> None:
+    """Who holds a certificate."""
+    end = read_authority(folder).certificate.not_valid_after_utc
+    click.echo(f"the authority  until {end:%Y-%m-%d}")
+    for holder in issued_in(folder, utc_now()):
+        click.echo(f"{holder.name}  {holder.role}  until {holder.expires:%Y-%m-%d}")
+    for name in retired_in(folder):
+        click.echo(f"{name}  retired")
+
+
+@certs.command("retire")
+@_folder
+@click.argument("name")
+def retire_holder(folder: Path, name: str) -> None:
+    """Never use NAME again: its key was lost, or it has left."""
+    path = retire(folder, name, now=utc_now())
+    click.echo(f"{name} is retired; copy {path} to every node and member of etcd, and run etcd-users")
+
+
+@certs.command()
+@_folder
+@click.option("--endpoints", required=True, metavar="HOST:PORT,...")
+def etcd_users(folder: Path, endpoints: str) -> None:
+    """Make etcd's users and rights those of the certificates; retired ones go."""
+    steps = apply(_as_root(folder, endpoints), issued_in(folder, utc_now()), retired_in(folder))
+    click.echo("\n".join(map(str, steps)) or "nothing to do")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code. Errors are one line on stderr."""
-    asked = _parser().parse_args(arguments)
+    """The exit code. Errors of the commands are one line on stderr; raises ClickException for words that are wrong."""
     try:
-        for line in _do(asked):
-            print(line)
+        return certs.main(arguments, "bagua-agent certs", standalone_mode=False) or 0
     except BaguaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bagua-agent certs",
-        description="A certificate authority in FOLDER for etcd, nodes and people; see docs/security.md.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=help)
-        added.add_argument("folder", type=Path, metavar="FOLDER")
-        return added
-
-    authority = command("authority", "Make a new authority.")
-    authority.add_argument("--days", type=int, default=AUTHORITY_DAYS, help="Default %(default)s.")
-
-    issue = command("issue", "Issue a certificate into FOLDER/NAME.")
-    issue.add_argument("name", metavar="NAME", help="The holder, who is etcd's user of this name.")
-    issue.add_argument("--role", type=Role, choices=list(Role), required=True)
-    issue.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        help="Name or address at which an agent or etcd is reached; repeat it.",
-    )
-    issue.add_argument("--days", type=int, default=CERTIFICATE_DAYS, help="Default %(default)s.")
-    issue.add_argument("--replace", action="store_true", help="Replace the certificate that NAME has.")
-
-    command("list", "Who holds a certificate.")
-    retired = command("retire", "Never use NAME again: its key was lost, or it has left.")
-    retired.add_argument("name", metavar="NAME")
-
-    users = command("etcd-users", "Make etcd's users and rights those of the certificates; retired ones go.")
-    users.add_argument("--endpoints", required=True, metavar="HOST:PORT,...")
-    return parser
-
-
-def _do(asked: argparse.Namespace) -> list[str]:
-    now = utc_now()
-    folder: Path = asked.folder
-    match asked.command:
-        case "authority":
-            path = create_authority(folder, now=now, days=asked.days)
-            return [f"{path} {_expiry(path)}", "Its key stays here; copy what is issued, never this."]
-        case "issue":
-            files = issue_files(
-                folder, asked.name, asked.role, asked.host, now=now, days=asked.days, replace=asked.replace
-            )
-            return [f"{files.cert_file} {_expiry(Path(files.cert_file))}"]
-        case "list":
-            end = read_authority(folder).certificate.not_valid_after_utc
-            holders = [f"{h.name}  {h.role}  until {h.expires:%Y-%m-%d}" for h in issued_in(folder, now)]
-            return [
-                f"the authority  until {end:%Y-%m-%d}",
-                *holders,
-                *(f"{name}  retired" for name in retired_in(folder)),
-            ]
-        case "retire":
-            path = retire(folder, asked.name, now=now)
-            return [
-                f"{asked.name} is retired; copy {path} to every node and member of etcd, and run etcd-users"
-            ]
-        case _:
-            steps = apply(_as_root(folder, asked.endpoints), issued_in(folder, now), retired_in(folder))
-            return [str(step) for step in steps] or ["nothing to do"]
 
 
 def _as_root(folder: Path, endpoints: str) -> StoreConfig:
