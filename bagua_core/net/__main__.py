@@ -1,4 +1,4 @@
-"""The command line of Bagua-Net: python -m bagua_core.net env"""
+"""The command line of Bagua-Net: python -m bagua_core.net env, or check."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import sys
 
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.kernels.cpu_library import LibraryUnavailableError
-from bagua_core.net.build import library
+from bagua_core.net.build import find_compiler, library
+from bagua_core.net.check import report
 
 
 def main(arguments: list[str]) -> int:
-    if arguments != ["env"]:
-        print("usage: eval $(python -m bagua_core.net env)", file=sys.stderr)
+    if arguments not in (["env"], ["check"]):
+        print(
+            "usage: eval $(python -m bagua_core.net env), or python -m bagua_core.net check", file=sys.stderr
+        )
         return 2
     try:
         path = library()
     except (CompilationError, LibraryUnavailableError, OSError) as error:
         print(f"Bagua-Net is not available: {error}", file=sys.stderr)
         return 1
+    if arguments == ["check"]:
+        return 0 if report(path, " ".join(find_compiler())) else 1
     print("export NCCL_NET_PLUGIN=bagua")
     print(f"export LD_LIBRARY_PATH={shlex.quote(str(path.parent))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
     return 0

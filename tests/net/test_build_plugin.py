@@ -16,6 +16,7 @@ import pytest
 
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.net import build
+from bagua_core.net.check import interfaces, why_inactive
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -128,6 +129,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The cache into which the plugin is compiled; the plugin finds loopback."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NCCL_SOCKET_IFNAME", "lo")
+        patch.delenv("NCCL_NET_PLUGIN", raising=False)
         directory = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(directory))
         yield directory
@@ -191,3 +193,19 @@ def test_the_environment_names_the_compiled_library(cache: Path, plugin: Plugin)
     (library,) = cache.glob(f"bagua-kernels/net-*/{build.FILE_NAME}")
     assert done.stdout.startswith("export NCCL_NET_PLUGIN=bagua\nexport LD_LIBRARY_PATH=")
     assert str(library.parent) in done.stdout
+
+
+def test_the_check_says_whether_nccl_would_load_the_plugin(plugin: Plugin, cache: Path) -> None:
+    library = Path("/cache/net-1/libnccl-net-bagua.so")
+    named = {"NCCL_NET_PLUGIN": "bagua"}
+    assert why_inactive({}, library) == "NCCL_NET_PLUGIN is not set"
+    assert why_inactive({"NCCL_NET_PLUGIN": "aws"}, library) == "NCCL_NET_PLUGIN is 'aws'"
+    assert why_inactive(named, library) == "LD_LIBRARY_PATH lacks /cache/net-1"
+    assert why_inactive({**named, "LD_LIBRARY_PATH": "/x:/cache/net-1"}, library) == ""
+    assert why_inactive({"NCCL_NET_PLUGIN": str(library)}, library) == ""
+    assert interfaces(build.library()) == ["lo, 10000 Mbit/s"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bagua_core.net", "check"], capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 1
+    assert done.stdout.startswith("active: no, NCCL_NET_PLUGIN is not set; use eval")
