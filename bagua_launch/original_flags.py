@@ -29,10 +29,7 @@ class Original(Enum):
 
 
 _AUTOTUNE = "there is no autotuning service; set the size of buckets by --default_bucket_size, and measure"
-_NET = (
-    "there is no Bagua-Net; NCCL's own network opens several connections by NCCL_SOCKET_NTHREADS and "
-    "NCCL_NSOCKS_PERTHREAD"
-)
+_NET = "run eval $(python -m bagua_core.net env) on each host before this command: NCCL then loads Bagua-Net"
 _METRICS = "the terminal shows the job's progress; the script adds numbers by bagua.report(loss=...)"
 _SSH = "this command starts one node; baguarun, or bagua-launch --hosts, starts several over SSH"
 
