@@ -17,6 +17,7 @@ import pytest
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.net import build
 from bagua_core.net.check import interfaces, why_inactive
+from tests.net.conftest import MakeDriver
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -209,3 +210,9 @@ def test_the_check_says_whether_nccl_would_load_the_plugin(plugin: Plugin, cache
     )
     assert done.returncode == 1
     assert done.stdout.startswith("active: no, NCCL_NET_PLUGIN is not set; use eval")
+
+
+def test_nccl_loads_and_assigns_the_plugin(plugin: Plugin, make_driver: MakeDriver) -> None:
+    driver = make_driver("assigned", NCCL_NET_PLUGIN=str(build.library()))
+    assert driver.network == "Bagua"
+    assert driver.ask("devices") == ["1"]
