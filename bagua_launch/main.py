@@ -18,6 +18,7 @@ import click
 
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch import cluster_commands
+from bagua_launch.bagua_net import net_variables
 from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
 from bagua_launch.command_line import (
     CONTEXT,
@@ -80,6 +81,7 @@ def run(**typed: Any) -> int:
     check_credentials(request.config.store_credentials)
     for line in request.notes:
         note(line)
+    os.environ.update(net_variables(values))  # which the workers inherit
 
     from bagua_agent.job.run import run_job
 

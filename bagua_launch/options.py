@@ -240,6 +240,9 @@ RUN_OPTIONS = (
         "MODE",
     ),
     Option("virtual-local-rank", BINDING, "LOCAL_RANK is 0 for every worker, which sees only its own GPU."),
+    Option(
+        "enable-bagua-net", BINDING, "NCCL sends through Bagua-Net, which each host compiles once.", own=True
+    ),
     Option("ledger", RECORDS, "Write one line per worker and committed step into DIR.", "DIR", own=True),
     Option(
         "digest-every",

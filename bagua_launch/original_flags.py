@@ -29,7 +29,6 @@ class Original(Enum):
 
 
 _AUTOTUNE = "there is no autotuning service; set the size of buckets by --default_bucket_size, and measure"
-_NET = "run eval $(python -m bagua_core.net env) on each host before this command: NCCL then loads Bagua-Net"
 _METRICS = "the terminal shows the job's progress; the script adds numbers by bagua.report(loss=...)"
 _SSH = "this command starts one node; baguarun, or bagua-launch --hosts, starts several over SSH"
 
@@ -42,8 +41,6 @@ NO_EFFECT: dict[str, str] = {
     "--is-output-autotune-log": _AUTOTUNE,
     "--autotune-log-file": _AUTOTUNE,
     "--report-metrics": _METRICS,
-    "--enable-bagua-net": _NET,
-    "--bagua-net-switch-on": _NET,
     "--host-list": _SSH,
     "--ssh-port": _SSH,
     "--use-env": "workers have LOCAL_RANK in their environment anyway; leave it out",
@@ -61,6 +58,7 @@ HINTS: dict[str, str] = {
     "--logdir": "use --log-dir DIR --redirects 3",
     "--default-bucket-size": f"set {BUCKET_SIZE_VARIABLE}, or bucket_cap_mb of DistributedDataParallel",
     "--set-additional-flag": _ADDITIONAL,
+    "--bagua-net-switch-on": "use --enable-bagua-net",
     "-x": "use --env NAME[=VALUE],...",
 }
 """What bagua-launch says where it is given one of the original's flags."""
@@ -140,6 +138,8 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
         arguments += ["--log-dir", directory, "--redirects", "3"]
     if (size := read.value("--default-bucket-size")) is not None:
         environment[BUCKET_SIZE_VARIABLE] = size
+    if read.has("--enable-bagua-net") or read.has("--bagua-net-switch-on"):
+        arguments.append("--enable-bagua-net")
     if kind is Original.RUN and not read.has("--max-restarts"):
         arguments += ["--max-restarts", RUNS_MAX_RESTARTS]
     if kind is Original.BAGUARUN:

@@ -1,4 +1,4 @@
-"""The command line of Bagua-Net: python -m bagua_core.net env, or check."""
+"""The command line of Bagua-Net: python -m bagua_core.net env, check, or path."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from bagua_core.net.check import report
 
 
 def main(arguments: list[str]) -> int:
-    if arguments not in (["env"], ["check"]):
+    if arguments not in (["env"], ["check"], ["path"]):
         print(
-            "usage: eval $(python -m bagua_core.net env), or python -m bagua_core.net check", file=sys.stderr
+            "usage: eval $(python -m bagua_core.net env), or python -m bagua_core.net check | path",
+            file=sys.stderr,
         )
         return 2
     try:
@@ -24,6 +25,9 @@ def main(arguments: list[str]) -> int:
         return 1
     if arguments == ["check"]:
         return 0 if report(path, " ".join(find_compiler())) else 1
+    if arguments == ["path"]:
+        print(path)
+        return 0
     print("export NCCL_NET_PLUGIN=bagua")
     print(f"export LD_LIBRARY_PATH={shlex.quote(str(path.parent))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
     return 0

@@ -1,0 +1,36 @@
+"""Gives workers the variable by which NCCL loads Bagua-Net (--enable-bagua-net)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bagua_launch.errors import RequestError
+from bagua_launch.precedence import Values
+
+PATH_COMMAND = (sys.executable, "-m", "bagua_core.net", "path")  # a process of its own: it imports torch
+WITHIN_S = 400.0  # longer than the compiler may take
+
+
+def net_variables(values: Values) -> dict[str, str]:
+    """The variables of the workers; compiles the plugin if need be. Raises RequestError if it cannot be had."""
+    said = values.get("enable_bagua_net")
+    if said is None or said.text == "false":
+        return {}
+    try:
+        found = subprocess.run(
+            PATH_COMMAND,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RequestError(
+            f"{said.where}: Bagua-Net was not ready after {WITHIN_S:g} s; leave it out"
+        ) from error
+    if found.returncode != 0:
+        last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+        raise RequestError(f"{said.where}: {last}; or leave it out")
+    return {"NCCL_NET_PLUGIN": found.stdout.strip()}
