@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,15 +34,6 @@ CASES = [
     for kind in ELEMENTWISE
     for options in [{}, {"foreach": True}, *VARIANTS.get(kind.__name__, [])]
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """torch's threads wait for each other by computing: with small tensors that is most of what these tests cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_there_are_many() -> None:

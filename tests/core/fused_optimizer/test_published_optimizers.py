@@ -59,7 +59,8 @@ _MUON = Needs(groups=_matrices_and_vectors)
 NEEDS = {
     **dict.fromkeys(("adago", "adamuon", "muon", "muonclip", "normuon"), _MUON),
     **dict.fromkeys(("adahessian", "sophiah"), Needs(second_order=True)),
-    **dict.fromkeys(("alig", "lbfgs"), Needs(closure=True)),
+    "alig": Needs(closure=True),
+    "lbfgs": Needs({"lr": 0.1}, closure=True),  # with 1, its default, rounding decides whether it diverges
     "fadam": Needs(dtype=torch.float32),
     "ranger21": Needs({"num_iterations": 100}),
     "spectralsphere": Needs(groups=_matrices),
