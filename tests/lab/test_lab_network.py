@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,13 +59,18 @@ def test_a_host_has_its_own_name_and_resolves_the_others(lab: Lab, tmp_path: Pat
     assert socket.gethostname() != "h2"
 
 
-def test_a_process_starts_within_ten_milliseconds(lab: Lab) -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        assert lab.hosts[0].run(["/bin/true"]).wait(5) == 0
-        return time.perf_counter() - start
+def test_a_process_on_a_host_starts_about_as_fast_as_any(lab: Lab) -> None:
+    def seconds(start: Callable[[], Any]) -> float:
+        began_s = time.perf_counter()
+        assert start().wait(5) == 0
+        return time.perf_counter() - began_s
 
-    assert min(seconds() for _ in range(10)) < 0.010
+    rounds = range(20)  # in turn, so that the machine's load is the same for both
+    pairs = [
+        (seconds(lambda: lab.hosts[0].run(["/bin/true"])), seconds(lambda: subprocess.Popen(["/bin/true"])))
+        for _ in rounds
+    ]
+    assert min(there for there, _ in pairs) < min(here for _, here in pairs) + 0.010
 
 
 def test_a_cut_is_silent_and_heals(lab: Lab) -> None:

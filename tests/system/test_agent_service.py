@@ -93,10 +93,14 @@ def test_a_node_in_trouble_says_so_and_what_to_do(site: Site) -> None:
     checked = one.run([PROGRAM, "check"], check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "ok      systemd: each job gets a control group of its own" in checked.stdout
-    assert (
-        "ok      account: 'trainer' can run workers" in checked.stdout
-        and "ok      etcd: 3." in checked.stdout
+    runs, slow = (
+        "ok      account: 'trainer' can run workers",
+        "note    account: as 'trainer', bagua_core was not imported",
     )
+    assert runs in checked.stdout or slow in checked.stdout, (
+        "a busy machine imports slowly, and check says so"
+    )
+    assert "ok      etcd: 3." in checked.stdout
     one.run(["userdel", "trainer"])
     checked = one.run([PROGRAM, "check"], check=False)
     assert checked.returncode == 1

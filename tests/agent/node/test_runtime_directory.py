@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,17 @@ from bagua_agent.node import runtime_directory as module
 from bagua_agent.node.runtime_directory import make_runtime_directory, session_socket, store_directory
 
 
-def test_it_is_private_and_where_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Directly under /tmp: pytest's own directories may be as long as the ones that are avoided."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
+
+
+def test_it_is_private_and_where_temporary_files_go(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
     made = make_runtime_directory()
-    assert made.parent == tmp_path and stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert made.parent == short and stat.S_IMODE(made.stat().st_mode) == 0o700
     for path in (session_socket(made), store_directory(made)):
         assert path.parent == made and len(str(path)) < LONGEST_SOCKET_PATH_BYTES
 

@@ -9,6 +9,7 @@ from torch.distributed import FileStore
 from bagua_core.communication.communicator import AbortFlag
 from bagua_core.communication.transports.gloo import build_gloo
 
+print("imported", flush=True)
 store = FileStore(sys.argv[1], 2)
 communicator = build_gloo(1, 1, 2, store, "127.0.0.1", 20.0, AbortFlag())
 communicator.allreduce(torch.ones(4)).wait()

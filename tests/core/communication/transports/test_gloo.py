@@ -62,11 +62,14 @@ class Peer:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
+        assert self.process.stdout is not None
+        assert (
+            self.process.stdout.readline() == b"imported\n"
+        )  # else a busy machine's import takes the time to connect
         store = FileStore(store_path, 2)
         self.communicator = gloo.build_gloo(1, 0, 2, store, "127.0.0.1", 20.0, AbortFlag())
         self.communicator.allreduce(torch.ones(4)).wait()
         self.communicator.allreduce(torch.ones(4)).wait()
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"idle\n"
 
     def end(self) -> None:
