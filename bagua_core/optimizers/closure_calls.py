@@ -9,19 +9,23 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 _known: dict[type, bool] = {}
+_parsing = threading.Lock()
+_ATTEMPTS = 20
 
 
 def calls_closure_once(kind: type[torch.optim.Optimizer]) -> bool:
     """kind: a class whose step() takes a closure as its first argument."""
-    if kind not in _known:
-        _known[kind] = _once(kind, kind.__mro__)
-    return _known[kind]
+    with _parsing:
+        if kind not in _known:
+            _known[kind] = _once(kind, kind.__mro__)
+        return _known[kind]
 
 
 def _once(kind: type, ancestors: tuple[type, ...]) -> bool:
@@ -35,11 +39,21 @@ def _once(kind: type, ancestors: tuple[type, ...]) -> bool:
 
 def _definition(step: Any) -> ast.FunctionDef | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
+        tree = _parsed(textwrap.dedent(inspect.getsource(step)))
     except (OSError, TypeError, SyntaxError):
         return None
     found = tree.body[0]
     return found if isinstance(found, ast.FunctionDef) else None
+
+
+def _parsed(source: str) -> ast.Module:
+    """ast.parse, which on CPython 3.11 may raise SystemError while another thread is within it."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            continue
+    return ast.parse(source)
 
 
 def _uses_are_one_call(definition: ast.FunctionDef, kind: type, others: tuple[type, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import torch
@@ -21,10 +21,25 @@ T = TypeVar("T")
 
 
 def run_ranks(world: Sequence[Any], act: Callable[[Any], T]) -> list[T]:
-    """act(member) in a thread each; results in rank order, the first error raised."""
-    with ThreadPoolExecutor(len(world)) as pool:
-        futures = [pool.submit(act, member) for member in world]
-        return [f.result(DEADLINE_S) for f in futures]
+    """act(member) in a thread each; results in rank order, the first error raised.
+
+    A rank that waits for one that failed is left waiting, in a thread that keeps no process from ending.
+    """
+    futures: list[Future[T]] = [Future() for _ in world]
+
+    def run(member: Any, future: Future[T]) -> None:
+        try:
+            future.set_result(act(member))
+        except BaseException as error:  # noqa: BLE001  raised by the caller
+            future.set_exception(error)
+
+    for member, future in zip(world, futures, strict=True):
+        threading.Thread(target=run, args=(member, future), daemon=True).start()
+    wait(futures, DEADLINE_S)
+    for future in futures:
+        if future.done():
+            future.result()  # the failure, before those that wait for it
+    return [future.result(0) for future in futures]
 
 
 def gloo_world(world_size: int, generation: int = 1, timeout_s: float = 8.0) -> list[GlooCommunicator]:

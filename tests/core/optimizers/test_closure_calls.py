@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.optimizers import closure_calls
 from bagua_core.optimizers.closure_calls import calls_closure_once
 
 Closure = Callable[[], Any]
@@ -72,3 +74,18 @@ def test_what_has_no_source_may_call_it_again() -> None:
     made: dict[str, Any] = {"torch": torch}
     exec("class Made(torch.optim.SGD):\n    def step(self, closure=None):\n        return closure()", made)
     assert not calls_closure_once(made["Made"])
+
+
+def test_a_parse_that_other_threads_disturbed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 counts the depth of ast.parse for all threads together."""
+    parse, disturbed = ast.parse, iter([True, True])
+
+    def sometimes(*arguments: Any) -> ast.Module:
+        if next(disturbed, False):
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=35)")
+        return parse(*arguments)
+
+    monkeypatch.setattr(ast, "parse", sometimes)
+    monkeypatch.setattr(closure_calls, "_known", {})
+    assert calls_closure_once(torch.optim.SGD)
+    assert next(disturbed, None) is None, "it was disturbed twice"
