@@ -9,23 +9,20 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 _known: dict[type, bool] = {}
-_parsing = threading.Lock()
 _ATTEMPTS = 20
 
 
 def calls_closure_once(kind: type[torch.optim.Optimizer]) -> bool:
     """kind: a class whose step() takes a closure as its first argument."""
-    with _parsing:
-        if kind not in _known:
-            _known[kind] = _once(kind, kind.__mro__)
-        return _known[kind]
+    if kind not in _known:
+        _known[kind] = _once(kind, kind.__mro__)
+    return _known[kind]
 
 
 def _once(kind: type, ancestors: tuple[type, ...]) -> bool:
