@@ -38,8 +38,11 @@ def cheapest(costs: Mapping[str, float], budget_s: float) -> list[str]:
 
 
 def remaining_s(elapsed_s: float, done_s: float, whole_s: float) -> float:
-    """Seconds that a run still takes if the rest goes at the pace of what is done; whole_s is its recorded cost."""
-    return elapsed_s * max(whole_s - done_s, 0.0) / done_s if done_s > 0 else whole_s
+    """Seconds that a run still takes if the rest goes at the pace of what is done; whole_s is its recorded cost.
+
+    A test counts when it ends: before 1 % is done, the pace says nothing, and the recorded cost is the estimate.
+    """
+    return elapsed_s * max(whole_s - done_s, 0.0) / done_s if done_s > whole_s / 100 else whole_s
 
 
 def recorded() -> dict[str, float]:

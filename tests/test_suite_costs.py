@@ -25,6 +25,7 @@ def test_the_estimate_follows_the_pace_so_far() -> None:
     assert suite_costs.remaining_s(10.0, 20.0, 60.0) == pytest.approx(20.0)
     assert suite_costs.remaining_s(10.0, 70.0, 60.0) == 0.0
     assert suite_costs.remaining_s(0.0, 0.0, 60.0) == 60.0
+    assert suite_costs.remaining_s(49.0, 0.001, 1400.0) == 1400.0, "nearly nothing has ended"
 
 
 def test_every_recorded_file_exists() -> None:
