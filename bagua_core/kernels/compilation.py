@@ -48,13 +48,28 @@ def macros() -> list[tuple[str, str]]:
     return [("BAGUA_SOURCE", f'"{source_digest()}"')]
 
 
-def find_compiler() -> list[str]:
-    """The command of a C compiler: $CC, else cc, gcc or clang. Raises CompilationError."""
-    named = shlex.split(os.environ.get("CC", ""))
-    for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+def find_compiler(language: str = "C", variable: str = "CC", usual: str = "cc, gcc, clang") -> list[str]:
+    """A compiler's command: what the variable says, else the first usual one that is there. Raises CompilationError."""
+    named = shlex.split(os.environ.get(variable, ""))
+    for words in [named] if named else [[name] for name in usual.split(", ")]:
         if shutil.which(words[0]):
             return words
-    raise CompilationError(f"no C compiler ({' '.join(named) or 'cc, gcc or clang'}) on PATH")
+    raise CompilationError(
+        f"no {language} compiler ({' '.join(named) or usual}) on PATH; install one, or set {variable}"
+    )
+
+
+def run_compiler(command: list[str], what: str, timeout_s: float) -> None:
+    """Raises CompilationError, which names `what` was not compiled, or the compiler's last lines."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilationError(f"{command[0]} did not compile {what}: {error}") from error
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-3:]
+        raise CompilationError(f"{command[0]} ended with {done.returncode}: {' / '.join(last)}")
 
 
 def compile_library(destination: Path) -> None:
@@ -70,17 +85,4 @@ def compile_library(destination: Path) -> None:
         str(SOURCE),
         *LINK_FLAGS,
     ]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilationError(f"{command[0]} did not compile the CPU kernels: {error}") from error
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-3:]
-        raise CompilationError(f"{command[0]} ended with {done.returncode}: {' / '.join(last)}")
+    run_compiler(command, "the CPU kernels", COMPILE_TIMEOUT_S)

@@ -13,6 +13,7 @@ import platform
 import stat
 import tempfile
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def _from_cache(directory: Path, digest: str) -> Found:
     check_private(directory)
     path = directory / f"cpu-{digest}-{platform.machine()}.so"
     if not path.exists():
-        _compile_once(path)
+        compile_once(path, compilation.compile_library)
     return Found(_load(path, digest), str(path))
 
 
@@ -79,15 +80,16 @@ def check_private(directory: Path) -> None:
         )
 
 
-def _compile_once(path: Path) -> None:
+def compile_once(path: Path, compile_into: Callable[[Path], None]) -> None:
+    """Make `path` by compile_into(a new file), once among all processes. Raises OSError and what compile_into does."""
     with open(path.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             fresh = Path(scratch) / path.name
-            compilation.compile_library(fresh)
-            os.rename(fresh, path)  # readers see a whole library or none
+            compile_into(fresh)
+            os.rename(fresh, path)  # readers see a whole file or none
 
 
 def _load(path: Path, digest: str) -> ctypes.CDLL:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua_core.kernels.compilation import CompilationError
-from bagua_core.kernels.cpu_library import cache_directory, check_private
+from bagua_core.kernels import compilation
+from bagua_core.kernels.cpu_library import cache_directory, check_private, compile_once
 
 SOURCES = Path(__file__).resolve().parent / "plugin"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]
@@ -33,13 +27,8 @@ def library() -> Path:
     directory = cache / f"net-{digest.hexdigest()[:16]}-{platform.machine()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / FILE_NAME
-    with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                fresh = Path(scratch) / FILE_NAME
-                compile_plugin(fresh)
-                os.rename(fresh, path)  # readers see a whole library or none
+    if not path.exists():
+        compile_once(path, compile_plugin)
     return path
 
 
@@ -47,27 +36,9 @@ def compile_plugin(destination: Path, extra_flags: Sequence[str] = ()) -> None:
     """Compile the plugin into `destination`; `extra_flags` follow the others. Raises CompilationError."""
     command = [*find_compiler(), *FLAGS, *extra_flags]
     command += ["-o", str(destination), *map(str, sorted(SOURCES.glob("*.cc")))]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilationError(f"{command[0]} did not compile Bagua-Net: {error}") from error
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-3:]
-        raise CompilationError(f"{command[0]} ended with {done.returncode}: {' / '.join(last)}")
+    compilation.run_compiler(command, "Bagua-Net", COMPILE_TIMEOUT_S)
 
 
 def find_compiler() -> list[str]:
     """The command of a C++ compiler: $CXX, else c++, g++ or clang++. Raises CompilationError."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    for words in [named] if named else [["c++"], ["g++"], ["clang++"]]:
-        if shutil.which(words[0]):
-            return words
-    wanted = " ".join(named) or "c++, g++ or clang++"
-    raise CompilationError(f"no C++ compiler ({wanted}) on PATH; install one (apt install g++), or set CXX")
+    return compilation.find_compiler("C++", "CXX", "c++, g++, clang++")
