@@ -28,8 +28,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["path"]:
         print(path)
         return 0
-    print("export NCCL_NET_PLUGIN=bagua")
-    print(f"export LD_LIBRARY_PATH={shlex.quote(str(path.parent))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
+    # one command: eval $(...) without quotes joins lines
+    variable = f"LD_LIBRARY_PATH={shlex.quote(str(path.parent))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+    print(f"export NCCL_NET_PLUGIN=bagua {variable}")
     return 0
 
 
