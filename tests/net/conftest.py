@@ -27,12 +27,17 @@ def nccl_library() -> Path:
 
 
 @pytest.fixture
-def make_driver(nccl_library: Path) -> Iterator[MakeDriver]:
-    """Drivers of NCCL's own sockets on the loopback interface, or as the arguments say; killed with the test."""
+def make_driver(request: pytest.FixtureRequest) -> Iterator[MakeDriver]:
+    """Drivers of NCCL's own sockets on the loopback interface, or as the arguments say; killed with the test.
+
+    words: what follows the kind on the driver's command line; None: the pinned libnccl.
+    """
     with ExitStack() as drivers:
 
-        def make(kind: str = "sockets", host: object = None, **env: str) -> Driver:
-            words = [kind, nccl_library]
+        def make(
+            kind: str = "sockets", host: object = None, words: list[str | Path] | None = None, **env: str
+        ) -> Driver:
+            words = [kind, *([request.getfixturevalue("nccl_library")] if words is None else words)]
             interface = "lo" if host is None else "eth0"
             env = {"NCCL_SOCKET_IFNAME": interface, "NCCL_IB_DISABLE": "1", **env}
             return drivers.enter_context(Driver(build.driver(), words, env, host))  # type: ignore[arg-type]
