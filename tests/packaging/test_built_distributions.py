@@ -83,12 +83,13 @@ def tracked(pattern: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
 
 
-def test_the_wheel_holds_all_code_and_the_sources_of_the_kernels(built: tuple[Path, Path]) -> None:
+def test_the_wheel_holds_all_code_and_the_sources_in_c(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[1]).namelist())
     for package in ("bagua_launch", "bagua_agent", "bagua_core"):
         assert tracked(f"{package}/**/*.py") <= names
     sources = {name for ending in ("c", "h", "cu") for name in tracked(f"bagua_core/kernels/*.{ending}")}
-    assert sources and sources <= names
+    plugin = tracked("bagua_core/net/plugin/*.cc") | tracked("bagua_core/net/plugin/*.h")
+    assert sources and plugin and sources | plugin <= names
     assert {name.removeprefix("protos/") for name in tracked("protos/bagua_contract/*")} - names <= {
         "bagua_contract/__pycache__"
     }
@@ -103,6 +104,7 @@ def test_the_source_distribution_holds_what_the_build_reads(built: tuple[Path, P
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= names
     assert tracked("bagua_core/kernels/*.[ch]") <= names
+    assert tracked("bagua_core/net/plugin/*") <= names
 
 
 @pytest.mark.parametrize("brings_its_own", [False, pytest.param(True, marks=pytest.mark.long)])
