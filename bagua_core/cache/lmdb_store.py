@@ -28,8 +28,9 @@ _READERS = 1024  # reads at the same moment, of all processes of the node
 _LOCK_BYTES = 64 * (_READERS + 2)
 _DATA, _LOCK, _WRITERS = "data.mdb", "lock.mdb", "writers"
 
-# LMDB allows one environment per file and process, and none that was inherited by a fork
-_environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
+# LMDB allows one environment per file and process, and none that was inherited by a fork. The key is the lock file's
+# device and inode: a directory that was removed may be made anew while the old one's map is in use.
+_environments: weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment] = weakref.WeakValueDictionary()
 
 
 def _close_inherited() -> None:
@@ -43,25 +44,31 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
     """The environment of this process in `directory`. Raises OSError, lmdb.Error and StoreFault."""
-    known = _environments.get(directory)
-    if known is not None:
-        return known
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(
-            lock, 0, _LOCK_BYTES
-        )  # LMDB writes it through a map: a full file system would be a SIGBUS
+        status = os.fstat(lock)
+        known = _environments.get((status.st_dev, status.st_ino))
+        if known is not None:
+            return known
+        # LMDB writes it through a map: a full file system would be a SIGBUS
+        os.posix_fallocate(lock, 0, _LOCK_BYTES)
     finally:
         os.close(lock)
     opened = lmdb.open(
-        str(directory), map_size=capacity_bytes, max_readers=_READERS, mode=0o600, sync=False, readahead=False
+        str(directory),
+        map_size=capacity_bytes,
+        max_readers=_READERS,
+        max_spare_txns=0,  # kept ones would be inherited by a fork
+        mode=0o600,
+        sync=False,
+        readahead=False,
     )
     needed_bytes = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
     if os.stat(directory / _DATA).st_size < needed_bytes:
         opened.close()
         raise StoreFault("damaged", f"{directory / _DATA} is shorter than its {needed_bytes} bytes")
     opened.reader_check()  # processes that were killed while they read
-    _environments[directory] = opened
+    _environments[status.st_dev, status.st_ino] = opened
     return opened
 
 
@@ -82,11 +89,10 @@ class LmdbStore:
         self._directory = directory
         self._notices = notices
         self._kept_free_bytes = kept_free_bytes
+        self._reading: lmdb.Transaction | None = None
         self._least_refused = 1 << 62  # bytes of a frame; smaller ones may still fit
         try:
-            self._environment: lmdb.Environment | None = _environment(
-                directory, max(0, capacity_bytes - _LOCK_BYTES)
-            )
+            self._environment = _environment(directory, max(0, capacity_bytes - _LOCK_BYTES))
         except lmdb.Error as error:
             raise StoreFault("damaged", f"{directory} cannot be opened: {error}") from error
         self._writers = os.open(
@@ -95,8 +101,11 @@ class LmdbStore:
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         try:
-            with self._open().begin() as transaction:
-                return [transaction.get(key) for key in keys]
+            if self._reading is not None:
+                self._reading.abort()
+            # open until the next read: the frames lie in the map, since copies of large ones cost a fifth of the pace
+            self._reading = self._environment.begin(buffers=True)
+            return [self._reading.get(key) for key in keys]
         except lmdb.Error as error:
             self._notices.say("read", f"{self._directory} cannot be read, values are loaded anew: {error}")
             return [None] * len(keys)
@@ -142,7 +151,7 @@ class LmdbStore:
 
     def _put(self, items: Sequence[Item]) -> int:
         """All of them or none. Returns how many were not there. Raises lmdb.Error."""
-        with self._open().begin(write=True) as transaction:
+        with self._environment.begin(write=True) as transaction:
             return sum(transaction.put(item.key, item.frame, overwrite=item.replaces) for item in items)
 
     def _lose(self, count: int, error: lmdb.Error, written: Written) -> None:
@@ -164,13 +173,8 @@ class LmdbStore:
         system = os.statvfs(self._directory)
         return max(0, system.f_bavail * system.f_frsize - self._kept_free_bytes)
 
-    def _open(self) -> lmdb.Environment:
-        if self._environment is None:
-            raise lmdb.Error("it is closed")
-        return self._environment
-
     def usage(self) -> Usage:
-        environment = self._open()
+        environment = self._environment
         table, pages = environment.stat(), environment.info()
         used_bytes = (pages["last_pgno"] + 1) * table["psize"]
         return Usage(table["entries"], used_bytes, pages["map_size"], str(self._directory))
@@ -181,7 +185,7 @@ class LmdbStore:
     def clear(self) -> None:
         lock_within(self._writers, _LOCKED_WITHIN_S)
         try:
-            environment = self._open()
+            environment = self._environment
             with environment.begin(write=True) as transaction:
                 transaction.drop(environment.open_db(txn=transaction), delete=False)
         except lmdb.Error as error:
@@ -193,5 +197,5 @@ class LmdbStore:
         return True
 
     def close(self) -> None:
-        self._environment = None  # closed with its last user
+        # the map goes with this object: a frame that is still being read must not become a fault
         os.close(self._writers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -150,6 +151,7 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.write([item(i, 1000) for i in range(30)])
     store.close()
+    del store  # which keeps the file open in this process
     whole = data.read_bytes()
     data.write_bytes(b"something" * 1000 + whole[9000:])
     with pytest.raises(StoreFault, match="not an LMDB file"):
@@ -266,3 +268,19 @@ def test_clearing_forgets(tmp_path: Path) -> None:
     store.clear()
     assert store.count() == 0 and first_value(store, 3) is None
     assert store.write([item(3)]).stored == 1
+
+
+def test_frames_outlive_the_close_and_a_directory_made_anew_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    path.mkdir()
+    store, key = opened(path), digest_of(1)
+    store.write([item(1, 50_000)])
+    (frame,) = store.read([key])
+    assert frame is not None
+    store.close()
+    shutil.rmtree(path)
+    path.mkdir()
+    anew = opened(path)
+    assert anew.read([key]) == [None], "not the file that was removed"
+    assert float(decode(frame, key)[0]) == 1.0
+    del frame
