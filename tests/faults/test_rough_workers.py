@@ -23,6 +23,7 @@ from tests.faults.job import Job, Node
 from tests.fuzz.light_workers import COMMAND, LightWorkers
 from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
+from tests.lab.zygote import REAL_START_VARIABLE
 
 MIB = 1 << 20
 MOST_OF_AN_AGENT_BYTES = 160 * MIB
@@ -69,8 +70,11 @@ def await_file(path: Path, deadline_s: float = 40.0) -> str:
 # -- output
 
 
-def test_a_worker_floods_its_stdout(job: MakeJob, rough: MakeRough, tmp_path: Path) -> None:
+def test_a_worker_floods_its_stdout(
+    job: MakeJob, rough: MakeRough, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """100 MB through the agent into a file: all of it is there, and none of it stays in the agent."""
+    monkeypatch.setenv(REAL_START_VARIABLE, "1")  # a forked agent's memory is the zygote's too
     rough("""
 def flood():
     for start in range(0, 1_000_000, 1000):

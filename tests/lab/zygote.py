@@ -1,9 +1,10 @@
 """Starts agents on the lab's hosts beside a warm parent whose imports are done already.
 
-An agent's warm parent takes two to three seconds of processor time to import torch, and most tests start several. One
-process of the test run, the zygote, imports everything once. For each agent it forks the process that will be the
-agent, which enters the host, forks its warm parent and then executes the agent's own command line: the agent is a
-program of its own as ever, and finds a child that waits for its orders. The zygote starts no thread.
+An agent's warm parent takes two to three seconds of processor time to import torch, the agent itself half a second, and
+most tests start several. One process of the test run, the zygote, imports everything once. For each agent it forks the
+process that will be the agent, which enters the host, forks its warm parent and then runs the agent's command line: it
+finds a child that waits for its orders. A command line that is not `python -m bagua_launch` with the zygote's import
+path is executed, as a program of its own. The zygote starts no thread.
 
 A start that differs in what libraries read when they are loaded, or whose host has a clock of its own, is not for it.
 """
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bagua_agent.node.node_workers import TRAINING_IMPORTS
+from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, TRAINING_IMPORTS
 from bagua_agent.workers.exits.orphans import adopting
 from bagua_agent.workers.process.request_socket import RequestSocket
 from bagua_agent.workers.start.library_variables import is_read_at_load
@@ -32,6 +33,7 @@ _PROGRAM = Path(__file__).with_name("zygote_main.py")
 _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec'))"
+QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC is imported
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -89,6 +91,7 @@ def start(
         "output": str(output),
         "cwd": directory,
         "holder": holder_pid,
+        "module": _module(argv, environment),
     }
     with adopting():
         answer = _zygote().ask(request, (), _START_S)
@@ -123,6 +126,14 @@ def run(
         raise
 
 
+def _module(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The module that the zygote can run in the agent's process; None: the command line is to be executed."""
+    same_imports = environment.get("PYTHONPATH") == _environment()["PYTHONPATH"]
+    if same_imports and list(argv[:3]) == [sys.executable, "-m", "bagua_launch"]:
+        return argv[2]
+    return None
+
+
 def _environment() -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
     paths = [str(_ROOT), str(_ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
@@ -146,7 +157,7 @@ def _zygote() -> RequestSocket:
                 imports,
                 OFFER_VARIABLE,
             ],
-            env=_environment(),
+            env={**_environment(), **NO_GRPC_FORK_HANDLERS, **QUIET_GRPC},
             stdin=subprocess.DEVNULL,
             pass_fds=(other.fileno(),),
             start_new_session=True,

@@ -1,24 +1,40 @@
 """The zygote's own program, executed by zygote.py with the arguments FILE FD RUNNER IMPORTS OFFER_VARIABLE.
 
-Imports of ours only by path: a worker that is forked from here must not find modules that a script did not import.
+Imports of ours only by path: a worker that is forked from here must not find modules that a script did not import. What
+the agent imports is loaded last, and is removed from sys.modules in warm parents.
+
+A forked process would spend a third of a second at its end on destroying what the zygote had imported, and on copying
+the memory for it. So these modules outlive the interpreter there (`keep_at_end`), and C++ objects are not destroyed.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib.util
 import json
 import os
+import runpy
 import select
 import socket
 import struct
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 LENGTH = struct.Struct("!I")
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 ADOPTION_TIMEOUT_MS = 10_000
+
+
+class Loaded(NamedTuple):
+    """What every fork begins with."""
+
+    run_script: Any
+    before: set[str]  # names of the modules that were loaded before anything was imported ahead
+    of_agents: set[str]
 
 
 def main() -> None:
@@ -26,29 +42,54 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[2]))
     control.set_inheritable(False)
     runner, imports, offer_variable = sys.argv[3:6]
-    spec = importlib.util.spec_from_file_location("_run_script", runner)
-    assert spec is not None and spec.loader is not None
-    run_script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(run_script)
-    del spec
+    atexit.register(keep_at_end)  # first, so it is called last
+    run_script = by_path(Path(runner))
     before = set(sys.modules)
     for name in imports.split(","):
         importlib.import_module(name)
+    for_workers = set(sys.modules)
+    for name in ("bagua_launch.main", "bagua_agent.job.loop"):
+        importlib.import_module(name)
+    loaded = Loaded(run_script, before, set(sys.modules) - for_workers)
     gc.collect()
     gc.freeze()
     send(control, {"ready": True})
     while (request := receive(control)) is not None:
-        warm = start(control, request, offer_variable)
-        if warm is not None:
-            become_warm_parent(run_script, before, warm)
+        become = start(control, request, offer_variable, loaded)
+        if become is not None:
+            return become()
         # only the zygote itself goes on here
 
 
+def by_path(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("_" + path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def keep_at_end() -> None:
+    """Keep the interpreter's end from destroying imported modules: it destroys what sys.modules names."""
+    gc.collect()  # without what is frozen; destructors may still import
+    modules = dict(sys.modules)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(modules))
+    for name in modules.keys() - {"__main__", "builtins", "sys"}:
+        sys.modules[name] = None  # type: ignore[assignment]  an import fails then, as it does later in any case
+
+
+def skip_destructors() -> None:
+    """End the process, with its status, where C and C++ destroy what was loaded so far; C's streams are flushed."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    libc.__cxa_atexit(libc.fflush, None, None)
+
+
 def start(
-    control: socket.socket, request: dict[str, Any], offer_variable: str
-) -> tuple[socket.socket, int] | None:
-    """Forks an agent's process, which has its warm parent beside it. Returns a socket and the agent's process id in the
-    warm parent, None in the zygote; the agent's process never returns."""
+    control: socket.socket, request: dict[str, Any], offer_variable: str, loaded: Loaded
+) -> Callable[[], None] | None:
+    """Forks an agent's process, which has its warm parent beside it. Returns None in the zygote, and in the two others
+    what they become."""
     report_read, report_write = os.pipe()
     between = os.fork()
     if between:
@@ -67,13 +108,16 @@ def start(
     os.close(report_read)
     os.close(report_write)
     try:
-        return be_agent(request, offer_variable, own_pidfd)
+        skip_destructors()
+        return be_agent(request, offer_variable, own_pidfd, loaded)
     except BaseException as error:  # noqa: BLE001  a forked child must not go on as the zygote
         os.write(2, f"the lab's zygote could not start an agent: {error!r}\n".encode())
         os._exit(70)
 
 
-def be_agent(request: dict[str, Any], offer_variable: str, between: int) -> tuple[socket.socket, int]:
+def be_agent(
+    request: dict[str, Any], offer_variable: str, between: int, loaded: Loaded
+) -> Callable[[], None]:
     os.setsid()
     # a child of the test run by now, which adopts it: readable once the process between is dead
     poll = select.poll()
@@ -89,7 +133,6 @@ def be_agent(request: dict[str, Any], offer_variable: str, between: int) -> tupl
         enter(request["holder"])
     os.chdir(request["cwd"])
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    agent = os.getpid()
     warm = os.fork()
     if warm == 0:
         own.close()
@@ -98,11 +141,25 @@ def be_agent(request: dict[str, Any], offer_variable: str, between: int) -> tupl
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
         os.close(nowhere)
-        return other, agent
+        return lambda: become_warm_parent(loaded, other)
     other.close()
     own.set_inheritable(True)
-    environment = {**request["env"], offer_variable: f"{own.fileno()}:{warm}"}
-    os.execve(request["argv"][0], request["argv"], environment)
+    environment = {**request["env"], offer_variable: f"{own.detach()}:{warm}"}
+    if request["module"] is None:
+        os.execve(request["argv"][0], request["argv"], environment)
+    return lambda: run_module(request["module"], request["argv"], environment, loaded)
+
+
+def run_module(module: str, argv: list[str], environment: dict[str, str], loaded: Loaded) -> None:
+    """As `python -m module ...` does, in this process."""
+    face = by_path(Path(loaded.run_script.__file__).with_name("worker_face.py"))
+    os.environ.clear()
+    os.environ.update(environment)
+    face._show(argv, environment)
+    sys.orig_argv[:] = argv
+    sys.argv[:] = argv[2:]  # runpy replaces the first
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def enter(holder: int) -> None:
@@ -115,15 +172,16 @@ def enter(holder: int) -> None:
     os.close(pidfd)
 
 
-def become_warm_parent(run_script: Any, before: set[str], warm: tuple[socket.socket, int]) -> None:
+def become_warm_parent(loaded: Loaded, control: socket.socket) -> None:
     """Does not return, but in a worker, as its script's end."""
-    control, _ = warm
     order = receive(control)
     if order is None:
         os._exit(0)  # the agent ended before it had use for it
+    for name in loaded.of_agents:
+        del sys.modules[name]
     line = order["line"]
     line[line.index("--warm-fd") + 1] = str(control.detach())
-    run_script.main(line, before)
+    loaded.run_script.main(line, loaded.before)
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
