@@ -291,7 +291,7 @@ def _is_source(source: int, group: Group | None) -> bool:
 def _to_bytes(value: Any) -> torch.Tensor:
     manifest, tensors = state_codec.encode(value)
     data = torch.empty(tensors.size_bytes, dtype=torch.uint8)
-    state_codec.read_bytes(tensors, 0, data)
+    tensors.read(0, data)
     head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)
     return torch.cat([torch.frombuffer(head, dtype=torch.uint8), data])
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, CachePlan, plan
-from bagua_core.cache.decoding import Unreadable, decode_many
-from bagua_core.cache.encoding import encode
 from bagua_core.cache.errors import NotCacheableError
+from bagua_core.cache.frames import Unreadable, decode_many, encode
 from bagua_core.cache.hit_metrics import HitMetrics
 from bagua_core.cache.keys import Key, digest_of
 from bagua_core.cache.open_cache import OpenCache

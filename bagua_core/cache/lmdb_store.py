@@ -16,9 +16,9 @@ from pathlib import Path
 
 import lmdb
 
-from bagua_core.cache.decoding import Buffer
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.frames import Buffer
 from bagua_core.cache.node_directory import lock_within
 from bagua_core.cache.placement import KEPT_FREE_BYTES
 from bagua_core.cache.stores import Item, Usage, Written

@@ -16,9 +16,9 @@ from pathlib import Path
 from bagua_core.cache import hosted_redis
 from bagua_core.cache.cache_plan import CachePlan
 from bagua_core.cache.counters import SharedCounters
-from bagua_core.cache.decoding import Buffer
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.frames import Buffer
 from bagua_core.cache.lmdb_store import LmdbStore
 from bagua_core.cache.node_directory import NodeDirectory, enter
 from bagua_core.cache.redis_store import RedisServers, Server

@@ -21,7 +21,7 @@ from bagua_core.cache.sharding import Sharding
 from bagua_core.cache.stores import Item, Usage, Written
 
 if TYPE_CHECKING:
-    from bagua_core.cache.decoding import Buffer
+    from bagua_core.cache.frames import Buffer
 
 T = TypeVar("T")
 

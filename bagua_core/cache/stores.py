@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bagua_core.cache.decoding import Buffer
+from bagua_core.cache.frames import Buffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.heal.heal import TAG, HealMismatch, receive_state
-from bagua_core.elastic.state.state_codec import StateCodecError, encode, flat_size_bytes
+from bagua_core.elastic.state.state_codec import StateCodecError, encode
 from tests.core.communication.worlds import run_ranks
 
 NO_MANIFEST = b"\xff" * 10
@@ -45,7 +45,7 @@ def test_a_header_that_announces_what_cannot_be(header: list[int]) -> None:
 @pytest.mark.parametrize("total_bytes", [-64, 0, 63, 128, 1 << 50])
 def test_a_header_that_announces_another_state_than_the_manifest(total_bytes: int) -> None:
     manifest, tensors = encode({"weights": torch.ones(3)})
-    assert flat_size_bytes(tensors) == 64
+    assert tensors.size_bytes == 64
     text = torch.frombuffer(bytearray(manifest), dtype=torch.uint8)
     assert receive_after([len(manifest), total_bytes, zlib.crc32(manifest)], text) is HealMismatch
 

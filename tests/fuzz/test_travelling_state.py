@@ -18,8 +18,6 @@ from bagua_core.elastic.state.state_codec import (
     allocate,
     decode,
     encode,
-    flat_size_bytes,
-    read_bytes,
 )
 
 FUZZ = settings(max_examples=200, deadline=None)
@@ -31,8 +29,8 @@ STATE: dict[str, Any] = {
     "dtype": torch.int8,
 }
 MANIFEST, TENSORS = encode(STATE)
-RUN = torch.empty(flat_size_bytes(TENSORS), dtype=torch.uint8)
-read_bytes(TENSORS, 0, RUN)
+RUN = torch.empty(TENSORS.size_bytes, dtype=torch.uint8)
+TENSORS.read(0, RUN)
 # decode says ValueError where the bytes are too few
 REFUSALS = (StateCodecError, ValueError)
 

@@ -21,6 +21,7 @@ import torch
 
 from bagua_core.elastic.checkpoint.part_file import STATE, CorruptPart, Entry
 from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.flat_tensors import FlatTensors, byte_ranges, bytes_of
 
 _BODY = ("modules", "optimizers", "gradients")
 _DTYPES = {
@@ -68,13 +69,13 @@ class Stripe:
 
 def stripe(state: dict[str, Any], part: int, parts: int) -> Stripe:
     """state: as StateRegistry.capture gives it, with any plain values beside. Raises StateCodecError."""
-    manifest, tensors, described = state_codec.encode_named(state)
+    manifest, tensors = state_codec.encode(state, named=True)
+    described = state_codec.described_tensors(manifest)
     names = [d["name"] for d in described]
     body = [i for i, name in enumerate(names) if _is_body(name)]
-    run = state_codec.FlatTensors([tensors[i] for i in body])
+    run = FlatTensors([tensors[i] for i in body])
     spans = [
-        (body[i], first, last)
-        for i, first, last in run.spans(*state_codec.byte_ranges(run.size_bytes, parts, part))
+        (body[i], first, last) for i, first, last in run.spans(*byte_ranges(run.size_bytes, parts, part))
     ]
     if part == 0:
         lead = (i for i, name in enumerate(names) if not _is_body(name))
@@ -104,7 +105,7 @@ def _entry(name: str, tensor: torch.Tensor, first: int, last: int) -> Entry:
 def _run(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
     """The memory of the entry's elements in a contiguous tensor. Raises CorruptPart."""
     first = entry.first * tensor.itemsize
-    run = state_codec.bytes_of(tensor)[first : first + entry.size_bytes]
+    run = bytes_of(tensor)[first : first + entry.size_bytes]
     if run.numel() != entry.size_bytes:
         raise CorruptPart(f"{entry.name} is not within its tensor")
     return run

@@ -13,7 +13,7 @@ import torch
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checks.digest_trace import Difference, DigestTrace, first_difference
 from bagua_core.elastic.checks.stragglers import UNKNOWN
-from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state import flat_tensors
 
 _NOT_TAKEN = -1  # digests have 63 bits
 
@@ -56,7 +56,7 @@ class DigestCheck:
         Raises Diverged naming the steps and ranks; CollectiveFailed if the comparison could not be made.
         """
         own = torch.tensor(
-            [state_codec.digest(parameters), self._last_equal_step, computing_us], dtype=torch.int64
+            [flat_tensors.digest(parameters), self._last_equal_step, computing_us], dtype=torch.int64
         )
         rows = torch.zeros((communicator.world_size, 3), dtype=torch.int64)
         wait(communicator.allgather(rows, own))

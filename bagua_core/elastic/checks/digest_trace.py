@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state import flat_tensors
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
 
 FRACTION_OF_STEP = 0.005
@@ -47,7 +47,7 @@ class ParameterDigest:
                 torch._foreach_copy_(self._slots, self._small)
             found = digest_of_bytes([self._gathered])
             if self._large:
-                found ^= state_codec.digest(self._large)
+                found ^= flat_tensors.digest(self._large)
         return found
 
 

@@ -19,6 +19,7 @@ from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.heal.landing import Landing, Staging
 from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.flat_tensors import byte_ranges
 
 CHUNK_BYTES = 4 << 20
 TAG = 7001  # one transfer at a time between two ranks of one communicator
@@ -36,10 +37,10 @@ def send_state(
 ) -> None:
     """Send this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
     manifest, tensors = state_codec.encode(state)
-    total_bytes = state_codec.flat_size_bytes(tensors)
+    total_bytes = tensors.size_bytes
     layout = state_codec.layout_of(manifest)
     own = list(holders).index(communicator.global_rank)
-    begin, end = state_codec.byte_ranges(total_bytes, len(holders), own)
+    begin, end = byte_ranges(total_bytes, len(holders), own)
     for receiver in receivers:
         if own == 0:
             header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
@@ -117,7 +118,7 @@ def _receive_stripe(
     part: int,
     layout: int,
 ) -> None:
-    begin, end = state_codec.byte_ranges(total_bytes, len(holders), part)
+    begin, end = byte_ranges(total_bytes, len(holders), part)
     announced = torch.zeros(1, dtype=torch.int64)
     _receive(communicator, announced, holders[part])
     checksum = 0

@@ -17,6 +17,7 @@ import torch
 from bagua_core.communication.communicator import CollectiveAborted
 from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.flat_tensors import FlatTensors
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 
@@ -41,7 +42,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._manifest = b""
-        self._tensors = state_codec.FlatTensors([])
+        self._tensors = FlatTensors([])
 
     def open(self, manifest: bytes, total_bytes: int) -> None:
         self._manifest = manifest
@@ -73,7 +74,7 @@ class InPlace:
         self._own_state = own_state
         self._declare = declare
         self._manifest = b""
-        self._targets = state_codec.FlatTensors([])
+        self._targets = FlatTensors([])
         self._lock = threading.Lock()
         self._is_given_up = False
 
@@ -84,7 +85,7 @@ class InPlace:
             if self._is_given_up:
                 raise CollectiveAborted("the copy was given up")
             self._declare()
-            self._targets = state_codec.FlatTensors(targets(manifest, own_manifest, own_tensors))
+            self._targets = FlatTensors(targets(manifest, own_manifest, own_tensors))
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
         return pinned_chunks.room(self._targets, begin, end)

@@ -9,7 +9,7 @@ import torch
 
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import DeviceOrder
-from bagua_core.elastic.state.state_codec import FlatTensors
+from bagua_core.elastic.state.flat_tensors import FlatTensors
 
 
 def room(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:

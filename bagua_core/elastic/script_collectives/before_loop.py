@@ -176,8 +176,8 @@ class BeforeLoop:
 def _encoded(answers: Sequence[Answer]) -> bytes:
     """The manifest's length, the manifest, the tensors' bytes."""
     manifest, tensors = state_codec.encode([[a.asked, a.result, a.why] for a in answers])
-    memory = torch.empty(state_codec.flat_size_bytes(tensors), dtype=torch.uint8)
-    state_codec.read_bytes(tensors, 0, memory)
+    memory = torch.empty(tensors.size_bytes, dtype=torch.uint8)
+    tensors.read(0, memory)
     return _LENGTH.pack(len(manifest)) + manifest + memory.numpy().tobytes()
 
 

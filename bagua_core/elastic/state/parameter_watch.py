@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state import flat_tensors
 
 FIRST_AUDITS = 4
 AUDIT_EVERY = 64
@@ -71,4 +71,4 @@ def _equal(parameter: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _digest(parameter: torch.Tensor) -> int:
-    return state_codec.digest([parameter.detach()])
+    return flat_tensors.digest([parameter.detach()])

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagua_core.cache.decoding import Unreadable, decode, decode_many
-from bagua_core.cache.encoding import encode
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.frames import Unreadable, decode, decode_many, encode
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.lmdb_store import LmdbStore
 from bagua_core.cache.stores import Item

@@ -66,7 +66,7 @@ def through_staging(state: Any) -> Any:
     staging = landing.Staging()
     staging.open(manifest, tensors.size_bytes)
     chunk = staging.chunk(0, tensors.size_bytes)
-    state_codec.read_bytes(tensors, 0, chunk)
+    tensors.read(0, chunk)
     staging.put(0, chunk)
     return staging.state()
 

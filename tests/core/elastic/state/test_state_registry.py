@@ -69,8 +69,8 @@ class Training:
 def wire_form(state: dict[str, Any]) -> tuple[bytes, bytes]:
     """Two states of the same wire form are equal, bit for bit."""
     manifest, tensors = state_codec.encode(state)
-    run = torch.empty(state_codec.flat_size_bytes(tensors), dtype=torch.uint8)
-    state_codec.read_bytes(tensors, 0, run)
+    run = torch.empty(tensors.size_bytes, dtype=torch.uint8)
+    tensors.read(0, run)
     return manifest, run.numpy().tobytes()
 
 

@@ -263,7 +263,7 @@ def test_a_forward_beside_the_copy_may_go_backward() -> None:
     manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
     place.open(manifest, tensors.size_bytes)
     run = torch.empty(tensors.size_bytes, dtype=torch.uint8)
-    heal.state_codec.read_bytes(tensors, 0, run)
+    tensors.read(0, run)
     place.put(0, run)
     loss.backward()
     rest = through_the_wire(source.training.registry.rest(at_resume_point=False))
