@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdint>
 
 #include "counters.h"
 #include "helpers.h"
@@ -15,9 +16,10 @@ namespace bagua {
 namespace {
 
 constexpr std::size_t WORTH_WAKING_BYTES = 256 << 10;
-constexpr double SAMPLE_EVERY_S = 0.02, FORGET_RATE_S = 0.2;
-constexpr double CHUNK_S = 0.002;  // a chunk is what a connection moves in about this time
-constexpr std::size_t FIRST_CHUNK_BYTES = 128 << 10;
+constexpr double CHUNK_S = 0.001;      // a chunk is what a connection moves in about this time
+constexpr double STICK_S = 0.0005;     // what another connection must save before it takes a part of a message
+constexpr double FIRST_RATE = 128e6;   // bytes a second, while no connection was measured
+constexpr std::size_t NOTHING = SIZE_MAX;  // an empty message has a chunk of 0 bytes
 
 }  // namespace
 
@@ -72,7 +74,7 @@ bool Sender::take_chunk(Lane& c) {
   if (unassigned_.empty()) return false;
   Outgoing& r = *unassigned_.front();
   std::size_t left = r.bytes - r.assigned, size = left;
-  if (left > settings().least_chunk_bytes && connections_.size() > 1 && (size = chunk_for(c, left)) == 0) return false;
+  if (connections_.size() > 1 && (size = chunk_for(c, left)) == NOTHING) return false;
   c.message = &r;
   c.header = {CHUNK_MAGIC, r.tag, r.number, r.bytes, r.assigned, static_cast<std::uint32_t>(size), 0};
   c.header_left = sizeof c.header;
@@ -85,35 +87,42 @@ bool Sender::take_chunk(Lane& c) {
   return true;
 }
 
-// What a connection takes of a message of which `left` bytes are unassigned: what it moves in CHUNK_S. 0: none, because
-// the others will have moved all before this one could end its chunk.
+// What a connection takes of a message of which `left` bytes are unassigned; NOTHING, if others will have moved all
+// sooner. Every connection is filled to the same time of ending, in their order: the first alone while it is fast.
 std::size_t Sender::chunk_for(Lane& c, std::size_t left) {
   const Settings& s = settings();
   Clock::time_point now = Clock::now();
-  double age = seconds_since(c.sampled, now);
-  if (age >= FORGET_RATE_S) {
-    c.rate = 0;
-    c.sampled = now;
-  } else if (age >= SAMPLE_EVERY_S) {
-    Health health = health_of(c.socket.fd());
-    c.rate = health.rate;
-    c.queued = health.queued_bytes;
-    c.sampled = now;
+  c.flow.sample_if_due(now, c.socket.fd());
+  if (left <= s.least_chunk_bytes && c.flow.ends_in_s(now, left, FIRST_RATE) <= STICK_S) return left;
+  double known = 0, rates = 0, all = static_cast<double>(unassigned_bytes_);
+  for (const auto& one : connections_) {
+    Flow& flow = static_cast<Lane&>(*one).flow;
+    flow.sample_if_due(now, one->socket.fd());
+    all += flow.queued(now);
+    if (flow.rate() >= 0) rates += flow.rate(), known++;
   }
-  std::size_t size = c.rate == 0 ? FIRST_CHUNK_BYTES : static_cast<std::size_t>(static_cast<double>(c.rate) * CHUNK_S);
-  size = std::min(std::clamp(size, s.least_chunk_bytes, s.chunk_bytes), left);
-  if (left - size < s.least_chunk_bytes / 2) size = left <= s.chunk_bytes ? left : size;
-  double others = 0;
-  for (const auto& other : connections_)
-    if (other.get() != &c) others += static_cast<double>(static_cast<Lane&>(*other).rate);
-  double count = static_cast<double>(connections_.size() - 1);
-  if (c.rate == 0 || static_cast<double>(c.rate) * count * 2 > others) return size;  // none of the slow ones
-  double mine_s = static_cast<double>(c.queued + size) / static_cast<double>(c.rate);
-  return mine_s > 2 * static_cast<double>(unassigned_bytes_) / others + 0.001 ? 0 : size;
+  double assumed = rates > 0 ? rates / known : FIRST_RATE;  // of those that were not measured
+  rates += (static_cast<double>(connections_.size()) - known) * assumed;
+  double moves = c.flow.rate() < 0 ? assumed * CHUNK_S : c.flow.rate() * CHUNK_S;
+  std::size_t size = std::min(std::clamp(static_cast<std::size_t>(moves), s.least_chunk_bytes, s.chunk_bytes), left);
+  if (left < size + s.least_chunk_bytes / 2 && left <= s.chunk_bytes) size = left;
+  double ends_s = c.flow.ends_in_s(now, size, assumed);
+  if (ends_s <= all / rates + STICK_S) return size;
+  for (const auto& one : connections_)  // the soonest takes it, however slow all are
+    if (static_cast<Lane&>(*one).flow.ends_in_s(now, size, assumed) < ends_s) return NOTHING;
+  return size;
 }
 
+// Chunk after chunk on one connection while the kernel takes them.
 bool Sender::work(Connection& connection, Lock& held) {
   Lane& c = static_cast<Lane&>(connection);
+  while (write(c, held) && failure_ == nccl::Success && !closing_) {
+  }
+  return false;
+}
+
+// Whether the kernel took all of a chunk.
+bool Sender::write(Lane& c, Lock& held) {
   if (c.message == nullptr && !take_chunk(c)) return false;
   char* header = reinterpret_cast<char*>(&c.header) + sizeof c.header - c.header_left;
   iovec parts[2] = {{header, c.header_left}, {const_cast<char*>(c.data), c.data_left}};
@@ -142,6 +151,7 @@ bool Sender::work(Connection& connection, Lock& held) {
 }
 
 void Sender::written(Lane& c, std::size_t bytes) {
+  c.flow.wrote(bytes);
   std::size_t of_header = std::min(bytes, c.header_left);
   bytes -= of_header;
   c.header_left -= of_header;

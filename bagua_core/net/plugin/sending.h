@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "communicator.h"
+#include "flow.h"
 #include "wire.h"
 
 namespace bagua {
@@ -36,11 +37,11 @@ class Sender final : public Communicator {
     ChunkHeader header{};
     std::size_t header_left = 0, data_left = 0;
     const char* data = nullptr;
-    std::uint64_t rate = 0, queued = 0;  // as of `sampled`; rate 0: unknown
-    Clock::time_point sampled{};
+    Flow flow;
   };
 
   bool work(Connection&, Lock&) override;
+  bool write(Lane&, Lock&);
   bool take_chunk(Lane&);
   std::size_t chunk_for(Lane&, std::size_t left);
   void written(Lane&, std::size_t bytes);

@@ -1,10 +1,8 @@
 #include "sockets.h"
 
 #include <arpa/inet.h>
-#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,10 +80,10 @@ Health health_of(int fd) {
   socklen_t bytes = sizeof info;
   Health health;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return health;
-  int queued = 0;
-  if (ioctl(fd, SIOCOUTQ, &queued) == 0 && queued > 0) health.queued_bytes = static_cast<std::uint64_t>(queued);
   health.retransmits = info.tcpi_total_retrans;
-  health.rate = info.tcpi_delivery_rate;
+  health.round_trip_s = info.tcpi_rtt / 1e6;
+  health.acknowledged = info.tcpi_bytes_acked;
+  health.busy_s = static_cast<double>(info.tcpi_busy_time) / 1e6;
   // A peer whose window is closed answers each probe, so probes without an answer mean that it is gone.
   health.waits_for_peer = info.tcpi_unacked > 0 || info.tcpi_probes >= 3;
   health.since_answer_s = info.tcpi_last_ack_recv / 1000.0;

@@ -61,8 +61,9 @@ void reset_on_close(int fd);
 
 struct Health {
   std::uint64_t retransmits = 0;    // segments since the connection began
-  std::uint64_t rate = 0;           // bytes a second that the peer acknowledged lately; 0 if unknown
-  std::uint64_t queued_bytes = 0;   // in the kernel: not sent, or not acknowledged
+  double round_trip_s = 0;          // smoothed
+  std::uint64_t acknowledged = 0;   // bytes since the connection began
+  double busy_s = 0;                // during which bytes were not acknowledged; in steps of the kernel's clock
   bool waits_for_peer = false;      // segments or probes are unanswered
   double since_answer_s = 0;        // the peer's last acknowledgement
 };
