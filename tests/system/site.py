@@ -32,8 +32,9 @@ for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
     ddp(rows).mean().backward()
     optimizer.step()
     if not os.path.exists("/tmp/hurry"):
-        time.sleep(0.05)
+        time.sleep(0.2)
 """
+POLL_S = 0.3  # each look into a machine starts processes there
 LEDGERS = "/home/trainer"
 SENT_ALONG = ("--env", "PYTHONPATH,OMP_NUM_THREADS")
 
@@ -70,7 +71,7 @@ class Site:
             ),
             DEADLINE_S,
             lambda: f"{one}: ready\n{one.journal('bagua-agent')}",
-            0.1,
+            POLL_S,
         )
         assert one.run([PROGRAM, "install"]).stdout == "all is there already\n"
 
@@ -126,7 +127,7 @@ class Site:
             return next((x.step for x in lines if x.step > after_step and x.world_size == size), 0)
 
         why = f"{job_id}: a step by {size} after step {after_step}"
-        return eventually(found, DEADLINE_S, lambda: f"{why}\n{self.logs(job_id)}")
+        return eventually(found, DEADLINE_S, lambda: f"{why}\n{self.logs(job_id)}", POLL_S)
 
     def hurry(self) -> None:
         for one in self.machines:
@@ -136,7 +137,7 @@ class Site:
         def ended() -> bool:
             return self.status(job_id)["state"] == "ended"
 
-        eventually(ended, DEADLINE_S, lambda: f"{job_id} ends\n{self.logs(job_id)}", 0.2)
+        eventually(ended, DEADLINE_S, lambda: f"{job_id} ends\n{self.logs(job_id)}", POLL_S)
         assert self.status(job_id)["exit_code"] == 0
 
     def await_empty(self) -> None:
@@ -146,4 +147,5 @@ class Site:
                 lambda m=one: m.processes("bagua.slice") == [],  # type: ignore[misc]
                 20,
                 lambda m=one: f"nothing in bagua.slice of {m.name}: {m.processes('bagua.slice')}",  # type: ignore[misc]
+                POLL_S,
             )

@@ -16,7 +16,7 @@ from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
 from tests.lab.wait import eventually
-from tests.system.site import DEADLINE_S, PROGRAM, Site
+from tests.system.site import DEADLINE_S, POLL_S, PROGRAM, Site
 
 __all__ = ["make_lab"]
 
@@ -83,7 +83,7 @@ def start_etcd(machines: list[Machine], authority: Authority) -> str:
             lambda m=one: m.run(["systemctl", "is-active", "bagua-etcd"], check=False).stdout == "active\n",  # type: ignore[misc]
             DEADLINE_S,
             lambda m=one: f"etcd on {m.name}\n{m.journal('bagua-etcd')[-3000:]}",  # type: ignore[misc]
-            0.1,
+            POLL_S,
         )
     return ",".join(f"https://{m.address}:2379" for m in machines)
 
@@ -140,7 +140,7 @@ def site(make_lab: MakeLab, tmp_path: Path) -> Iterator[SecureSite]:
 
 def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     steps = tmp_path / "demo"
-    site.submit("demo", "2", 16000)
+    site.submit("demo", "2", 4800)
     step = site.await_world("demo", 2, steps)
 
     # scaled while it runs
@@ -148,16 +148,19 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     step = site.await_world("demo", 3, steps, step)
     site.told("scale", "demo", "2")
     step = site.await_world("demo", 2, steps, step)
-    eventually(lambda: len(site.of("demo")) == 2, DEADLINE_S, lambda: f"two nodes\n{site.nodes()}", 0.2)
+    eventually(lambda: len(site.of("demo")) == 2, DEADLINE_S, lambda: f"two nodes\n{site.nodes()}", POLL_S)
 
     # a daemon is started again under it, without an effect on the job
     one = site.of("demo")[0]
     generation = site.steps("demo", steps).lines[-1].generation
     one.run(["systemctl", "restart", "bagua-agent"])
     eventually(
-        lambda: "runs here already" in one.journal("bagua-agent"), DEADLINE_S, lambda: site.logs("demo")
+        lambda: "runs here already" in one.journal("bagua-agent"),
+        DEADLINE_S,
+        lambda: site.logs("demo"),
+        POLL_S,
     )
-    step = site.await_world("demo", 2, steps, step + 10)
+    step = site.await_world("demo", 2, steps, step + 3)
     assert site.steps("demo", steps).lines[-1].generation == generation
 
     # its agent is killed, with all that it had started
@@ -168,7 +171,7 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     # one member of etcd is stopped: training does not miss it, nor do people
     stopped = site.machines[0]
     stopped.run(["systemctl", "stop", "bagua-etcd"])
-    step = site.await_world("demo", 2, steps, step + 10)
+    step = site.await_world("demo", 2, steps, step + 3)
     assert site.status("demo")["state"] == "running"
     stopped.run(["systemctl", "start", "bagua-etcd"])
 
@@ -179,7 +182,7 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
         lambda: len(site.of("demo")) == 2 and drained not in site.of("demo"),
         DEADLINE_S,
         lambda: f"{drained.name} is left\n{site.nodes()}\n{site.logs('demo')}",
-        0.2,
+        POLL_S,
     )
     step = site.await_world("demo", 2, steps, max(x.step for x in site.steps("demo", steps).lines))
 
@@ -192,16 +195,16 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     # a second job waits, and the first makes room for it
     site.told("scale", "demo", "2:3")
     step = site.await_world("demo", 3, steps, max(x.step for x in site.steps("demo", steps).lines))
-    site.submit("second", "1", 400)
+    site.submit("second", "1", 80)
     site.await_world("second", 1, tmp_path / "second")
     step = site.await_world("demo", 2, steps, step)
     site.await_end("second")
-    assert site.steps("second", tmp_path / "second").check(400, 1) == []
+    assert site.steps("second", tmp_path / "second").check(80, 1) == []
     site.await_world("demo", 3, steps, step)
 
     site.hurry()
     site.await_end("demo")
-    assert site.steps("demo", steps).check(16000, 1) == []
+    assert site.steps("demo", steps).check(4800, 1) == []
     site.await_empty()
 
 
