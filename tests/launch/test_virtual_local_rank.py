@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab.launched import launch
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
@@ -39,16 +38,7 @@ def test_the_local_rank_is_a_device_that_the_worker_sees(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
-    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "CUDA_VISIBLE_DEVICES": "4,7"}
-    words = ["-m", "bagua_launch", "--standalone", "--nproc-per-node", str(WORKERS), *flags, str(script)]
-    ended = subprocess.run(
-        [sys.executable, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    words = ["--standalone", "--nproc-per-node", str(WORKERS), *flags, str(script)]
+    ended = launch(*words, limit_s=LIMIT_S, CUDA_VISIBLE_DEVICES="4,7")
+    assert ended.returncode == 0, ended.said
     assert {path.name: path.read_text() for path in tmp_path.glob("slot-*")} == expected

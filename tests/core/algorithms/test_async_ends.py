@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.lab.launched import launch
+
 LIMIT_S = 120
 
 # Worker 1 begins no round, so worker 0's first one is under way until the end.
@@ -44,25 +42,15 @@ Path(sys.argv[1], str(slot)).write_text(json.dumps(found))
 def test_no_new_generation_and_no_failure_is_said(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
-    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
     out = tmp_path / "out"
     out.mkdir()
-    words = ["-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", "--rdzv-conf", "node_window=60"]
-    ended = subprocess.run(
-        [sys.executable, *words, str(script), str(out)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said
+    words = ["--standalone", "--nproc-per-node", "2", "--rdzv-conf", "node_window=60"]
+    ended = launch(*words, str(script), str(out), limit_s=LIMIT_S)
+    assert ended.returncode == 0, ended.said
     found = [json.loads((out / str(slot)).read_text()) for slot in range(2)]
     assert found[0]["under_way"] and not found[1]["under_way"], "no round was under way at the end"
     assert found[0]["weights"] == found[1]["weights"]
-    assert [f["generation"] for f in found] == [2, 2], said
+    assert [f["generation"] for f in found] == [2, 2], ended.said
     assert not any(
-        words in said for words in ("waits for another generation", "generation 3", "did not happen")
-    ), said
+        words in ended.said for words in ("waits for another generation", "generation 3", "did not happen")
+    ), ended.said

@@ -17,8 +17,8 @@ from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 from bagua_core.torch_api.wrapping import attach, find_wrapped, release
 from tests.core.communication.worlds import in_process_world, run_ranks, seeded
 from tests.core.torch_api.scripts_in_threads import Net, batches, script, weights
-from tests.core.torch_api.test_original_collectives import run
 from tests.core.torch_api.test_wrapping import Run, plain, step
+from tests.lab.launched import launch
 
 BYTES = algorithms.bytegrad.ByteGradAlgorithm
 
@@ -235,9 +235,9 @@ print("rank", bagua.get_rank(), "went through all")
 def test_two_workers_of_a_job_go_through_all_algorithms(tmp_path: Any) -> None:
     file = tmp_path / "switches.py"
     file.write_text(SWITCHES)
-    ended = run("-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", str(file))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "rank 0 went through all" in ended.stdout and "rank 1 went through all" in ended.stdout
+    ended = launch("--standalone", "--nproc-per-node", "2", str(file))
+    assert ended.returncode == 0, ended.said
+    assert "rank 0 went through all" in ended.said and "rank 1 went through all" in ended.said
 
 
 def test_the_names_are_of_every_module() -> None:
@@ -270,7 +270,7 @@ print("slot", slot, "ends in a world of", bagua.get_world_size())
 def test_a_worker_that_is_lost_while_the_others_change_is_gone_without(tmp_path: Any) -> None:
     file = tmp_path / "lost.py"
     file.write_text(LOST)
-    ended = run("-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", str(file))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "slot 0 ends in a world of 1" in ended.stdout, ended.stdout + ended.stderr
-    assert "worker in slot 1 ended: killed by SIGKILL" in ended.stderr
+    ended = launch("--standalone", "--nproc-per-node", "2", str(file))
+    assert ended.returncode == 0, ended.said
+    assert "slot 0 ends in a world of 1" in ended.said, ended.said
+    assert "worker in slot 1 ended: killed by SIGKILL" in ended.said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.torch_api.test_original_collectives import run
+from tests.lab.launched import launch
 
 RANK = Path(__file__).with_name("original_cases_rank.py")
 
@@ -26,9 +26,8 @@ RANK = Path(__file__).with_name("original_cases_rank.py")
     ids=["gradients", "weights", "background"],
 )
 def test_two_workers(cases: tuple[str, ...], tmp_path: Path) -> None:
-    words = ("-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", str(RANK), str(tmp_path), *cases)
-    ended = run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launch("--standalone", "--nproc-per-node", "2", str(RANK), str(tmp_path), *cases)
+    assert ended.returncode == 0, ended.said
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{case}-{rank}" for case in cases for rank in (0, 1)
     }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.launched import launch
+
 ROOT = Path(__file__).parents[3]
 RANK = Path(__file__).with_name("collectives_rank.py")
 
@@ -22,9 +24,8 @@ def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_three_workers_get_what_each_collective_promises(tmp_path: Path) -> None:
-    words = ("-m", "bagua_launch", "--standalone", "--nproc-per-node", "3", str(RANK), str(tmp_path))
-    ended = run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launch("--standalone", "--nproc-per-node", "3", str(RANK), str(tmp_path))
+    assert ended.returncode == 0, ended.said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 
 
@@ -64,9 +65,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model.with_bagua([optimizer], "gradient_allreduce")
 model(torch.ones(1, 2)).sum().backward()
 """
-    ended = run("-m", "bagua_launch", "--standalone", "--no-python", sys.executable, "-c", code)
+    ended = launch("--standalone", "--no-python", sys.executable, "-c", code)
     assert ended.returncode == 1
-    assert "OutsideStepError: gradients were computed outside a step" in ended.stderr + ended.stdout
+    assert "OutsideStepError: gradients were computed outside a step" in ended.said
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,14 @@ import torch
 from torch import nn
 
 from bagua_core.torch_api.contrib.sync_batchnorm import SyncBatchNorm
-from tests.core.torch_api.test_original_collectives import run
+from tests.lab.launched import launch
 
 RANK = Path(__file__).with_name("sync_batchnorm_rank.py")
 
 
 def test_two_workers_without_a_wrapped_model(tmp_path: Path) -> None:
-    words = ("-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", str(RANK), str(tmp_path))
-    ended = run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launch("--standalone", "--nproc-per-node", "2", str(RANK), str(tmp_path))
+    assert ended.returncode == 0, ended.said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 

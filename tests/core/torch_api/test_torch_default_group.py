@@ -17,6 +17,7 @@ from bagua_core.elastic.script_collectives import default_group
 from bagua_core.torch_api import torch_default_group
 from bagua_core.torch_api.torch_default_group import REPLACED, give_back, take_over
 from tests.core.torch_api.test_original_collectives import run
+from tests.lab.launched import launch
 
 OWN = {name: getattr(dist, name) for name in REPLACED}
 
@@ -139,9 +140,9 @@ assert not dist.is_initialized()
 def test_two_workers_with_and_without_a_group_of_torchs_own(torchs_group: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ended = run("-m", "bagua_launch", "--standalone", "--nproc-per-node", "2", str(script), torchs_group)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "rank 0 is done" in ended.stdout and "rank 1 is done" in ended.stdout
+    ended = launch("--standalone", "--nproc-per-node", "2", str(script), torchs_group)
+    assert ended.returncode == 0, ended.said
+    assert "rank 0 is done" in ended.said and "rank 1 is done" in ended.said
 
 
 def test_another_launchers_processes_keep_torchs_functions() -> None:

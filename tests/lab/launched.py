@@ -1,0 +1,33 @@
+"""Runs `bagua-launch` on this machine to its end, started by the zygote where that can do it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.lab import zygote
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Launched(NamedTuple):
+    returncode: int
+    said: str  # on both streams
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without variables that address a launcher, and with this checkout importable."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
+    return own | {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1", **more}
+
+
+def launch(*words: str, limit_s: float = 180.0, **more: str) -> Launched:
+    """words: behind `bagua-launch`. more: environment variables. Raises subprocess.TimeoutExpired after limit_s."""
+    command = [sys.executable, "-m", "bagua_launch", *words]
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory, "said")
+        code = zygote.run(command, environment(**more), output, Path.cwd(), limit_s)
+        return Launched(code, output.read_text(errors="replace"))
