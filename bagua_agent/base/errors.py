@@ -50,6 +50,14 @@ class JobReplaced(InfrastructureLost):
     """The store lost its keys and the others went on without this node; it can come again as a newcomer."""
 
 
+class JobIsOver(BaguaError):
+    """The job of a submission has its result, so this agent has no part in it; result_code is what the job ended with."""
+
+    def __init__(self, message: str, result_code: int) -> None:
+        super().__init__(message)
+        self.result_code = result_code
+
+
 class InternalError(BaguaError):
     """Our bug: a state that must not be. Carries what is needed to find it."""
 

@@ -41,10 +41,13 @@ def failures_after(failures: int, ran_s: float, asked: bool, policy: ClusterPoli
 
 
 def start_again_at_s(ended_s: float, failures: int, policy: ClusterPolicy) -> float | None:
-    """When a unit that ended is started again while it is ordered; None: not before it is forgotten."""
+    """When a unit that ended is started again while it is ordered; None: not before it is forgotten.
+
+    After a delay without a failure too: mostly its job is over, and the scheduler is about to write the outcome.
+    """
     if failures >= policy.failures_before_left_out:
         return None
-    return ended_s + backoff.delay_s(failures, policy.unit_first_delay_s, policy.unit_longest_delay_s)
+    return ended_s + backoff.delay_s(max(failures, 1), policy.unit_first_delay_s, policy.unit_longest_delay_s)
 
 
 def forgotten_at_s(ended_s: float, policy: ClusterPolicy) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.base.errors import InfrastructureLost, StoreFull, UserError
+from bagua_agent.base.errors import InfrastructureLost, JobIsOver, StoreFull, UserError
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd import cluster_keys
@@ -57,11 +57,12 @@ def find_job(
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
 ) -> JobFound:
-    """The job; the first agent writes it. A job of this id that has ended is replaced.
+    """The job; the first agent writes it. A job of this id that has ended is replaced, unless it is a submission's: that
+    one runs once, though its units may be started again before the scheduler has read the result.
 
     mode: the initial mode of a job that is written here.
 
-    Raises UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
+    Raises JobIsOver, UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
     InfrastructureLost, StoreFull if etcd can't take the job now.
     """
     made: JobIdentity | None = None
@@ -73,6 +74,8 @@ def ensure_job(
             raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
         if keys.result in found:
             before = _result(found[keys.result].value)
+            if config.submission:
+                raise _over(config.job_id, before)
             _make_room(store, keys, found[keys.result])
             continue
         stands = found.get(keys.spec)
@@ -146,6 +149,14 @@ def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdenti
     if not store.transact(unchanged, [Put(keys.identity, identity.encode())]).succeeded:
         raise InfrastructureLost(f"{keys.identity} or {keys.spec} was written by others meanwhile")
     return True
+
+
+def _over(job_id: str, result: pb.Result | None) -> JobIsOver:
+    code = 1 if result is None else result.exit_code
+    return JobIsOver(
+        f"job {job_id!r} is over, so this node has no part in it; submit it under another name to run it again",
+        code,
+    )
 
 
 def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.base.errors import BaguaError, JobReplaced
+from bagua_agent.base.errors import BaguaError, JobIsOver, JobReplaced
 from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.plain_logging import log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
@@ -50,6 +50,9 @@ def run_job(
             except JobReplaced as replaced:
                 print(plain_lines(f"bagua-launch: {replaced}; joining again"), file=sys.stderr, flush=True)
         return _run(config, environment)
+    except JobIsOver as over:
+        print(plain_lines(f"bagua-launch: {over}"), file=sys.stderr, flush=True)
+        return over.result_code
     except BaguaError as error:
         print(plain_lines(f"bagua-launch: {error}"), file=sys.stderr, flush=True)
         on_error(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
 
@@ -28,6 +29,33 @@ def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_clus
     assert first.await_outcome().exit_code == 0
     first.check()
     second.check()
+    cluster.await_idle()
+
+
+def test_a_job_that_ends_without_a_scheduler_runs_once(make_cluster: MakeCluster) -> None:
+    """Daemons start its units again until there is an outcome."""
+    cluster = make_cluster(2)
+    job = cluster.submit("job", (2, 2), samples=480, epochs=1)
+    job.await_world(2)
+    frozen = cluster.daemon(cluster.scheduler())
+    other = next(d for d in cluster.daemons if d is not frozen)
+    assert frozen.process is not None
+    frozen.process.send(signal.SIGSTOP)
+    try:
+        job.hurry()
+        agent_log = other.directory / "state/units/job/agent.log"
+        eventually(
+            lambda: (
+                agent_log.exists() and "job 'job' is over, so this node has no part" in agent_log.read_text()
+            ),
+            DEADLINE_S,
+            lambda: f"the unit was started again\n{cluster.logs()}",
+            0.1,
+        )
+    finally:
+        frozen.process.send(signal.SIGCONT)
+    assert job.await_outcome().exit_code == 0
+    job.check()
     cluster.await_idle()
 
 

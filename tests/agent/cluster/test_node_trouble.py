@@ -27,7 +27,7 @@ def test_a_node_is_lost_fifteen_seconds_after_it_was_first_missed() -> None:
 def test_delays_double_from_one_second_to_sixty() -> None:
     patient = ClusterPolicy(failures_before_left_out=100)
     delays = [start_again_at_s(10.0, failures, patient) for failures in (0, 1, 2, 3, 6, 7, 8, 99)]
-    assert delays == [10.0, 11.0, 12.0, 14.0, 42.0, 70.0, 70.0, 70.0]
+    assert delays == [11.0, 11.0, 12.0, 14.0, 42.0, 70.0, 70.0, 70.0]
     assert [start_again_at_s(0.0, failures, POLICY) for failures in (4, 5)] == [8.0, None]
     assert forgotten_at_s(10.0, POLICY) == 610.0
     assert settled_at_s(10.0, POLICY) == 13.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.base.errors import InfrastructureLost, JobIsOver, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, Transaction
@@ -222,6 +222,24 @@ def test_an_agent_that_makes_room_knows_how_the_job_before_ended(
     assert keys_of(store) == NEW_JOB
     store.put(KEYS.result, b"\xff")
     assert make_agent().find().before is None, "what can't be read ended the job all the same"
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(result(), 0), (pb.Result(outcome=pb.Result.FAILED, exit_code=3).SerializeToString(), 3), (b"\xff", 1)],
+)
+def test_a_submission_runs_once(
+    make_agent: Callable[..., Comer], store: Store, value: bytes, code: int
+) -> None:
+    """Its unit may be started again before the scheduler has written the outcome."""
+    comer = make_agent(submission="abc")
+    comer.ensure()
+    store.put(KEYS.result, value)
+    before = keys_of(store)
+    with pytest.raises(JobIsOver) as over:
+        comer.ensure()
+    assert over.value.result_code == code
+    assert keys_of(store) == before, "the scheduler still reads the result"
 
 
 def test_agents_that_come_together_after_a_job_agree_on_the_next(
