@@ -67,16 +67,9 @@ class Daemon:
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
         if failpoints:
             env["BAGUA_AGENT_FAILPOINTS"] = failpoints
-        words = [
-            sys.executable,
-            "-m",
-            "bagua_agent.service",
-            "serve",
-            "--plain-units",
-            "--config",
-            self.config,
-        ]
-        self.process = self.host.run(words, env=env, output=self.log)
+        words = [sys.executable, "-m", "bagua_agent.service"]
+        words += ["serve", "--plain-units", "--config", str(self.config)]
+        self.process = self.host.run_agent(words, env, self.log)
 
     def kill(self) -> None:
         assert self.process is not None
@@ -146,7 +139,8 @@ class SubmittedJob:
     def check(self) -> None:
         """Every sample once."""
         found = self.ledger
-        assert found.check(self.samples, self.epochs) == []
+        problems = found.check(self.samples, self.epochs)
+        assert problems == [], problems
         assert found.torn == 0
 
 

@@ -76,7 +76,7 @@ class Host:
         return process
 
     def run_agent(self, argv: Sequence[str], env: Mapping[str, str], output: Path) -> LabProcess:
-        """Start `bagua-launch` here, by the zygote where that can do it."""
+        """Start `bagua-launch` or a daemon here, by the zygote where that can do it."""
         if self.clock is not None or self._holder is None or not zygote.can_start(env):
             return self.run(argv, env=env, output=output)
         forked = zygote.start(argv, env, output, os.getcwd(), self._holder.pid)

@@ -3,8 +3,9 @@
 An agent's warm parent takes two to three seconds of processor time to import torch, the agent itself half a second, and
 most tests start several. One process of the test run, the zygote, imports everything once. For each agent it forks the
 process that will be the agent, which enters the host, forks its warm parent and then runs the agent's command line: it
-finds a child that waits for its orders. A command line that is not `python -m bagua_launch` with the zygote's import
-path is executed, as a program of its own. The zygote starts no thread.
+finds a child that waits for its orders. A daemon of service mode starts its units in this way. A command line that is
+neither `python -m bagua_launch` nor a daemon's, or has another import path, is executed as a program of its own. The
+zygote starts no thread.
 
 A start that differs in what libraries read when they are loaded, or whose host has a clock of its own, is not for it.
 """
@@ -34,6 +35,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec'))"
 QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC is imported
+_MODULES = ("bagua_launch", "bagua_agent.service")
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -129,7 +131,7 @@ def run(
 def _module(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """The module that the zygote can run in the agent's process; None: the command line is to be executed."""
     same_imports = environment.get("PYTHONPATH") == _environment()["PYTHONPATH"]
-    if same_imports and list(argv[:3]) == [sys.executable, "-m", "bagua_launch"]:
+    if same_imports and list(argv[:2]) == [sys.executable, "-m"] and argv[2] in _MODULES:
         return argv[2]
     return None
 

@@ -3,6 +3,9 @@
 Imports of ours only by path: a worker that is forked from here must not find modules that a script did not import. What
 the agent imports is loaded last, and is removed from sys.modules in warm parents.
 
+A daemon of service mode gets a zygote of its own instead of a warm parent, which forks its units. It stays outside the
+daemon's host, whose processes tests count, and ends with the daemon.
+
 A forked process would spend a third of a second at its end on destroying what the zygote had imported, and on copying
 the memory for it. So these modules outlive the interpreter there (`keep_at_end`), and C++ objects are not destroyed.
 """
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 LENGTH = struct.Struct("!I")
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 ADOPTION_TIMEOUT_MS = 10_000
+DAEMON, UNIT = "bagua_agent.service", "bagua_agent.service.units.run_unit"
 
 
 class Loaded(NamedTuple):
@@ -35,6 +39,7 @@ class Loaded(NamedTuple):
     run_script: Any
     before: set[str]  # names of the modules that were loaded before anything was imported ahead
     of_agents: set[str]
+    offer_variable: str
 
 
 def main() -> None:
@@ -48,14 +53,19 @@ def main() -> None:
     for name in imports.split(","):
         importlib.import_module(name)
     for_workers = set(sys.modules)
-    for name in ("bagua_launch.main", "bagua_agent.job.loop"):
+    for name in ("bagua_launch.main", "bagua_agent.job.loop", "bagua_agent.service.serve", UNIT):
         importlib.import_module(name)
-    loaded = Loaded(run_script, before, set(sys.modules) - for_workers)
+    loaded = Loaded(run_script, before, set(sys.modules) - for_workers, offer_variable)
     gc.collect()
     gc.freeze()
     send(control, {"ready": True})
+    serve(control, loaded)
+
+
+def serve(control: socket.socket, loaded: Loaded) -> None:
+    """Answers requests. Returns when they end, and in a forked process when what it became has ended."""
     while (request := receive(control)) is not None:
-        become = start(control, request, offer_variable, loaded)
+        become = start(control, request, loaded)
         if become is not None:
             return become()
         # only the zygote itself goes on here
@@ -85,9 +95,7 @@ def skip_destructors() -> None:
     libc.__cxa_atexit(libc.fflush, None, None)
 
 
-def start(
-    control: socket.socket, request: dict[str, Any], offer_variable: str, loaded: Loaded
-) -> Callable[[], None] | None:
+def start(control: socket.socket, request: dict[str, Any], loaded: Loaded) -> Callable[[], None] | None:
     """Forks an agent's process, which has its warm parent beside it. Returns None in the zygote, and in the two others
     what they become."""
     report_read, report_write = os.pipe()
@@ -97,6 +105,8 @@ def start(
         told = os.read(report_read, 4096)
         os.close(report_read)
         os.waitpid(between, 0)
+        for descriptor in request["descriptors"]:
+            os.close(descriptor)
         send(control, {"pid": int(told)} if told.isdigit() else {"error": told.decode(errors="replace")})
         return None
     own_pidfd = os.pidfd_open(os.getpid())
@@ -109,15 +119,13 @@ def start(
     os.close(report_write)
     try:
         skip_destructors()
-        return be_agent(request, offer_variable, own_pidfd, loaded)
+        return be_agent(request, own_pidfd, loaded)
     except BaseException as error:  # noqa: BLE001  a forked child must not go on as the zygote
         os.write(2, f"the lab's zygote could not start an agent: {error!r}\n".encode())
         os._exit(70)
 
 
-def be_agent(
-    request: dict[str, Any], offer_variable: str, between: int, loaded: Loaded
-) -> Callable[[], None]:
+def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[[], None]:
     os.setsid()
     # a child of the test run by now, which adopts it: readable once the process between is dead
     poll = select.poll()
@@ -129,37 +137,75 @@ def be_agent(
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if request["holder"] is not None:
-        enter(request["holder"])
-    os.chdir(request["cwd"])
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    module, argv, environment = request["module"], request["argv"], request["env"]
+    if module == DAEMON:
+        if os.fork() == 0:
+            own.close()
+            leave_terminal()
+            return lambda: serve(other, loaded)
+        other.close()
+        move(request)
+        return lambda: run_daemon(argv, environment, loaded, own, request["holder"])
+    move(request)
     warm = os.fork()
     if warm == 0:
         own.close()
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nowhere, number)
-        os.close(nowhere)
+        leave_terminal()
         return lambda: become_warm_parent(loaded, other)
     other.close()
     own.set_inheritable(True)
-    environment = {**request["env"], offer_variable: f"{own.detach()}:{warm}"}
-    if request["module"] is None:
-        os.execve(request["argv"][0], request["argv"], environment)
-    return lambda: run_module(request["module"], request["argv"], environment, loaded)
+    environment[loaded.offer_variable] = f"{own.detach()}:{warm}"
+    if module is None:
+        os.execve(argv[0], argv, environment)
+    if module == UNIT:
+        return lambda: run_unit(argv, environment, loaded)
+    return lambda: run_module(module, argv, environment, loaded)
+
+
+def move(request: dict[str, Any]) -> None:
+    if request["holder"] is not None:
+        enter(request["holder"])
+    os.chdir(request["cwd"])
+
+
+def leave_terminal() -> None:
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def run_module(module: str, argv: list[str], environment: dict[str, str], loaded: Loaded) -> None:
     """As `python -m module ...` does, in this process."""
+    take_on(argv, environment, loaded)
+    sys.argv[:] = argv[2:]  # runpy replaces the first
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_daemon(
+    argv: list[str], environment: dict[str, str], loaded: Loaded, units: socket.socket, holder: int | None
+) -> None:
+    by_path(Path(sys.argv[1]).with_name("unit_starter.py")).take_place(units, holder)
+    run_module(DAEMON, argv, environment, loaded)
+
+
+def run_unit(argv: list[str], environment: dict[str, str], loaded: Loaded) -> None:
+    """As `python -P -m ...run_unit FOLDER --record-process`; the agent's environment keeps the offered warm parent."""
+    take_on(argv, environment, loaded)
+    program: Any = sys.modules[UNIT]
+    program.KEPT |= {loaded.offer_variable}
+    sys.exit(program.main(Path(argv[4]), record=program.RECORD_PROCESS in argv))
+
+
+def take_on(argv: list[str], environment: dict[str, str], loaded: Loaded) -> None:
     face = by_path(Path(loaded.run_script.__file__).with_name("worker_face.py"))
     os.environ.clear()
     os.environ.update(environment)
     face._show(argv, environment)
     sys.orig_argv[:] = argv
-    sys.argv[:] = argv[2:]  # runpy replaces the first
-    sys.path.insert(0, os.getcwd())
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def enter(holder: int) -> None:
@@ -190,10 +236,11 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive(control: socket.socket) -> dict[str, Any] | None:
-    """A length, then JSON; None at the end of the requests."""
-    head = exactly(control, LENGTH.size)
+    """A length, then JSON; None at the end of the requests. Descriptors that came with it are its "descriptors"."""
+    head, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, 1)
+    head += exactly(control, LENGTH.size - len(head)) if head else b""
     body = exactly(control, LENGTH.unpack(head)[0]) if head else b""
-    return json.loads(body) if body else None
+    return {**json.loads(body), "descriptors": descriptors} if body else None
 
 
 def exactly(control: socket.socket, size: int) -> bytes:
