@@ -51,7 +51,7 @@ class JobReplaced(InfrastructureLost):
 
 
 class JobIsOver(BaguaError):
-    """The job of a submission has its result, so this agent has no part in it; result_code is what the job ended with."""
+    """The job of a submission has its result, so this agent has no part in it; result_code is the job's exit code."""
 
     def __init__(self, message: str, result_code: int) -> None:
         super().__init__(message)

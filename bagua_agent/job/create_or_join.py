@@ -57,13 +57,14 @@ def find_job(
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
 ) -> JobFound:
-    """The job; the first agent writes it. A job of this id that has ended is replaced, unless it is a submission's: that
-    one runs once, though its units may be started again before the scheduler has read the result.
+    """The job; the first agent writes it. A job of this id that has ended is replaced.
+
+    A submission's job is not: it runs once, though its units may start again before the scheduler has read the result.
 
     mode: the initial mode of a job that is written here.
 
-    Raises JobIsOver, UserError (another protocol, what can't be read, a job whose agents do not go, or that was removed),
-    InfrastructureLost, StoreFull if etcd can't take the job now.
+    Raises JobIsOver (of a submission), UserError (another protocol, what can't be read, a job whose agents do not go,
+    or that was removed), InfrastructureLost, StoreFull if etcd can't take the job now.
     """
     made: JobIdentity | None = None
     before: pb.Result | None = None
