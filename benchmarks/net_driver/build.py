@@ -1,29 +1,27 @@
-"""Compiles the driver with the system's C++ compiler, once for each version of its sources and each sanitizer."""
+"""Compiles the driver, and the plugin for it under a sanitizer, once for each version of their sources."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import subprocess
-import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-LAYOUTS = HERE.parents[1] / "bagua_core" / "net" / "plugin"  # nccl_net.h
-_COMPILE_TIMEOUT_S = 240.0
-_FLAGS = ("-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror")
+from bagua_core.kernels import compilation
+from bagua_core.kernels.cpu_library import compile_once
+from bagua_core.net import build as net
 
-# As the plugin that the driver loads is built: the runtime of a sanitizer belongs to the program.
+HERE = Path(__file__).resolve().parent
+SABOTAGE = HERE / "sabotage.cc"
+_COMPILE_TIMEOUT_S = 600.0
+_FLAGS = ("-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", f"-I{net.SOURCES}")
+
+# Of the driver and of the plugin that it loads: the runtime of a sanitizer belongs to the program.
 SANITIZERS = {
     "": (),
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
-    "thread": ("-fsanitize=thread",),
+    "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "thread": ("-O1", "-fsanitize=thread"),
 }
-
-
-class BuildError(RuntimeError):
-    """A program of the network driver was not built; the message has the compiler's words."""
 
 
 def cache_directory() -> Path:
@@ -35,47 +33,31 @@ def cache_directory() -> Path:
 
 
 def driver(sanitizer: str = "") -> Path:
-    """The driver program; sanitizer: a key of SANITIZERS. Raises BuildError."""
+    """The driver program; sanitizer: a key of SANITIZERS. Raises CompilationError and OSError."""
     sources = [HERE / name for name in ("driver.cc", "libnccl.cc", "plugin.cc", "stream.cc")]
-    headers = [*sorted(HERE.glob("*.h")), LAYOUTS / "nccl_net.h"]
-    return _program("driver", sources, headers, SANITIZERS[sanitizer])
-
-
-def _program(name: str, sources: list[Path], headers: list[Path], flags: tuple[str, ...]) -> Path:
-    digest = hashlib.sha256(" ".join([*_FLAGS, *flags]).encode())
-    for path in (*sources, *headers):
-        digest.update(path.read_bytes())
-    target = cache_directory() / f"{name}-{digest.hexdigest()[:16]}"
-    with open(cache_directory() / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
-        if not target.exists():
-            _compile(target, sources, flags)
+    flags = (*_FLAGS, *SANITIZERS[sanitizer])
+    target = _target("driver", flags, [*sources, *HERE.glob("*.h"), net.SOURCES / "nccl_net.h"])
+    if not target.exists():
+        compile_once(target, lambda fresh: _compile_driver(fresh, sources, flags))
     return target
 
 
-def _compile(target: Path, sources: list[Path], flags: tuple[str, ...]) -> None:
-    compiler = os.environ.get("CXX", "c++")
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        fresh = Path(scratch) / target.name
-        argv = [
-            compiler,
-            *_FLAGS,
-            *flags,
-            f"-I{LAYOUTS}",
-            "-o",
-            str(fresh),
-            *map(str, sources),
-            "-ldl",
-            "-pthread",
-        ]
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
-            )
-        except OSError as error:
-            raise BuildError(
-                f"{compiler} does not start: {error}; install a C++ compiler or set CXX"
-            ) from error
-        if done.returncode != 0:
-            raise BuildError(f"{' '.join(argv)} failed:\n{done.stderr.strip()}")
-        os.rename(fresh, target)  # readers see a whole program or none
+def plugin(sanitizer: str) -> Path:
+    """The plugin for `driver(sanitizer)`, with the faults of sabotage.cc. Raises CompilationError and OSError."""
+    flags = (*SANITIZERS[sanitizer], "-g", f"-I{net.SOURCES}", str(SABOTAGE))
+    target = _target("plugin", flags, [SABOTAGE, *net.SOURCES.iterdir()])
+    if not target.exists():
+        compile_once(target, lambda fresh: net.compile_plugin(fresh, flags))
+    return target
+
+
+def _target(name: str, flags: Sequence[str], read: Iterable[Path]) -> Path:
+    digest = hashlib.sha256(" ".join(flags).encode())
+    for path in sorted(read):
+        digest.update(path.read_bytes())
+    return cache_directory() / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _compile_driver(fresh: Path, sources: list[Path], flags: Sequence[str]) -> None:
+    command = [*net.find_compiler(), *flags, "-o", str(fresh), *map(str, sources), "-ldl", "-pthread"]
+    compilation.run_compiler(command, "the driver of NCCL's network interface", _COMPILE_TIMEOUT_S)

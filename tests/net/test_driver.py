@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,32 +14,10 @@ from benchmarks.net_driver.pair import Pair, Plan, connect
 from benchmarks.net_driver.process import CallFailedError, Driver, DriverError
 from tests.lab.fixtures import MakeLab
 from tests.net.conftest import MakeDriver
+from tests.net.exchange import connect_in_any_order, move
 
 WAIT_S = 10
 SETTINGS = [(0, 1), (1, 1), (2, 8)]  # NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD
-
-
-def _move(sender: Driver, receiver: Driver, comm: str, size: int, seed: int, room: int | None = None) -> None:
-    """One message of a seeded content arrives whole, with its size, and nothing is written behind it."""
-    room = size if room is None else room
-    sender.ask(f"buffer from {max(size, 1)} {seed}")
-    receiver.ask(f"buffer to {max(room, 1)} -1")
-    sender.ask(f"register from {comm}")
-    receiver.ask(f"register to {comm}")
-    assert receiver.ask(f"irecv r {comm} to {room} 0") == ["posted"]
-    assert sender.ask(f"isend s {comm} from {size} 0") == ["posted"]
-    # both are polled: without threads the transport moves data only in `test`
-    pending = {"s": sender, "r": receiver}
-    deadline_s = time.monotonic() + WAIT_S
-    while pending:
-        assert time.monotonic() < deadline_s, pending
-        for name, driver in list(pending.items()):
-            if (said := driver.ask(f"wait 0.01 {name}")) != ["pending"]:
-                assert said == ["done", str(size)]
-                del pending[name]
-    assert receiver.ask(f"check to {size} {seed}") == ["same"]
-    for driver, name in ((sender, "from"), (receiver, "to")):
-        driver.ask(f"deregister {name} {comm}")
 
 
 def _pair(make_driver: MakeDriver, **env: str) -> tuple[Driver, Driver]:
@@ -58,28 +35,15 @@ def test_messages_of_any_size_arrive(make_driver: MakeDriver, threads: int, sock
     sender, receiver = _pair(make_driver, **env)
     connect(receiver, sender, "c")
     for seed, size in enumerate([0, 1, 7, 4096, 65_537, 1_000_003]):
-        _move(sender, receiver, "c", size, seed, room=size + 5)
+        move(sender, receiver, "c", size, seed, room=size + 5)
 
 
 def test_communicators_connect_and_are_accepted_in_any_order(make_driver: MakeDriver) -> None:
     sender, receiver = _pair(make_driver)
-    names = [f"c{number}" for number in range(12)]
-    handles = {name: receiver.ask(f"listen {name}-listen 0")[0] for name in names}
-    order = random.Random(19)
-    left = {(side, name) for side in ("connect", "accept") for name in names}
-    deadline_s = time.monotonic() + WAIT_S
-    while left:
-        assert time.monotonic() < deadline_s, sorted(left)
-        side, name = order.choice(sorted(left))
-        said = (
-            sender.ask(f"connect {name} 0 {handles[name]}")
-            if side == "connect"
-            else receiver.ask(f"accept {name} {name}-listen")
-        )
-        if said == ["ready"]:
-            left.remove((side, name))
+    names, order = [f"c{number}" for number in range(12)], random.Random(19)
+    connect_in_any_order(sender, receiver, names, order)
     for seed, name in enumerate(order.sample(names, len(names))):
-        _move(sender, receiver, name, 1000 + seed, seed)
+        move(sender, receiver, name, 1000 + seed, seed)
 
 
 def test_closed_communicators_leave_no_descriptor_and_no_thread(make_driver: MakeDriver) -> None:
@@ -87,7 +51,7 @@ def test_closed_communicators_leave_no_descriptor_and_no_thread(make_driver: Mak
     before = [driver.usage() for driver in (sender, receiver)]
     for number in range(3):
         connect(receiver, sender, f"c{number}")
-        _move(sender, receiver, f"c{number}", 300_000, number)
+        move(sender, receiver, f"c{number}", 300_000, number)
         assert sender.usage()["threads"] > before[0]["threads"]
         sender.ask(f"close-send c{number}")
         receiver.ask(f"close-receive c{number}")

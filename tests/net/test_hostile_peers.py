@@ -16,6 +16,7 @@ from bagua_core.net import build
 from benchmarks.net_driver.pair import connect
 from benchmarks.net_driver.process import CallFailedError, Driver
 from tests.net.conftest import MakeDriver
+from tests.net.exchange import move
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -88,18 +89,7 @@ def test_every_version_of_the_table_moves_messages(
     sender, receiver = (a_driver(make_driver, plugin, version) for _ in range(2))
     connect(receiver, sender, "c")
     for seed, size in enumerate((0, 1, 65_537, 3_000_001)):
-        sender.ask(f"buffer from {max(size, 1)} {seed}")
-        receiver.ask(f"buffer to {max(size, 1)} -1")
-        receiver.ask(f"irecv r c to {size} 0")
-        sender.ask(f"isend s c from {size} 0")
-        pending = {"s": sender, "r": receiver}
-        deadline_s = time.monotonic() + 10
-        while pending:
-            assert time.monotonic() < deadline_s
-            for name, driver in list(pending.items()):
-                if driver.ask(f"wait 0.01 {name}") == ["done", str(size)]:
-                    del pending[name]
-        assert receiver.ask(f"check to {size} {seed}") == ["same"]
+        move(sender, receiver, "c", size, seed)
 
 
 def test_strangers_are_dropped_and_do_not_keep_the_peer_out(make_driver: MakeDriver, plugin: Path) -> None:

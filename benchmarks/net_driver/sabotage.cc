@@ -1,0 +1,57 @@
+// Faults for the tests of the sanitizers: linked into the plugin that they are compiled for, and into no other.
+//
+// Each fault violates a contract of the plugin's own functions, so that the report comes from the plugin's code and
+// shows that this code is instrumented. NET_SABOTAGE names the fault; it happens when the library is loaded.
+#include <atomic>
+#include <cstdlib>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "counters.h"
+#include "handshake.h"
+
+namespace {
+
+// A hello that ends in the middle of its token: `accepts` reads beyond it.
+void overflow() {
+  std::unique_ptr<char[]> part(new char[24]());
+  static volatile bool accepted = bagua::accepts(*reinterpret_cast<bagua::Hello*>(part.get()), bagua::Token{});
+  static_cast<void>(accepted);
+}
+
+// So few connections that the number of those left is no int.
+void undefined() {
+  bagua::Handle handle{};
+  handle.addresses = 1;
+  static volatile std::size_t given = bagua::shares(handle, static_cast<int>(0x80000000u)).size();
+  static_cast<void>(given);
+}
+
+// A plain write to a counter that the plugin reads. Neither thread waits for the other in a way that orders them.
+void race() {
+  static std::atomic<bool> written{false};
+  std::thread([] {
+    *reinterpret_cast<volatile std::uint64_t*>(&bagua::counters.bytes_sent) = 0;
+    written.store(true, std::memory_order_relaxed);
+  }).detach();
+  while (!written.load(std::memory_order_relaxed)) std::this_thread::yield();
+  bagua::write_counters(nullptr, 0);
+}
+
+void leak() {
+  char* volatile lost = new char[1000];
+  lost = nullptr;
+}
+
+__attribute__((constructor)) void sabotage() {
+  const char* wanted = std::getenv("NET_SABOTAGE");
+  std::string fault = wanted ? wanted : "";
+  if (fault == "overflow") overflow();
+  if (fault == "undefined") undefined();
+  if (fault == "race") race();
+  if (fault == "leak") leak();
+}
+
+}  // namespace
