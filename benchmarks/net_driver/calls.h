@@ -5,14 +5,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <map>
 #include <sstream>
 #include <vector>
 
+#include "buffers.h"
 #include "nccl_net.h"
 #include "net.h"
-#include "patterns.h"
 #include "stream.h"
 #include "words.h"
 
@@ -50,8 +49,9 @@ class Driver {
     if (call == "listen") return listen(words);
     if (call == "connect") return connect(words);
     if (call == "accept") return accept(words);
-    if (call == "buffer") return buffer(words);
-    if (call == "check") return check(words);
+    if (call == "buffer") return buffers_.fill(words);
+    if (call == "check") return buffers_.check(words);
+    if (call == "bytes") return buffers_.show(words);
     if (call == "register") return registers(words);
     if (call == "deregister") return deregisters(words);
     if (call == "isend") return isend(words);
@@ -76,11 +76,7 @@ class Driver {
     if (found == comms_.end()) throw Wrong("no such communicator");
     return found->second;
   }
-  std::vector<char>& memory(const std::string& name) {
-    auto found = buffers_.find(name);
-    if (found == buffers_.end()) throw Wrong("no such buffer");
-    return found->second;
-  }
+  std::vector<char>& memory(const std::string& name) { return buffers_.memory(name); }
   void* mhandle(const std::string& name) { return mhandles_[name]; }
 
   // A communicator that is not ready yet is "ok pending", as the interface wants the call repeated.
@@ -115,13 +111,7 @@ class Driver {
     int code = net_.listen(static_cast<int>(words.number()), handle, &listener);
     if (code != 0) return result(code);
     comms_[name] = listener;
-    std::string text = "ok ";
-    char two[3];
-    for (unsigned char byte : handle) {
-      snprintf(two, sizeof two, "%02x", byte);
-      text += two;
-    }
-    return text;
+    return "ok " + as_hex(handle, sizeof handle);
   }
 
   // connect NAME DEVICE HANDLE. The handle's memory is kept: transports keep the state of an attempt in it.
@@ -148,24 +138,6 @@ class Driver {
     void* comm = nullptr;
     int code = net_.accept(listener, &comm);
     return made(name, code, comm);
-  }
-
-  std::string buffer(Words& words) {  // buffer NAME BYTES SEED; a seed below 0: zeros
-    std::string name = words.word();
-    auto bytes = static_cast<size_t>(words.number());
-    long seed = words.number();
-    auto& data = buffers_[name];
-    data.assign(bytes, 0);
-    if (seed >= 0) fill_pattern(data.data(), bytes, static_cast<uint64_t>(seed));
-    return "ok";
-  }
-
-  std::string check(Words& words) {  // check NAME BYTES SEED: the pattern's first bytes, and zeros after them
-    auto& data = memory(words.word());
-    auto bytes = static_cast<size_t>(words.number());
-    size_t same = first_difference(data.data(), bytes, static_cast<uint64_t>(words.number()));
-    while (same >= bytes && same < data.size() && data[same] == 0) same++;
-    return same == data.size() ? "ok same" : "ok differs at " + std::to_string(same);
   }
 
   std::string registers(Words& words) {  // register BUFFER COMM
@@ -298,7 +270,7 @@ class Driver {
   Net& net_;
   std::map<std::string, void*> comms_;
   std::map<std::string, std::vector<char>> handles_;
-  std::map<std::string, std::vector<char>> buffers_;
+  Buffers buffers_;
   std::map<std::string, void*> mhandles_;
   std::map<std::string, Request> requests_;
 };

@@ -164,6 +164,23 @@ def test_a_lying_peer_fails_the_request(
     assert listening.driver.ask("devices"), "the process goes on"
 
 
+def test_a_peer_that_ends_before_a_message_fails_it_though_a_later_one_came(
+    make_driver: MakeDriver, plugin: Path
+) -> None:
+    listening = Listening(a_driver(make_driver, plugin))
+    with listening.open() as one, listening.open() as other:
+        one.sendall(listening.hello(streams=2, index=0))
+        other.sendall(listening.hello(streams=2, index=1) + chunk(number=1) + bytes(SIZE))
+        assert listening.accept()
+        listening.driver.ask(f"buffer to {SIZE} -1")
+        listening.driver.ask(f"irecv r c to {SIZE} 0")
+        one.shutdown(socket.SHUT_WR)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(CallFailedError) as failure:
+            listening.driver.ask("wait 10 r")
+    assert failure.value.result == REMOTE_ERROR
+
+
 def test_a_peer_may_be_silent_between_messages_and_not_within_one(
     make_driver: MakeDriver, plugin: Path
 ) -> None:

@@ -84,15 +84,16 @@ void Receiver::check_silence(const Group& group) {
   Clock::time_point now = Clock::now();
   if (seconds_since(tested_, now) > PAUSE_S) moved_ = now;
   tested_ = now;
-  std::size_t ended = 0;
-  bool held_back = false;
+  std::size_t ended = 0, held_back = 0;
   for (const auto& c : connections_) {
     ended += static_cast<Lane&>(*c).ended;
-    held_back = held_back || static_cast<Lane&>(*c).held_back;
+    held_back += static_cast<Lane&>(*c).held_back;
   }
-  if (ended == connections_.size()) return fail(nccl::RemoteError, "it ended before all messages had come");
+  // Nothing that is awaited is behind a chunk that is held back.
+  if (ended + held_back == connections_.size())
+    return fail(nccl::RemoteError, "it ended, or went on to later messages, before all of one had come");
   double silent_s = seconds_since(moved_, now);
-  if (ended > 0 && !held_back && silent_s > settings().handshake_timeout_s)
+  if (ended > 0 && held_back == 0 && silent_s > settings().handshake_timeout_s)
     return fail(nccl::RemoteError, "it ended some connections and sends nothing on the others");
   if (silent_s <= settings().timeout_s) return;
   for (const auto& [id, tag] : tags_)
