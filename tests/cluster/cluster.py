@@ -26,6 +26,7 @@ from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
 
 DEADLINE_S = 60.0
+POLL_S = 0.05  # each look reads files or etcd
 STOP_DEADLINE_S = 20.0  # also while etcd has no leader
 
 CONFIG = """
@@ -86,7 +87,10 @@ class Daemon:
 
     def await_line(self, *words: str) -> None:
         eventually(
-            lambda: self.says(*words), DEADLINE_S, lambda: f"{self.name} says {words}\n{self.log.read_text()}"
+            lambda: self.says(*words),
+            DEADLINE_S,
+            lambda: f"{self.name} says {words}\n{self.log.read_text()}",
+            POLL_S,
         )
 
 
@@ -119,7 +123,7 @@ class SubmittedJob:
             )
 
         return eventually(
-            found, DEADLINE_S, lambda: f"{self.job_id}: a step by {size}\n{self.cluster.logs()}"
+            found, DEADLINE_S, lambda: f"{self.job_id}: a step by {size}\n{self.cluster.logs()}", POLL_S
         )
 
     @property
@@ -134,7 +138,7 @@ class SubmittedJob:
         def found() -> cluster_requests.JobEnded | None:
             return cluster_requests.outcome_of(self.cluster.store, self.job_id)
 
-        return eventually(found, DEADLINE_S, lambda: f"{self.job_id} ends\n{self.cluster.logs()}")
+        return eventually(found, DEADLINE_S, lambda: f"{self.job_id} ends\n{self.cluster.logs()}", POLL_S)
 
     def check(self) -> None:
         """Every sample once."""
@@ -215,7 +219,9 @@ class Cluster:
         return "" if found is None else pb.Scheduler.FromString(found.value).node_name
 
     def await_nodes(self, count: int) -> None:
-        eventually(lambda: len(self.nodes()) == count, DEADLINE_S, lambda: f"{count} nodes\n{self.logs()}")
+        eventually(
+            lambda: len(self.nodes()) == count, DEADLINE_S, lambda: f"{count} nodes\n{self.logs()}", POLL_S
+        )
 
     def await_line(self, *words: str) -> None:
         """By any of the daemons."""
@@ -223,12 +229,16 @@ class Cluster:
             lambda: any(d.says(*words) for d in self.daemons),
             DEADLINE_S,
             lambda: f"a node prints {words}\n{self.logs()}",
+            POLL_S,
         )
 
     def await_idle(self) -> None:
         """No unit anywhere, and no process but daemons and etcd."""
         eventually(
-            lambda: not any(u.alive for n in self.nodes().values() for u in n.units), DEADLINE_S, self.logs
+            lambda: not any(u.alive for n in self.nodes().values() for u in n.units),
+            DEADLINE_S,
+            self.logs,
+            POLL_S,
         )
         processes = [served.process for served in (*self.daemons, *self.etcd.members)]
         expected = {p.pid for p in processes if p is not None and p.is_running}
@@ -237,4 +247,5 @@ class Cluster:
                 lambda d=daemon: set(d.host.pids()) <= expected,
                 10,
                 lambda d=daemon: f"{d.name}: {d.host.pids()}",  # type: ignore[misc]
+                POLL_S,
             )
