@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from bagua_agent.etcd.key_range import KeyRange, encode_key, end_of_prefix
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.history import job_history
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, head_of, joined, unpacked
@@ -39,6 +40,7 @@ JOINING_AT_ONCE = 160
 RELAYS = 16  # answer as agents do, so that the leader can ask through them
 LEASE_TTL_S = 3.0
 DEADLINE_S = 60.0
+_rpc = etcd3.etcdrpc
 T = TypeVar("T", bound=Message)
 
 
@@ -147,18 +149,18 @@ class SimulatedAgents:
         self._raise_what_failed()
 
     async def _join(self, agent: Agent) -> None:
-        job = etcd_pb2.TxnRequest()
+        job = _rpc.TxnRequest()
         for key in (self.keys.result, self.keys.spec, self.keys.identity):
             job.success.add().request_range.key = encode_key(key)
         folder, count = KeyRange.of_prefix(self.keys.agents), job.success.add().request_range
         count.key, count.range_end, count.count_only = folder.start, folder.end, True
-        found = await self._ask(agent, "KV/Txn", job, etcd_pb2.TxnResponse)
+        found = await self._ask(agent, "KV/Txn", job, _rpc.TxnResponse)
         nodes = found.responses[-1].response_range.count
         for spec in found.responses[1].response_range.kvs:  # begun by the first agent, a real one
             agent.nonce = pb.JobSpec.FromString(spec.value).nonce
         ttl_s = self.limits.lease_ttl_s(LEASE_TTL_S, max(nodes, self.least))
-        lease = etcd_pb2.LeaseGrantRequest(TTL=math.ceil(ttl_s))
-        granted = await self._ask(agent, "Lease/LeaseGrant", lease, etcd_pb2.LeaseGrantResponse)
+        lease = _rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
+        granted = await self._ask(agent, "Lease/LeaseGrant", lease, _rpc.LeaseGrantResponse)
         agent.lease_id, agent.ttl_s = granted.ID, granted.TTL
         self._renewals.add(asyncio.create_task(self._renew(agent)))
         own = pb.Agent(
@@ -178,11 +180,11 @@ class SimulatedAgents:
     async def _follow(self, agent: Agent) -> None:
         """What stands in the ranges of its scope, and then what changes there."""
         ranges = ranges_of(agent.scope, self.keys, agent.agent_id)
-        request = etcd_pb2.TxnRequest()
+        request = _rpc.TxnRequest()
         for keys in ranges:
             read = request.success.add().request_range
             read.key, read.range_end = keys.start, keys.end
-        answer = await self._ask(agent, "KV/Txn", request, etcd_pb2.TxnResponse)
+        answer = await self._ask(agent, "KV/Txn", request, _rpc.TxnResponse)
         for one in answer.responses:
             for kv in one.response_range.kvs:
                 self._take(agent, kv.key, kv.value)
@@ -204,23 +206,23 @@ class SimulatedAgents:
 
     async def _put_leased(self, agent: Agent, key: str, value: bytes) -> None:
         """As leased_keys.py: a transaction, here without what it compares, which costs nothing."""
-        request = etcd_pb2.TxnRequest()
+        request = _rpc.TxnRequest()
         put = request.success.add().request_put
         put.key, put.value, put.lease = encode_key(key), value, agent.lease_id
-        await self._ask(agent, "KV/Txn", request, etcd_pb2.TxnResponse)
+        await self._ask(agent, "KV/Txn", request, _rpc.TxnResponse)
 
     async def _write_event(self, agent: Agent) -> None:
         event = job_history.node_joined(agent.agent_id, 1)
-        request = etcd_pb2.PutRequest(
+        request = _rpc.PutRequest(
             key=encode_key(self.keys.event(event.name)), value=event.encode(agent.agent_id, time.time())
         )
-        await self._ask(agent, "KV/Put", request, etcd_pb2.PutResponse)
+        await self._ask(agent, "KV/Put", request, _rpc.PutResponse)
 
     async def _renew(self, agent: Agent) -> None:
         while agent.alive:
             await asyncio.sleep(agent.ttl_s / 3 * self._random.uniform(0.8, 1.0))
             if agent.alive:
-                request = etcd_pb2.LeaseKeepAliveRequest(ID=agent.lease_id)
+                request = _rpc.LeaseKeepAliveRequest(ID=agent.lease_id)
                 self._renewing[agent.number % CONNECTIONS](request.SerializeToString())
 
     def _renewed(self, message: bytes) -> None:
@@ -328,8 +330,8 @@ class SimulatedAgents:
 
     async def _read_record(self, agent: Agent, head: Head) -> None:
         folder = self.keys.record_folder(head.folder)
-        request = etcd_pb2.RangeRequest(key=encode_key(folder), range_end=end_of_prefix(folder))
-        answer = await self._ask(agent, "KV/Range", request, etcd_pb2.RangeResponse)
+        request = _rpc.RangeRequest(key=encode_key(folder), range_end=end_of_prefix(folder))
+        answer = await self._ask(agent, "KV/Range", request, _rpc.RangeResponse)
         self.counts.heard_bytes += sum(len(kv.value) for kv in answer.kvs)
         packed = joined([kv.value for kv in answer.kvs])
         value = None if packed is None else unpacked(head, packed)

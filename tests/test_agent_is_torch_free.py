@@ -33,7 +33,7 @@ def packages_loaded_by(program: str) -> tuple[int, set[str]]:
 
 @pytest.mark.parametrize(
     ("package", "least_modules", "loaded"),
-    [("bagua_agent", 40, {"bagua_agent", "grpc"}), ("bagua_launch", 10, {"bagua_launch", "click"})],
+    [("bagua_agent", 40, {"bagua_agent", "grpc", "etcd3"}), ("bagua_launch", 10, {"bagua_launch", "click"})],
 )
 def test_no_module_loads_torch_numpy_or_the_core(package: str, least_modules: int, loaded: set[str]) -> None:
     count, packages = packages_loaded_by(IMPORT_ALL.format(package=package))
@@ -46,7 +46,7 @@ def test_the_contract_loads_neither_side() -> None:
     assert not packages & {"torch", "numpy", "bagua_core", "bagua_agent", "bagua_launch"}
 
 
-def test_a_command_line_is_read_without_grpc() -> None:
+def test_a_command_line_is_read_without_grpc_and_etcd3() -> None:
     _, packages = packages_loaded_by("import bagua_launch.main, sys; print(0, *sys.modules)")
     assert "bagua_launch" in packages
-    assert not packages & {"grpc", "google.protobuf", "torch"}
+    assert not packages & {"grpc", "etcd3", "google.protobuf", "torch"}

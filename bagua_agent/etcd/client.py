@@ -13,8 +13,9 @@ from bagua_agent.base.errors import InternalError, LeaseLost, StoreUnavailable
 from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.etcd.failover import Failover
 from bagua_agent.etcd.failures import CallFailed, Trouble
-from bagua_agent.etcd.key_range import KeyRange, decode_key, encode_key
+from bagua_agent.etcd.key_range import KeyRange, decode_key, encode_key, end_of_prefix
 from bagua_agent.etcd.read_at_once import read_at_once
+from bagua_agent.etcd.stubs import etcd3
 from bagua_contract import etcd_pb2 as pb
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
 
 MOST_OPERATIONS_IN_A_TRANSACTION = 128  # etcd's --max-txn-ops
 
-_PROBE_KEY = b"/bagua/v1/is-anyone-there"
+_PROBE_KEY = "/bagua/v1/is-anyone-there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,6 @@ class Compare:
     expected: int | bytes
     whole_prefix: bool = False  # it holds for every key that starts with `key`
 
-    def to_proto(self) -> pb.Compare:
-        message = pb.Compare(key=encode_key(self.key), result="EQUAL", target=self.target)
-        if self.whole_prefix:
-            message.range_end = KeyRange.of_prefix(self.key).end
-        setattr(message, _COMPARED_FIELD[self.target], self.expected)
-        return message
-
 
 def mod_revision_is(key: str, revision: int) -> Compare:
     """The key is as written at `revision`; 0 says that there is no such key."""
@@ -156,7 +150,7 @@ def read_ranges(
 
 
 def _read_ranges(client: EtcdClient, ranges: Sequence[KeyRange]) -> tuple[list[KeyValue], int]:
-    reads = [pb.RangeRequest(key=keys.start, range_end=keys.end) for keys in ranges]
+    reads = [etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end) for keys in ranges]
     answers, revision = read_at_once(client, reads)
     return [KeyValue.of(kv) for one in answers for kv in one.kvs], revision
 
@@ -179,7 +173,7 @@ class Store:
     def connect(self, timeout_s: float) -> None:
         """Returns once some endpoint answers. Raises StoreUnavailable naming the endpoints and why."""
         # linearizable, so that an endpoint without a quorum does not count
-        self._repeat("connect", lambda c: c.read(_PROBE_KEY), timeout_s, denied_is_fine=True)
+        self._repeat("connect", lambda c: c.get_response(_PROBE_KEY), timeout_s, denied_is_fine=True)
 
     def close(self) -> None:
         """Ends everything in flight in other threads with StoreUnavailable."""
@@ -188,13 +182,17 @@ class Store:
     # ---- keys
 
     def get(self, key: str, timeout_s: float | None = None) -> KeyValue | None:
-        answer = self._repeat(f"get {key}", lambda c: c.read(encode_key(key)), timeout_s)
+        answer = self._repeat(f"get {key}", lambda c: c.get_response(encode_key(key)), timeout_s)
         return KeyValue.of(answer.kvs[0]) if answer.kvs else None
 
     def get_prefix(self, prefix: str, timeout_s: float | None = None) -> tuple[list[KeyValue], int]:
         """Keys that start with `prefix`, in key order, and the revision at which they are so."""
-        keys = KeyRange.of_prefix(prefix)
-        answer = self._repeat(f"get {keys}", lambda c: c.read(keys.start, keys.end), timeout_s)
+        end_of_prefix(prefix)
+        answer = self._repeat(
+            f"get {prefix}*",
+            lambda c: c.get_prefix_response(encode_key(prefix), sort_order="ascend"),
+            timeout_s,
+        )
         return [KeyValue.of(kv) for kv in answer.kvs], answer.header.revision
 
     def get_ranges(
@@ -209,12 +207,13 @@ class Store:
         self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
     ) -> tuple[dict[str, KeyValue], int]:
         """Those of `keys` that are there, and how many keys start with `prefix`; one request, one revision."""
-        below = KeyRange.of_prefix(prefix)
+        rpc = etcd3.etcdrpc
+        below, end = encode_key(prefix), end_of_prefix(prefix)
         what = f"get {', '.join(keys)}, count {prefix}*"
 
         def attempt(client: EtcdClient) -> tuple[dict[str, KeyValue], int]:
-            reads = [pb.RangeRequest(key=encode_key(key)) for key in keys]
-            reads.append(pb.RangeRequest(key=below.start, range_end=below.end, count_only=True))
+            reads = [rpc.RangeRequest(key=encode_key(key)) for key in keys]
+            reads.append(rpc.RangeRequest(key=below, range_end=end, count_only=True))
             (*read, count), _ = read_at_once(client, reads)
             found = [KeyValue.of(kv) for one in read for kv in one.kvs]
             return {kv.key: kv for kv in found}, int(count.count)
@@ -223,23 +222,29 @@ class Store:
 
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
         """Revision of the write. May be done more than once. Raises LeaseLost."""
-        request = pb.PutRequest(key=encode_key(key), value=value, lease=lease_id)
-        answer = self._repeat(f"put {key}", lambda c: c.call(c.kv.Put, request), timeout_s)
+        answer = self._repeat(
+            f"put {key}", lambda c: c.put(encode_key(key), value, lease=lease_id or None), timeout_s
+        )
         self._failover.wrote()
         return int(answer.header.revision)
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Whether it was there; after an attempt that got no answer, whether it was there since."""
-        return bool(self.delete_range(KeyRange.of_key(key), timeout_s))
+        answer = self._repeat(
+            f"delete {key}", lambda c: c.delete(encode_key(key), return_response=True), timeout_s
+        )
+        return bool(answer.deleted)
 
     def delete_prefix(self, prefix: str, timeout_s: float | None = None) -> int:
         """How many keys it removed; see `delete`."""
-        return self.delete_range(KeyRange.of_prefix(prefix), timeout_s)
+        end_of_prefix(prefix)
+        answer = self._repeat(f"delete {prefix}*", lambda c: c.delete_prefix(encode_key(prefix)), timeout_s)
+        return int(answer.deleted)
 
     def delete_range(self, keys: KeyRange, timeout_s: float | None = None) -> int:
         """How many keys it removed; see `delete`."""
-        request = pb.DeleteRangeRequest(key=keys.start, range_end=keys.end)
-        answer = self._repeat(f"delete {keys}", lambda c: c.call(c.kv.DeleteRange, request), timeout_s)
+        request = etcd3.etcdrpc.DeleteRangeRequest(key=keys.start, range_end=keys.end)
+        answer = self._repeat(f"delete {keys}", lambda c: c.raw(c.kvstub.DeleteRange, request), timeout_s)
         return int(answer.deleted)
 
     def transact(
@@ -258,9 +263,16 @@ class Store:
             raise InternalError(f"a transaction of {operations} operations; split it")
 
         def attempt(client: EtcdClient) -> Transaction:
-            request = pb.TxnRequest()
+            rpc = etcd3.etcdrpc
+            request = rpc.TxnRequest()
             for compare in compares:
-                request.compare.append(compare.to_proto())
+                message = request.compare.add()
+                message.key = encode_key(compare.key)
+                if compare.whole_prefix:
+                    message.range_end = KeyRange.of_prefix(compare.key).end
+                message.result = rpc.Compare.EQUAL
+                message.target = rpc.Compare.CompareTarget.Value(compare.target)
+                setattr(message, _COMPARED_FIELD[compare.target], compare.expected)
             for put in puts:
                 operation = request.success.add().request_put
                 operation.key, operation.value = encode_key(put.key), put.value
@@ -270,7 +282,7 @@ class Store:
             for keys in delete_ranges:
                 removed = request.success.add().request_delete_range
                 removed.key, removed.range_end = keys.start, keys.end
-            answer = client.call(client.kv.Txn, request)
+            answer = client.raw(client.kvstub.Txn, request)
             return Transaction(answer.succeeded, answer.header.revision)
 
         keys = ", ".join(sorted({*(p.key for p in puts), *deletes, *map(str, delete_ranges)}))
@@ -282,35 +294,27 @@ class Store:
 
     def lease_grant(self, ttl_s: int, timeout_s: float | None = None) -> LeaseGrant:
         """A new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
-        request = pb.LeaseGrantRequest(TTL=ttl_s)
-        lease = self._repeat("grant a lease", lambda c: c.call(c.lease.LeaseGrant, request), timeout_s)
+        lease = self._repeat("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
         self._failover.wrote()
-        return LeaseGrant(lease.ID, lease.TTL)
+        return LeaseGrant(lease.id, lease.ttl)
 
     def lease_revoke(self, lease_id: int, timeout_s: float | None = None) -> None:
         """The lease and its keys are gone afterwards, whether or not it was there."""
-        request = pb.LeaseRevokeRequest(ID=lease_id)
         try:
-            self._repeat("revoke a lease", lambda c: c.call(c.lease.LeaseRevoke, request), timeout_s)
+            self._repeat("revoke a lease", lambda c: c.revoke_lease(lease_id), timeout_s)
         except LeaseLost:
             return  # it had ended, or an earlier attempt did it
 
     def lease_keepalive_once(self, lease_id: int, timeout_s: float | None = None) -> KeepAlive:
         # The stream is read to its end, so that nothing of it stays behind.
-        request = pb.LeaseKeepAliveRequest(ID=lease_id)
-        answers = self._repeat(
-            "keep a lease",
-            lambda c: list(c.call(c.keep_alive.LeaseKeepAlive, iter([request]))),
-            timeout_s,
-        )
+        answers = self._repeat("keep a lease", lambda c: list(c.refresh_lease(lease_id)), timeout_s)
         if not answers:
             raise StoreUnavailable(f"etcd ended the renewal of lease {lease_id:x} without an answer")
         return KeepAlive(max(0, answers[-1].TTL), answers[-1].header.revision)
 
     def lease_keys(self, lease_id: int, timeout_s: float | None = None) -> frozenset[str]:
         """Keys that hang on the lease. Raises LeaseLost."""
-        request = pb.LeaseTimeToLiveRequest(ID=lease_id, keys=True)
-        answer = self._repeat("read a lease", lambda c: c.call(c.lease.LeaseTimeToLive, request), timeout_s)
+        answer = self._repeat("read a lease", lambda c: c.get_lease_info(lease_id), timeout_s)
         if answer.TTL < 0:  # 0 is a lease in its last second
             raise LeaseLost(f"etcd does not know lease {lease_id:x}")
         return frozenset(decode_key(key) for key in answer.keys)
@@ -321,7 +325,7 @@ class Store:
         """Of the endpoint in use."""
 
         def attempt(client: EtcdClient) -> StoreStatus:
-            answer = client.call(client.maintenance.Status, pb.StatusRequest())
+            answer = client.raw(client.maintenancestub.Status, etcd3.etcdrpc.StatusRequest())
             return StoreStatus(
                 endpoint=self.endpoint,
                 version=answer.version,
@@ -335,10 +339,10 @@ class Store:
 
     def compact(self, revision: int, timeout_s: float | None = None) -> None:
         """Let etcd forget what keys held before `revision`. Harmless if any client has done it already."""
-        request = pb.CompactionRequest(revision=revision)
+        request = etcd3.etcdrpc.CompactionRequest(revision=revision)
         try:
             self._repeat(
-                f"compact to revision {revision}", lambda c: c.call(c.kv.Compact, request), timeout_s
+                f"compact to revision {revision}", lambda c: c.raw(c.kvstub.Compact, request), timeout_s
             )
         except InternalError as error:
             cause = error.__cause__
@@ -346,9 +350,7 @@ class Store:
                 raise
 
     def member_names(self, timeout_s: float | None = None) -> frozenset[str]:
-        request = pb.MemberListRequest()
-        answer = self._repeat("list members", lambda c: c.call(c.cluster.MemberList, request), timeout_s)
-        return frozenset(m.name for m in answer.members)
+        return self._repeat("list members", lambda c: frozenset(m.name for m in c.members), timeout_s)
 
 
 _COMPARED_FIELD = {"MOD": "mod_revision", "CREATE": "create_revision", "LEASE": "lease", "VALUE": "value"}

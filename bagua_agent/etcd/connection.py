@@ -1,4 +1,4 @@
-"""One endpoint of etcd: its channel, its token, and etcd's services over them.
+"""One endpoint of etcd: its channel, its token, and etcd3's client over them.
 
 Owns channel options, TLS and log-in. Does not know other endpoints or retries: an attempt either succeeds or raises
 CallFailed, which says whether the request may have been done.
@@ -19,15 +19,7 @@ import grpc
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
-from bagua_agent.etcd.stubs import (
-    AuthStub,
-    ClusterStub,
-    KeepAliveStub,
-    KVStub,
-    LeaseStub,
-    MaintenanceStub,
-    WatchStub,
-)
+from bagua_agent.etcd.stubs import AuthStub, WatchStub, etcd3
 from bagua_contract import etcd_pb2 as pb
 
 T = TypeVar("T")
@@ -89,21 +81,20 @@ class StoreConfig:
         return self.has_certificates if endpoint.tls is None else endpoint.tls
 
 
-class EtcdClient:
-    """etcd's services over one channel. The timeout of a call is set by attempt and thread (`limited`).
-
-    metadata: the token of the log-in, which plain channels carry too.
-    """
+class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
+    """etcd3's client over a channel that we made; its timeout is set by call and thread (`limited`)."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self.kv: Any = KVStub(channel)
-        self.lease: Any = LeaseStub(channel)
-        self.keep_alive: Any = KeepAliveStub(channel)
-        self.cluster: Any = ClusterStub(channel)
-        self.maintenance: Any = MaintenanceStub(channel)
-        self.auth: Any = AuthStub(channel)
-        self.watch: Any = WatchStub(channel)
+        # Not super().__init__(): that makes a channel of its own, to one host and port.
+        self.channel = channel
         self.metadata: tuple[tuple[str, str], ...] | None = None
+        self.call_credentials = None  # the token travels as metadata, which plain channels carry too
+        self.uses_secure_channel = False
+        self.kvstub = etcd3.etcdrpc.KVStub(channel)
+        self.clusterstub = etcd3.etcdrpc.ClusterStub(channel)
+        self.leasestub = etcd3.etcdrpc.LeaseStub(channel)
+        self.maintenancestub = etcd3.etcdrpc.MaintenanceStub(channel)
+        self.transactions = etcd3.Transactions()
         self._limit = threading.local()
 
     @property
@@ -118,14 +109,9 @@ class EtcdClient:
         finally:
             self._limit.timeout_s = None
 
-    def call(self, method: Any, request: Any) -> Any:
-        """The answer of a method of one of the services. Raises grpc.RpcError."""
-        return method(request, self.timeout, metadata=self.metadata)
-
-    def read(self, key: bytes, end: bytes = b"") -> pb.RangeResponse:
-        """The keys from `key` up to `end`, or that key alone, in key order. Raises grpc.RpcError."""
-        answer: pb.RangeResponse = self.call(self.kv.Range, pb.RangeRequest(key=key, range_end=end))
-        return answer
+    def raw(self, stub_method: Any, request: Any) -> Any:
+        """A call that etcd3 has no method for, or whose method hides part of the answer."""
+        return stub_method(request, self.timeout, metadata=self.metadata)
 
 
 class Connection:
@@ -139,6 +125,8 @@ class Connection:
         self._login = threading.Lock()
         self._channel = _channel(endpoint, config)
         self._client = EtcdClient(self._channel)
+        self._auth = AuthStub(self._channel)
+        self._watch = WatchStub(self._channel)
         self._logged_in = config.user is None
 
     def call(self, attempt: Callable[[EtcdClient], T], timeout_s: float) -> T:
@@ -157,7 +145,7 @@ class Connection:
         """A stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
         self._log_in(time.monotonic() + timeout_s)
         with self._translated():
-            return self._client.watch.Watch(requests, metadata=self._client.metadata)
+            return self._watch.Watch(requests, metadata=self._client.metadata)
 
     def forget_token(self) -> None:
         """The next call logs in again."""
@@ -180,9 +168,7 @@ class Connection:
             request = pb.AuthenticateRequest(name=self._config.user, password=self._config.password)
             try:
                 with self._translated():
-                    answer = self._client.auth.Authenticate(
-                        request, timeout=max(0.001, deadline - time.monotonic())
-                    )
+                    answer = self._auth.Authenticate(request, timeout=max(0.001, deadline - time.monotonic()))
                 self._client.metadata = (("token", answer.token),)
             except CallFailed as error:
                 if "authentication is not enabled" not in error.failure.detail:
@@ -197,11 +183,19 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
-            raise CallFailed(classify(error.code(), error.details())) from error
+            raise CallFailed(_failure_of(error)) from error
+        except etcd3.Etcd3Exception as error:
+            raise CallFailed(_failure_of(error.__context__)) from error
         except ValueError as error:
             if not self._closed:
                 raise
             raise CallFailed(Failure(Trouble.NOT_SENT, "the connection was closed")) from error
+
+
+def _failure_of(error: BaseException | None) -> Failure:
+    if not isinstance(error, grpc.Call):  # etcd3 hides it behind its own exception, as its context
+        return Failure(Trouble.MAYBE_DONE, repr(error))
+    return classify(error.code(), error.details())
 
 
 def _channel(endpoint: Endpoint, config: StoreConfig) -> grpc.Channel:

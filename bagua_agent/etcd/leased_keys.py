@@ -60,7 +60,7 @@ class LeasedKeys:
     that is our bug: it is logged, and the keys are kept on."""
 
     def __init__(
-        self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], object] = lambda event: None
+        self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], None] | None = None
     ) -> None:
         """ttl_s: after this long without a sign of this process its keys go; etcd counts in whole seconds."""
         if not ttl_s > 0:
@@ -226,13 +226,22 @@ class LeasedKeys:
                     return
             try:
                 self._work()
+            except (StoreUnavailable, OutcomeUnknown, UserError) as error:
+                # UserError: a right or a certificate that was taken away; it may be given back
+                self._note_outage(error)
+                failed += 1
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._closing, delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                    )
+                continue
             except LeaseLost:
                 self._lapse(self.lease_id)
                 continue
-            except Exception as error:  # a bug too: without this thread the lease would end
-                # UserError: a right or a certificate that was taken away; it may be given back
-                expected = isinstance(error, StoreUnavailable | OutcomeUnknown | UserError)
-                if not expected and not self._away:  # once an outage
+            except (
+                Exception
+            ) as error:  # a bug, or a limit of the host: without this thread the lease would end
+                if not self._away:  # once an outage
                     log.exception("bug: the keys of this process could not be kept up; trying again")
                 self._note_outage(error)
                 failed += 1
@@ -377,6 +386,8 @@ class LeasedKeys:
             self._tell(StoreAway(str(error)))
 
     def _tell(self, event: LeaseEvent) -> None:
+        if self._on_event is None:
+            return
         try:
             self._on_event(event)
         except Exception:  # the owner's bug must not cost the lease, nor go unseen

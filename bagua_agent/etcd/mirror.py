@@ -21,6 +21,7 @@ from bagua_agent.etcd.connection import Connection
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble
 from bagua_agent.etcd.key_range import KeyRange, decode_key
+from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.etcd.watch_stream import WatchStream
 from bagua_contract import etcd_pb2 as pb
 
@@ -64,7 +65,7 @@ class Mirror:
         store: Store,
         ranges: Sequence[KeyRange],
         on_changes: Callable[[tuple[Change, ...]], None],
-        on_connection: Callable[[bool], object] = lambda connected: None,
+        on_connection: Callable[[bool], None] | None = None,
         silence_s: float = 1.0,
     ) -> None:
         """ranges: disjoint. silence_s: how long the watch may be silent before the endpoint must show that it lives; as
@@ -254,7 +255,7 @@ class Mirror:
                 self._wanted = None
         self._replace(keys, revision)
         if on_followed is not None:
-            self._call("on_followed", on_followed)
+            self._tell_followed(on_followed)
         return revision
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
@@ -278,9 +279,9 @@ class Mirror:
         found: dict[str, KeyValue] = {}
         store_revision = 0
         for keys, revision in asked:
-            request = pb.RangeRequest(key=keys.start, range_end=keys.end, revision=revision)
+            request = etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end, revision=revision)
             try:
-                answer = connection.call(lambda c, r=request: c.call(c.kv.Range, r), timeout_s)  # type: ignore[misc]
+                answer = connection.call(lambda c, r=request: c.raw(c.kvstub.Range, r), timeout_s)  # type: ignore[misc]
             except CallFailed as error:
                 if error.failure.trouble is Trouble.HISTORY_GONE:
                     return None
@@ -320,21 +321,31 @@ class Mirror:
         self._tell(tuple(changes))
 
     def _tell(self, changes: tuple[Change, ...]) -> None:
-        if changes:
-            self._call("on_changes", lambda: self._on_changes(changes))
+        if not changes or self._stopping.is_set():
+            return
+        try:
+            self._on_changes(changes)
+        except Exception:  # the owner's bug must not end the mirror, nor go unseen
+            log.exception("bug: on_changes of the mirror of %s raised", self._name)
 
-    def _tell_connection(self, connected: bool) -> None:
-        if connected != self._connected:
-            self._connected = connected
-            self._call("on_connection", lambda: self._on_connection(connected))
-
-    def _call(self, what: str, callback: Callable[[], object]) -> None:
+    def _tell_followed(self, on_followed: Callable[[], None]) -> None:
         if self._stopping.is_set():
             return
         try:
-            callback()
-        except Exception:  # the owner's bug must not end the mirror, nor go unseen
-            log.exception("bug: %s of the mirror of %s raised", what, self._name)
+            on_followed()
+        except Exception:  # as above
+            log.exception("bug: on_followed of the mirror of %s raised", self._name)
+
+    def _tell_connection(self, connected: bool) -> None:
+        if connected == self._connected:
+            return
+        self._connected = connected
+        if self._on_connection is None or self._stopping.is_set():
+            return
+        try:
+            self._on_connection(connected)
+        except Exception:  # as above
+            log.exception("bug: on_connection of the mirror of %s raised", self._name)
 
 
 class PrefixMirror(Mirror):
@@ -345,7 +356,7 @@ class PrefixMirror(Mirror):
         store: Store,
         prefix: str,
         on_changes: Callable[[tuple[Change, ...]], None],
-        on_connection: Callable[[bool], object] = lambda connected: None,
+        on_connection: Callable[[bool], None] | None = None,
         silence_s: float = 1.0,
     ) -> None:
         super().__init__(store, [KeyRange.of_prefix(prefix)], on_changes, on_connection, silence_s)

@@ -14,7 +14,7 @@ import grpc
 
 from bagua_agent.etcd.connection import EtcdClient
 from bagua_agent.etcd.failures import Trouble, classify
-from bagua_contract import etcd_pb2 as pb
+from bagua_agent.etcd.stubs import etcd3
 
 MOST_ROUNDS = 5
 
@@ -23,11 +23,11 @@ def read_at_once(client: EtcdClient, reads: Sequence[Any]) -> tuple[list[Any], i
     """An answer (RangeResponse) for each of `reads` (RangeRequest), and the revision of all. Raises grpc.RpcError."""
     limit_s = client.timeout
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    request = pb.TxnRequest()
+    request = etcd3.etcdrpc.TxnRequest()
     for read in reads:
         request.success.add().request_range.CopyFrom(read)
     try:
-        answer = client.call(client.kv.Txn, request)
+        answer = client.raw(client.kvstub.Txn, request)
     except grpc.RpcError as error:
         if classify(error.code(), error.details()).trouble is not Trouble.FULL:
             raise
@@ -49,6 +49,6 @@ def _one_by_one(client: EtcdClient, reads: Sequence[Any], deadline_s: float | No
     for read in reads:
         left_s = None if deadline_s is None else max(0.001, deadline_s - time.monotonic())
         read.revision = revision
-        answers.append(client.kv.Range(read, left_s, metadata=client.metadata))
+        answers.append(client.kvstub.Range(read, left_s, metadata=client.metadata))
         revision = revision or int(answers[-1].header.revision)
     return answers, revision

@@ -1,57 +1,131 @@
-"""Provides gRPC stubs of etcd's services, over generated messages that load under protobuf 5, 6 and 7.
+"""Provides etcd3 with messages and stubs that run under protobuf 5, 6 and 7.
 
-etcd's published Python clients ship generated code that a current protobuf refuses to load. The messages carry a
-package name of Bagua's, so another copy of them may be loaded in the same process; the wire format is etcd's own.
+etcd3 0.12.0 ships generated code that a current protobuf refuses to load. This module puts a module made of
+our own generated messages in the place of `etcd3.etcdrpc` before etcd3 is imported. All other code imports
+etcd3 only as `from bagua_agent.etcd.stubs import etcd3`. A process that has imported etcd3 before us
+keeps what it has: the two speak the same wire format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import grpc
 
-from bagua_contract import etcd_pb2 as pb
+from bagua_contract import etcd_pb2 as rpc
+
+_UNARY = "unary_unary"
+_STREAM = "stream_stream"
+_DOWNLOAD = "unary_stream"
 
 
-def _stub_class(service: str, methods: dict[str, str], kind: str = "unary_unary") -> type:
-    """A stub of /etcdserverpb.<service>; methods maps each name to that of its messages, without Request."""
+def _stub_class(service: str, methods: dict[str, tuple[str, str, str]]) -> type:
+    """A gRPC stub of /etcdserverpb.<service>; methods maps a name to (kind, request, response)."""
 
     def init(self: Any, channel: grpc.Channel) -> None:
-        for name, message in methods.items():
+        for name, (kind, request, response) in methods.items():
             multicallable: Callable[..., Any] = getattr(channel, kind)
             call = multicallable(
                 f"/etcdserverpb.{service}/{name}",
-                request_serializer=getattr(pb, f"{message}Request").SerializeToString,
-                response_deserializer=getattr(pb, f"{message}Response").FromString,
+                request_serializer=getattr(rpc, request).SerializeToString,
+                response_deserializer=getattr(rpc, response).FromString,
             )
             setattr(self, name, call)
 
     return type(f"{service}Stub", (), {"__init__": init, "__doc__": f"Client of etcdserverpb.{service}."})
 
 
-def _same(names: Iterable[str]) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-def _auth_messages(names: Iterable[str]) -> dict[str, str]:
-    """Messages of the Auth service are called Auth<method>, but for those that begin so."""
-    return {name: name if name.startswith("Auth") else f"Auth{name}" for name in names}
-
-
-KVStub = _stub_class("KV", {"Txn": "Txn", "Compact": "Compaction", **_same(("Range", "Put", "DeleteRange"))})
-WatchStub = _stub_class("Watch", _same(("Watch",)), "stream_stream")
-LeaseStub = _stub_class("Lease", _same(("LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")))
-KeepAliveStub = _stub_class("Lease", _same(("LeaseKeepAlive",)), "stream_stream")
-ClusterStub = _stub_class("Cluster", _same(("MemberList",)))
-MaintenanceStub = _stub_class("Maintenance", _same(("Alarm", "Status", "Defragment")))
+KVStub = _stub_class(
+    "KV",
+    {
+        "Range": (_UNARY, "RangeRequest", "RangeResponse"),
+        "Put": (_UNARY, "PutRequest", "PutResponse"),
+        "DeleteRange": (_UNARY, "DeleteRangeRequest", "DeleteRangeResponse"),
+        "Txn": (_UNARY, "TxnRequest", "TxnResponse"),
+        "Compact": (_UNARY, "CompactionRequest", "CompactionResponse"),
+    },
+)
+WatchStub = _stub_class("Watch", {"Watch": (_STREAM, "WatchRequest", "WatchResponse")})
+LeaseStub = _stub_class(
+    "Lease",
+    {
+        "LeaseGrant": (_UNARY, "LeaseGrantRequest", "LeaseGrantResponse"),
+        "LeaseRevoke": (_UNARY, "LeaseRevokeRequest", "LeaseRevokeResponse"),
+        "LeaseKeepAlive": (_STREAM, "LeaseKeepAliveRequest", "LeaseKeepAliveResponse"),
+        "LeaseTimeToLive": (_UNARY, "LeaseTimeToLiveRequest", "LeaseTimeToLiveResponse"),
+    },
+)
+ClusterStub = _stub_class(
+    "Cluster",
+    {
+        "MemberAdd": (_UNARY, "MemberAddRequest", "MemberAddResponse"),
+        "MemberRemove": (_UNARY, "MemberRemoveRequest", "MemberRemoveResponse"),
+        "MemberUpdate": (_UNARY, "MemberUpdateRequest", "MemberUpdateResponse"),
+        "MemberList": (_UNARY, "MemberListRequest", "MemberListResponse"),
+    },
+)
+MaintenanceStub = _stub_class(
+    "Maintenance",
+    {
+        "Alarm": (_UNARY, "AlarmRequest", "AlarmResponse"),
+        "Status": (_UNARY, "StatusRequest", "StatusResponse"),
+        "Defragment": (_UNARY, "DefragmentRequest", "DefragmentResponse"),
+        "Hash": (_UNARY, "HashRequest", "HashResponse"),
+        "Snapshot": (_DOWNLOAD, "SnapshotRequest", "SnapshotResponse"),
+    },
+)
+_AUTH_MESSAGES = {  # method: what its messages are called
+    "AuthStatus": "AuthStatus",
+    "AuthEnable": "AuthEnable",
+    "UserAdd": "AuthUserAdd",
+    "UserList": "AuthUserList",
+    "UserGet": "AuthUserGet",
+    "UserDelete": "AuthUserDelete",
+    "UserGrantRole": "AuthUserGrantRole",
+    "UserRevokeRole": "AuthUserRevokeRole",
+    "RoleAdd": "AuthRoleAdd",
+    "RoleList": "AuthRoleList",
+    "RoleGet": "AuthRoleGet",
+    "RoleGrantPermission": "AuthRoleGrantPermission",
+    "RoleRevokePermission": "AuthRoleRevokePermission",
+    "Authenticate": "Authenticate",
+}
 AuthStub = _stub_class(
     "Auth",
-    _auth_messages(
-        (
-            *("AuthStatus", "AuthEnable", "Authenticate"),
-            *("UserAdd", "UserList", "UserGet", "UserDelete", "UserGrantRole", "UserRevokeRole"),
-            *("RoleAdd", "RoleList", "RoleGet", "RoleGrantPermission", "RoleRevokePermission"),
-        )
-    ),
+    {method: (_UNARY, f"{name}Request", f"{name}Response") for method, name in _AUTH_MESSAGES.items()},
 )
+
+
+def _etcdrpc_module() -> ModuleType:
+    module = ModuleType(
+        "etcd3.etcdrpc", "etcd's messages and stubs, generated by Bagua; see bagua_agent.etcd."
+    )
+    for name in (*rpc.DESCRIPTOR.message_types_by_name, *rpc.DESCRIPTOR.enum_types_by_name):
+        setattr(module, name, getattr(rpc, name))
+    for enum in rpc.DESCRIPTOR.enum_types_by_name.values():
+        for value in enum.values_by_name:  # etcd3 says etcdrpc.NOSPACE
+            setattr(module, value, getattr(rpc, value))
+    for stub in (KVStub, WatchStub, LeaseStub, ClusterStub, MaintenanceStub, AuthStub):
+        setattr(module, stub.__name__, stub)
+    return module
+
+
+# Only if etcd3 is not imported yet: its modules bind etcdrpc once, and must not mix two kinds of messages.
+if "etcd3.etcdrpc" not in sys.modules:
+    sys.modules["etcd3.etcdrpc"] = _etcdrpc_module()
+
+import etcd3  # noqa: E402
+
+__all__ = [
+    "AuthStub",
+    "ClusterStub",
+    "KVStub",
+    "LeaseStub",
+    "MaintenanceStub",
+    "WatchStub",
+    "etcd3",
+    "rpc",
+]

@@ -94,7 +94,7 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
                 health.start()
             mode = guess_mode(config.command, Path.cwd()).mode
             workers.start(at_once=mode is Mode.LIVE and bool(address))
-            # Only now, beside the workers' own imports: gRPC takes a fifth of a second.
+            # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
 
             loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)

@@ -12,6 +12,7 @@ from typing import Any
 from bagua_agent.base.errors import StoreUnavailable, UserError
 from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.etcd.failures import CallFailed, Trouble
+from bagua_agent.etcd.stubs import AuthStub
 from bagua_agent.security.certificate_files import TlsFiles, read_tls, utc_now
 from bagua_agent.security.certificates import ROOT_NAME, Holder, Role
 from bagua_agent.security.etcd_roles import (
@@ -75,9 +76,9 @@ def _check_caller(config: StoreConfig) -> None:
 def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> None:
     """Before authentication is enabled: an etcd that does not read certificates would refuse every client then."""
     endpoint = config.endpoints[endpoint_index]
-    stranger = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
+    nobody = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
     try:
-        stranger.call(lambda c: c.read(b"\0"), min(_CALL_TIMEOUT_S, _left(deadline)))
+        nobody.call(lambda c: c.get_response(b"\0"), min(_CALL_TIMEOUT_S, _left(deadline)))
     except CallFailed as error:
         if error.failure.trouble is not Trouble.DENIED and not error.failure.is_timeout:
             return  # its handshake failed
@@ -85,7 +86,7 @@ def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> 
             f"etcd at {endpoint} does not say whether it asks for certificates ({error.failure.detail}); try again"
         ) from error
     finally:
-        stranger.close()
+        nobody.close()
     raise UserError(
         f"etcd at {endpoint} serves clients without a certificate, so it can't tell users apart; start it with "
         f"--client-cert-auth and --trusted-ca-file"
@@ -184,7 +185,7 @@ class _AuthApi:
 
     def _attempt(self, method: str, request: Any) -> Any:
         def attempt(client: EtcdClient) -> Any:
-            return client.call(getattr(client.auth, method), request)
+            return client.raw(getattr(AuthStub(client.channel), method), request)
 
         return self._connection.call(attempt, min(_CALL_TIMEOUT_S, _left(self._deadline)))
 

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.large_jobs.limits import Limits
-from bagua_contract import etcd_pb2 as rpc
 from benchmarks import rendezvous_scale
 from benchmarks.etcd_load import EtcdConnection, RequestFailed
+
+rpc = etcd3.etcdrpc
 
 
 def test_generations_form_and_form_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.connection import Connection, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server.embedded import find_etcd
-from bagua_contract import etcd_pb2 as rpc
+from bagua_agent.etcd.stubs import etcd3
 
 QUOTA_BYTES = 1 << 20
 _FILL = "/fill/"
@@ -51,17 +51,22 @@ class FullEtcd:
 
     def make_room(self) -> None:
         self.store.delete_prefix(_FILL)
+        rpc = etcd3.etcdrpc
         compact = rpc.CompactionRequest(revision=self.store.status().revision, physical=True)
         connection = Connection(self._config.endpoints[0], self._config)
         try:
-            connection.call(lambda c: c.call(c.kv.Compact, compact), _DEADLINE_S)
-            connection.call(lambda c: c.call(c.maintenance.Defragment, rpc.DefragmentRequest()), _DEADLINE_S)
-            listed = connection.call(lambda c: c.call(c.maintenance.Alarm, rpc.AlarmRequest()), _DEADLINE_S)
+            connection.call(lambda c: c.raw(c.kvstub.Compact, compact), _DEADLINE_S)
+            connection.call(
+                lambda c: c.raw(c.maintenancestub.Defragment, rpc.DefragmentRequest()), _DEADLINE_S
+            )
+            listed = connection.call(
+                lambda c: c.raw(c.maintenancestub.Alarm, rpc.AlarmRequest()), _DEADLINE_S
+            )
             for raised in listed.alarms:
                 disarm = rpc.AlarmRequest(
                     action=rpc.AlarmRequest.DEACTIVATE, memberID=raised.memberID, alarm=raised.alarm
                 )
-                connection.call(lambda c, d=disarm: c.call(c.maintenance.Alarm, d), _DEADLINE_S)  # type: ignore[misc]
+                connection.call(lambda c, d=disarm: c.raw(c.maintenancestub.Alarm, d), _DEADLINE_S)  # type: ignore[misc]
         finally:
             connection.close()
 

@@ -297,7 +297,7 @@ def test_nothing_heavy_is_imported_before_the_agent(launch_process: LaunchProces
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "bagua_launch.job_request" in imported
-    heavy = {"torch", "grpc", "google.protobuf", "numpy", "asyncio", "psutil"}
+    heavy = {"torch", "grpc", "etcd3", "google.protobuf", "numpy", "asyncio", "psutil"}
     assert imported & heavy == set()
 
 

@@ -113,7 +113,7 @@ def test_reads_go_on_while_room_is_made(full: FullEtcd, make_store: Callable[...
 
     store.get("/bagua/v1/a")
     client = store._failover._connections[0].connection._client
-    client.kv = Compacting(client.kv)
+    client.kvstub = Compacting(client.kvstub)
     found, _ = store.get_ranges([KeyRange.of_key("/bagua/v1/a"), KeyRange.of_prefix("/bagua/v1/b/")])
     assert [kv.value for kv in found] == [b"1", b"2"] and compacted
 

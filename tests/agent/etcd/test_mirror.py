@@ -12,7 +12,6 @@ from bagua_agent.etcd.client import KeyValue, Put, Store
 from bagua_agent.etcd.connection import Connection
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.mirror import Change, Mirror, PrefixMirror, difference
-from bagua_contract import etcd_pb2
 from tests.agent.etcd.conftest import Recorder, Relay, Server, free_port, wait_until
 
 MakeStore = Callable[..., Store]
@@ -47,9 +46,9 @@ def ends_with(*last: tuple[str, bytes | None]) -> Callable[[list[tuple[Change, .
 
 def compact(store: Store) -> None:
     """Forgets everything before the present revision."""
-    request = etcd_pb2.CompactionRequest(revision=store.status().revision, physical=True)
+    revision = store.status().revision
     connection = Connection(store.config.endpoints[0], store.config)
-    connection.call(lambda client: client.call(client.kv.Compact, request), 5)
+    connection.call(lambda client: client.compact(revision, physical=True), 5)
     connection.close()
 
 

@@ -322,7 +322,7 @@ def is_compacted(store: Store, key: str, revision: int) -> bool:
     connection = Connection(store.config.endpoints[0], store.config)
     try:
         request = etcd_pb2.RangeRequest(key=key.encode(), revision=revision)
-        connection.call(lambda c: c.call(c.kv.Range, request), 5.0)
+        connection.call(lambda c: c.raw(c.kvstub.Range, request), 5.0)
     except CallFailed as error:
         assert "compacted" in str(error)
         return True
