@@ -76,9 +76,9 @@ def _check_caller(config: StoreConfig) -> None:
 def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> None:
     """Before authentication is enabled: an etcd that does not read certificates would refuse every client then."""
     endpoint = config.endpoints[endpoint_index]
-    nobody = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
+    anonymous = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
     try:
-        nobody.call(lambda c: c.get_response(b"\0"), min(_CALL_TIMEOUT_S, _left(deadline)))
+        anonymous.call(lambda c: c.get_response(b"\0"), min(_CALL_TIMEOUT_S, _left(deadline)))
     except CallFailed as error:
         if error.failure.trouble is not Trouble.DENIED and not error.failure.is_timeout:
             return  # its handshake failed
@@ -86,7 +86,7 @@ def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> 
             f"etcd at {endpoint} does not say whether it asks for certificates ({error.failure.detail}); try again"
         ) from error
     finally:
-        nobody.close()
+        anonymous.close()
     raise UserError(
         f"etcd at {endpoint} serves clients without a certificate, so it can't tell users apart; start it with "
         f"--client-cert-auth and --trusted-ca-file"
