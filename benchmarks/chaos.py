@@ -24,14 +24,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bagua_core.elastic.ledger import ledger
 from benchmarks import chaos_leaks, result_file
 from benchmarks.chaos_account import Cost, Happened, by_kind, costs, goodput, percentile
 from benchmarks.chaos_injection import Injection
 from benchmarks.chaos_job import JOB_ID, SAMPLES, ChaosError, ChaosJob, Node
 from benchmarks.chaos_rest import why_unrest
 from benchmarks.chaos_schedule import Event, Hit, Kind, hit, schedule
-from tests.lab import namespaces
+from tests.lab import ledger, namespaces
 from tests.lab.etcd import EtcdCluster
 from tests.lab.namespaces import LabError
 from tests.lab.network import Lab

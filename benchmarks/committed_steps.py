@@ -1,7 +1,7 @@
 """A live view of a running job's ledger: the steps committed so far, without their samples.
 
 Keeps one entry a step and one a worker, so that it also serves jobs of hundreds of thousands of steps. Independent of
-hosts and processes. `bagua_core.elastic.ledger.ledger` checks the ledger at the end; this module checks nothing.
+hosts and processes. `tests.lab.ledger` checks the ledger at the end; this module checks nothing.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.connection import StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_contract import cluster_pb2 as pb
-from bagua_core.elastic.ledger import ledger
 from tests.faults.job import ROOT, SCRIPT
+from tests.lab import ledger
 from tests.lab.etcd import EtcdCluster
 from tests.lab.forward import Forward
 from tests.lab.network import Host, Lab

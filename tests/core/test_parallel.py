@@ -15,12 +15,12 @@ from torch import nn
 
 from bagua_core.algorithms import Algorithm, UnknownAlgorithmError, algorithm_names, find_algorithm
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.reduction.reducer import SparseGradientError
+from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
-from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import InProcessCommunicator
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
 ROOT = Path(__file__).parents[2]

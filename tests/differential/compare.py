@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from bagua_core.elastic.ledger import ledger
 from tests.differential.features import Features
+from tests.lab import ledger
 
 State = Mapping[str, Any]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from bagua_core.elastic.ledger import ledger
 from tests.differential import compare
 from tests.differential.features import Features
 from tests.differential.history import CHECKPOINT_EVERY, Event, History
 from tests.differential.job import EndedRun, Job
 from tests.differential.worker import Part, log_file, prepare, state_file
+from tests.lab import ledger
 
 PLAIN_LIMIT_S = 30.0
 LOG_TAIL_BYTES = 6000

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bagua_core.elastic.ledger import ledger
 from bagua_core.elastic.step.step_seed import step_seed
 from tests.differential.features import Features
 from tests.differential.models import HIDDEN, KEPT
+from tests.lab import ledger
 
 
 class Shares:

@@ -24,8 +24,7 @@ import psutil
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
-from bagua_core.elastic.ledger import ledger
-from tests.lab import zygote
+from tests.lab import ledger, zygote
 from tests.lab.etcd import EtcdCluster
 from tests.lab.network import Host
 from tests.lab.process import LabProcess

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.heal.heal import TAG, HealMismatch, receive_state
 from bagua_core.elastic.state.state_codec import StateCodecError, encode
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 
 NO_MANIFEST = b"\xff" * 10

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bagua_core.elastic.ledger import ledger
 from bagua_core.elastic.ledger.ledger import LedgerLine, Resumption
+from tests.lab import ledger
 
 FUZZ = settings(
     max_examples=100,

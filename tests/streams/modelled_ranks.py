@@ -12,8 +12,8 @@ from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.transports.by_device import ByDevice
-from bagua_core.communication.transports.in_process import build_in_process
 from tests.core.algorithms.gradient_ranks import Rank, X, Y, net
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.streams.device_model import DeviceModel
 from tests.streams.watching import belonging_to, nccl_world

@@ -10,8 +10,8 @@ import torch
 
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.communication.communicator import Pending
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.communication.transports.staged import Staged
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.streams.device_model import DeviceModel, ModelMoment, ModelOrder
 from tests.streams.modelled_ranks import ModelledRank, train

@@ -15,8 +15,8 @@ from bagua_core.communication.communicator import Lane
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.nccl.nccl_line import NcclOperation
 from bagua_core.communication.transports.by_device import ByDevice
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.communication.weights.background_average import Round
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
 from tests.streams.device_model import DeviceModel, ModelMoment, ModelStream
 from tests.streams.modelled_ranks import ModelledRank, train, two_nodes, waits_of_steps, world

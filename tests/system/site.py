@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bagua_core.elastic.ledger import ledger
+from tests.lab import ledger
 from tests.lab.machine import ROOT, Machine
 from tests.lab.wait import eventually
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.elastic.ledger import ledger
 from tests.faults.job import ROOT, SCRIPT
+from tests.lab import ledger
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess

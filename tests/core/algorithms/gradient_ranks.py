@@ -13,8 +13,8 @@ from torch import nn
 from bagua_core.algorithms import Algorithm
 from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.step_interface import MicroBatch
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import FakeEngine, seeded
 
 SAMPLES = 24

@@ -10,7 +10,6 @@ from bagua_core.algorithms import Decentralized, find_algorithm
 from bagua_core.algorithms.decentralized import DecentralizedExchange
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane
 from bagua_core.communication.topology.peer_selection import PeerSelectionError, shift_one
-from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.weight_workers import (
     MakeOptimizer,
@@ -24,6 +23,7 @@ from tests.core.algorithms.weight_workers import (
     workers,
     world,
 )
+from tests.core.communication.in_process import InProcessCommunicator
 from tests.core.communication.worlds import FakeEngine, gloo_world, run_ranks
 
 Pairs = list[tuple[int, ...]]  # groups whose members average, in each step

@@ -11,7 +11,6 @@ from torch import nn
 from bagua_core.algorithms import LocalSGD, find_algorithm
 from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.weight_workers import (
     MakeOptimizer,
@@ -26,6 +25,7 @@ from tests.core.algorithms.weight_workers import (
     workers,
     world,
 )
+from tests.core.communication.in_process import InProcessCommunicator
 from tests.core.communication.worlds import FakeEngine, gloo_world, run_ranks
 
 PLAIN = LocalSGD(sync_every=3)

@@ -9,7 +9,6 @@ from torch import nn
 from bagua_core.algorithms import LowPrecisionDecentralized, find_algorithm
 from bagua_core.algorithms.low_precision_decentralized import RingExchange
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane
-from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.kernels import minmax_compress, minmax_decompress
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.weight_workers import (
@@ -24,6 +23,7 @@ from tests.core.algorithms.weight_workers import (
     workers,
     world,
 )
+from tests.core.communication.in_process import InProcessCommunicator
 from tests.core.communication.worlds import FakeEngine, gloo_world, run_ranks
 
 Nodes = tuple[tuple[int, ...], ...]

@@ -19,9 +19,9 @@ from bagua_core.algorithms import Algorithm
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.communication.topology.lanes import Nodes, members_of
-from bagua_core.communication.transports.in_process import InProcessCommunicator
 from bagua_core.communication.weights.weight_exchange import WeightExchange
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import InProcessCommunicator
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

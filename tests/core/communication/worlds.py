@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending
 from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, StepPlan
 from bagua_core.communication.transports.gloo import GlooCommunicator, build_gloo
-from bagua_core.communication.transports.in_process import build_in_process
+from tests.core.communication.in_process import build_in_process
 
 DEADLINE_S = 10.0
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting.operation_trail import OperationTrail
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from torch import nn
 
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.step_interface import MicroBatch
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
 from bagua_core.optimizers.repeated_closure import RepeatedClosureError
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -14,7 +14,7 @@ import torch
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reduction.conveyor import Conveyor, Job, conveyor_of
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, in_process_world, run_ranks
 
 

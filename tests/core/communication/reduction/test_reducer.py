@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.reduction.backward_task import NestedBackwardError
-from bagua_core.communication.reduction.reducer import Reducer, SparseGradientError
+from bagua_core.communication.reduction.contributions import SparseGradientError
+from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import MicroBatch
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
@@ -84,7 +85,7 @@ WEIGHTS = [5 / 12, 7 / 12]
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_uneven_shares_give_the_mean_of_the_batch(set_to_none: bool) -> None:
     members = ranks(2, WEIGHTS)
-    assert len(members[0].reducer.bucket_sizes_bytes) > 2
+    assert len(members[0].reducer.buckets_of_parameters()) > 2
 
     def act(r: Rank) -> None:
         for _ in range(3):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted
-from bagua_core.communication.transports.in_process import build_in_process
+from tests.core.communication.in_process import build_in_process
 
 
 def test_a_flag_ends_those_below_it_with_its_reason() -> None:

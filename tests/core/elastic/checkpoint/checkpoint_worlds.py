@@ -9,8 +9,8 @@ from typing import Any
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.state.test_state_registry import Training
 

@@ -15,7 +15,6 @@ import pytest
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Settings
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
@@ -24,6 +23,7 @@ from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state.committed_state import CommittedState
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, together, world
 from tests.core.elastic.records import generation

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.checks import digest_trace
 from bagua_core.elastic.checks.digest_check import DigestCheck, Diverged
 from bagua_core.elastic.checks.digest_trace import Difference, first_difference
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import run_ranks
 
 

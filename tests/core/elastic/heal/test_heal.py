@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, send_state
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
 from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form
 

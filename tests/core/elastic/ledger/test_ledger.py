@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bagua_core.elastic.ledger import ledger as module
-from bagua_core.elastic.ledger.ledger import Ledger, LedgerLine, LedgerWriter, Resumption, read
+from bagua_core.elastic.ledger.ledger import LedgerLine, LedgerWriter, Resumption
+from tests.lab.ledger import Ledger, read
 
 
 def line(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Pending
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.elastic.membership.entry import Info, exchange
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.records import generation
 

@@ -11,16 +11,15 @@ import torch
 
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
 from bagua_core.elastic.heal import heal, landing, pinned_chunks
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.state import heal_memory
-from bagua_core.elastic.state.committed_state import CommittedState
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
 from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form

@@ -9,8 +9,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending, ReduceOp
 from bagua_core.communication.reducible import BITWISE
-from bagua_core.communication.transports.in_process import InProcessCommunicator, build_in_process
-from bagua_core.elastic.membership.requests import (
+from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -24,6 +23,7 @@ from bagua_core.elastic.membership.requests import (
     Scatter,
 )
 from bagua_core.elastic.waiting.operations import MismatchedCollective, OperationLog, check_agreement, neutral
+from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import run_ranks
 
 
@@ -112,12 +112,12 @@ SAME = (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM)))
         (1, asked(Allreduce(torch.zeros(6), ReduceOp.SUM))),
         (1, asked(Allreduce(torch.zeros(2, 3, dtype=torch.float64), ReduceOp.SUM))),
         (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.MAX))),
-        (1, asked(Reduce(torch.zeros(2, 3), ReduceOp.SUM, 0))),
-        (1, asked(Broadcast(torch.zeros(2, 3), 0))),
-        (1, asked(BroadcastBytes(None, 0))),
+        (1, asked(Reduce(torch.zeros(2, 3), ReduceOp.SUM, root=0))),
+        (1, asked(Broadcast(torch.zeros(2, 3), root=0))),
+        (1, asked(BroadcastBytes(None, root=0))),
         (1, asked(Allgather(torch.zeros(2, 3)))),
-        (1, asked(Gather(torch.zeros(2, 3), 0))),
-        (1, asked(Scatter(torch.zeros(2, 3), None, 0))),
+        (1, asked(Gather(torch.zeros(2, 3), root=0))),
+        (1, asked(Scatter(torch.zeros(2, 3), None, root=0))),
         (1, asked(ReduceScatter(torch.zeros(2, 3), ReduceOp.SUM))),
         (1, asked(Alltoall(torch.zeros(2, 3)))),
         (1, asked(AlltoallV(torch.zeros(2, 3), [1, 1]))),
@@ -137,11 +137,11 @@ def test_every_rank_is_told_of_a_mismatch(other: tuple[int, str]) -> None:
 
 def test_another_root_is_another_collective() -> None:
     for make in (
-        lambda root: Broadcast(torch.ones(2), root),
-        lambda root: Gather(torch.ones(2), root),
-        lambda root: Reduce(torch.ones(2), ReduceOp.SUM, root),
-        lambda root: Scatter(torch.ones(2), None, root),
-        lambda root: BroadcastBytes(None, root),
+        lambda root: Broadcast(torch.ones(2), root=root),
+        lambda root: Gather(torch.ones(2), root=root),
+        lambda root: Reduce(torch.ones(2), ReduceOp.SUM, root=root),
+        lambda root: Scatter(torch.ones(2), None, root=root),
+        lambda root: BroadcastBytes(None, root=root),
     ):
         assert asked(make(0)) != asked(make(1))
 
