@@ -7,16 +7,16 @@ The layout of tensors is group_communicator.py, groups are process_group.py.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
-
-import torch
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api import torch_default_group
 from bagua_core.torch_api.absent_names import absent_from
+from bagua_core.torch_api.group_communicator import GroupCommunicator
 from bagua_core.torch_api.process_group import (
     BaguaProcessGroup,
     Comm,
@@ -132,165 +132,52 @@ def get_local_size() -> int:
     return WorkerEnvironment.decode(os.environ).slots
 
 
-# -- reductions: see GroupCommunicator's methods
+# -- the collectives
 
 
-def allreduce(
-    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
-) -> None:
-    """recv_tensor: `op` over all members' send_tensor."""
-    if (member := member_of(comm)) is not None:
-        member.allreduce(send_tensor, recv_tensor, op)
+def _with_comm(method: Callable[..., None]) -> Callable[..., None]:
+    """`method` of the communicator that a last argument `comm` means, by default of all workers."""
+    own = inspect.signature(method)
+    comm_argument = inspect.Parameter("comm", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    whole = own.replace(parameters=[*list(own.parameters.values())[1:], comm_argument])
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        arguments = whole.bind(*args, **kwargs).arguments
+        member = member_of(arguments.pop("comm", None))
+        if member is not None:
+            method(member, **arguments)
+
+    call.__name__ = call.__qualname__ = method.__name__
+    call.__doc__ = method.__doc__
+    call.__signature__ = whole  # type: ignore[attr-defined]
+    return call
 
 
-def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    if (member := member_of(comm)) is not None:
-        member.allreduce_inplace(tensor, op)
-
-
-def allreduce_coalesced_inplace(
-    tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: Comm = None
-) -> None:
-    """As allreduce_inplace of each, in one message for each data type."""
-    if (member := member_of(comm)) is not None:
-        member.allreduce_coalesced_inplace(tensors, op)
-
-
-def reduce(
-    send_tensor: torch.Tensor,
-    recv_tensor: torch.Tensor,
-    dst: int,
-    op: ReduceOp = ReduceOp.SUM,
-    comm: Comm = None,
-) -> None:
-    """As allreduce; recv_tensor is written on rank `dst` alone."""
-    if (member := member_of(comm)) is not None:
-        member.reduce(send_tensor, recv_tensor, dst, op)
-
-
-def reduce_inplace(tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    if (member := member_of(comm)) is not None:
-        member.reduce_inplace(tensor, dst, op)
-
-
-def reduce_scatter(
-    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
-) -> None:
-    """recv_tensor: this member's part of `op` over all members' send_tensor."""
-    if (member := member_of(comm)) is not None:
-        member.reduce_scatter(send_tensor, recv_tensor, op)
-
-
-def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    """This member's part is written to the beginning of `tensor`."""
-    if (member := member_of(comm)) is not None:
-        member.reduce_scatter_inplace(tensor, op)
-
-
-# -- moving tensors
-
-
-def broadcast(tensor: torch.Tensor, src: int = 0, comm: Comm = None) -> None:
-    """In place."""
-    if (member := member_of(comm)) is not None:
-        member.broadcast(tensor, src)
-
-
-def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
-    """As broadcast of each, in one message for each data type."""
-    if (member := member_of(comm)) is not None:
-        member.broadcast_coalesced(tensors, src)
+allreduce = _with_comm(GroupCommunicator.allreduce)
+allreduce_inplace = _with_comm(GroupCommunicator.allreduce_inplace)
+allreduce_coalesced_inplace = _with_comm(GroupCommunicator.allreduce_coalesced_inplace)
+reduce = _with_comm(GroupCommunicator.reduce)
+reduce_inplace = _with_comm(GroupCommunicator.reduce_inplace)
+reduce_scatter = _with_comm(GroupCommunicator.reduce_scatter)
+reduce_scatter_inplace = _with_comm(GroupCommunicator.reduce_scatter_inplace)
+broadcast = _with_comm(GroupCommunicator.broadcast)
+broadcast_coalesced = _with_comm(GroupCommunicator.broadcast_coalesced)
+allgather = _with_comm(GroupCommunicator.allgather)
+allgather_inplace = _with_comm(GroupCommunicator.allgather_inplace)
+gather = _with_comm(GroupCommunicator.gather)
+gather_inplace = _with_comm(GroupCommunicator.gather_inplace)
+scatter = _with_comm(GroupCommunicator.scatter)
+scatter_inplace = _with_comm(GroupCommunicator.scatter_inplace)
+alltoall = _with_comm(GroupCommunicator.alltoall)
+alltoall_inplace = _with_comm(GroupCommunicator.alltoall_inplace)
+alltoall_v = _with_comm(GroupCommunicator.alltoall_v)
+alltoall_v_inplace = _with_comm(GroupCommunicator.alltoall_v_inplace)
+send = _with_comm(GroupCommunicator.send)
+recv = _with_comm(GroupCommunicator.recv)
+barrier = _with_comm(GroupCommunicator.barrier)
 
 
 def broadcast_object(obj: _Value, src: int = 0, comm: Comm = None) -> _Value:
     """A copy of rank src's value: numbers, strings, containers, tensors; no pickle travels (StateCodecError)."""
     member = member_of(comm)
     return obj if member is None else member.broadcast_object(obj, src)
-
-
-def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """recv_tensor: all members' send_tensor, by rank."""
-    if (member := member_of(comm)) is not None:
-        member.allgather(send_tensor, recv_tensor)
-
-
-def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Each member brings its part of `tensor` and gets the others'."""
-    if (member := member_of(comm)) is not None:
-        member.allgather_inplace(tensor)
-
-
-def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    """As allgather; recv_tensor is written on rank `dst` alone."""
-    if (member := member_of(comm)) is not None:
-        member.gather(send_tensor, recv_tensor, dst)
-
-
-def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
-    """count: elements of each member. See GroupCommunicator.gather_inplace."""
-    if (member := member_of(comm)) is not None:
-        member.gather_inplace(tensor, count, dst)
-
-
-def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """recv_tensor: this member's part of rank src's send_tensor, which is not looked at elsewhere."""
-    if (member := member_of(comm)) is not None:
-        member.scatter(send_tensor, recv_tensor, src)
-
-
-def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
-    """count: elements of each member. See GroupCommunicator.scatter_inplace."""
-    if (member := member_of(comm)) is not None:
-        member.scatter_inplace(tensor, count, src)
-
-
-def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Part r of send_tensor goes to rank r; part r of recv_tensor is what came from there."""
-    if (member := member_of(comm)) is not None:
-        member.alltoall(send_tensor, recv_tensor)
-
-
-def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    if (member := member_of(comm)) is not None:
-        member.alltoall_inplace(tensor)
-
-
-def alltoall_v(
-    send_tensor: torch.Tensor,
-    send_counts: Sequence[int],
-    send_displs: Sequence[int],
-    recv_tensor: torch.Tensor,
-    recv_counts: Sequence[int],
-    recv_displs: Sequence[int],
-    comm: Comm = None,
-) -> None:
-    """send_counts[r] elements from send_displs[r] on go to rank r; see GroupCommunicator.alltoall_v."""
-    if (member := member_of(comm)) is not None:
-        member.alltoall_v(send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs)
-
-
-def alltoall_v_inplace(
-    tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: Comm = None
-) -> None:
-    if (member := member_of(comm)) is not None:
-        member.alltoall_v_inplace(tensor, counts, displs)
-
-
-# -- between two workers, and all
-
-
-def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    if (member := member_of(comm)) is not None:
-        member.send(tensor, dst)
-
-
-def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """Into `tensor`."""
-    if (member := member_of(comm)) is not None:
-        member.recv(tensor, src)
-
-
-def barrier(comm: Comm = None) -> None:
-    """Return when every member has called it."""
-    if (member := member_of(comm)) is not None:
-        member.barrier()

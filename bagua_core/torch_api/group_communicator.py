@@ -65,25 +65,31 @@ class GroupCommunicator:
 
     # -- reductions
 
-    def allreduce(self, send: torch.Tensor, recv: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
-        """recv: `op` over all members' `send`."""
-        self._fill(recv, collectives.allreduce(send, op, self.group))
+    def allreduce(
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> None:
+        """recv_tensor: `op` over all members' send_tensor."""
+        self._fill(recv_tensor, collectives.allreduce(send_tensor, op, self.group))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
         self.allreduce(tensor, tensor, op)
 
-    def reduce(self, send: torch.Tensor, recv: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
-        """As allreduce; `recv` is written on rank `dst` alone."""
-        result = collectives.reduce(send, dst, op, self.group)
+    def reduce(
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM
+    ) -> None:
+        """As allreduce; recv_tensor is written on rank `dst` alone."""
+        result = collectives.reduce(send_tensor, dst, op, self.group)
         if result is not None:
-            self._fill(recv, result)
+            self._fill(recv_tensor, result)
 
     def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
         self.reduce(tensor, tensor, dst, op)
 
-    def reduce_scatter(self, send: torch.Tensor, recv: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
-        """recv: this member's part of `op` over all members' `send`."""
-        self._fill(recv, collectives.reduce_scatter(self._rows(send), op, self.group))
+    def reduce_scatter(
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    ) -> None:
+        """recv_tensor: this member's part of `op` over all members' send_tensor."""
+        self._fill(recv_tensor, collectives.reduce_scatter(self._rows(send_tensor), op, self.group))
 
     def reduce_scatter_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
         """This member's part is written to the beginning of `tensor`."""
@@ -108,19 +114,19 @@ class GroupCommunicator:
     def broadcast_object(self, obj: _Value, src: int = 0) -> _Value:
         return collectives.broadcast_object(obj, src, self.group)
 
-    def allgather(self, send: torch.Tensor, recv: torch.Tensor) -> None:
-        """recv: all members' `send`, by rank."""
-        self._fill(recv, collectives.allgather(send, self.group))
+    def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
+        """recv_tensor: all members' send_tensor, by rank."""
+        self._fill(recv_tensor, collectives.allgather(send_tensor, self.group))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
         """Each member brings its part of `tensor` and gets the others'."""
         self.allgather(self._rows(tensor)[self.rank()], tensor)
 
-    def gather(self, send: torch.Tensor, recv: torch.Tensor, dst: int) -> None:
-        """As allgather; `recv` is written on rank `dst` alone."""
-        result = collectives.gather(send, dst, self.group)
+    def gather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int) -> None:
+        """As allgather; recv_tensor is written on rank `dst` alone."""
+        result = collectives.gather(send_tensor, dst, self.group)
         if result is not None:
-            self._fill(recv, result)
+            self._fill(recv_tensor, result)
 
     def gather_inplace(self, tensor: torch.Tensor, count: int, dst: int) -> None:
         """count: elements of each member. On `dst` the tensor has room for all, and its own are at its place among
@@ -132,10 +138,10 @@ class GroupCommunicator:
         room = _leading(tensor, members * count)
         self.gather(room.view(members, count)[rank], room, dst)
 
-    def scatter(self, send: torch.Tensor, recv: torch.Tensor, src: int) -> None:
-        """recv: this member's part of rank src's `send`, which is not looked at elsewhere."""
-        parts = self._rows(send) if self.rank() == src else None
-        self._fill(recv, collectives.scatter(recv.reshape(-1), parts, src, self.group))
+    def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
+        """recv_tensor: this member's part of rank src's send_tensor, which is not looked at elsewhere."""
+        parts = self._rows(send_tensor) if self.rank() == src else None
+        self._fill(recv_tensor, collectives.scatter(recv_tensor.reshape(-1), parts, src, self.group))
 
     def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
         """count: elements of each member. On `src` the tensor holds all, and stays as it is; elsewhere the part
@@ -147,19 +153,19 @@ class GroupCommunicator:
         parts = _leading(tensor, members * count)
         self.scatter(parts, torch.empty_like(parts[:count]), src)
 
-    def alltoall(self, send: torch.Tensor, recv: torch.Tensor) -> None:
-        """Part r of `send` goes to rank r; part r of `recv` is what came from there."""
-        self._fill(recv, collectives.alltoall(self._rows(send), self.group))
+    def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
+        """Part r of send_tensor goes to rank r; part r of recv_tensor is what came from there."""
+        self._fill(recv_tensor, collectives.alltoall(self._rows(send_tensor), self.group))
 
     def alltoall_inplace(self, tensor: torch.Tensor) -> None:
         self.alltoall(tensor, tensor)
 
     def alltoall_v(
         self,
-        send: torch.Tensor,
+        send_tensor: torch.Tensor,
         send_counts: Sequence[int],
         send_displs: Sequence[int],
-        recv: torch.Tensor,
+        recv_tensor: torch.Tensor,
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
@@ -171,12 +177,12 @@ class GroupCommunicator:
         members = self.nranks()
         leaving = _cut("send", members, send_counts, send_displs)
         arriving = _cut("recv", members, recv_counts, recv_displs)
-        flat = send.reshape(-1)
+        flat = send_tensor.reshape(-1)
         parts = [flat[at : at + n] for at, n in leaving]
         arrived, counts = collectives.alltoall_v(torch.cat(parts), [n for _, n in leaving], self.group)
         if counts != [n for _, n in arriving]:
             raise ValueError(f"recv_counts={[n for _, n in arriving]}, but {counts} elements arrived")
-        room = _leading(recv, max(at + n for at, n in arriving))
+        room = _leading(recv_tensor, max(at + n for at, n in arriving))
         with torch.no_grad():
             for (at, n), part in zip(arriving, torch.split(arrived, counts), strict=True):
                 room[at : at + n] = part

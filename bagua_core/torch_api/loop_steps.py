@@ -9,22 +9,14 @@ Knows nothing of membership. Invariant: all workers run the same script, so all 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 
-
-class Boundaries(Protocol):
-    """The part of the engine that is asked."""
-
-    @property
-    def in_step(self) -> bool: ...
-
-    def next_step(self, resumes_here: bool = True) -> int: ...
+from bagua_core.elastic.step.engine import Engine
 
 
 class LoopSteps:
-    def __init__(self, engine: Boundaries) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.marked_by_script = False
         self._announced = False  # next_step was called, and the step has not begun

@@ -29,9 +29,6 @@ class AsyncModelAverageAlgorithm(BuiltIn):
             warmup_steps=warmup_steps,
         )
 
-    def core(self) -> core.Algorithm:
-        return self._core
-
     def abort(self, model: nn.Module) -> None:
         """Begin no further round for `model`; one under way still comes in. Parameters change only when a training
         forward begins, so evaluation is safe either way. Raises ValueError."""

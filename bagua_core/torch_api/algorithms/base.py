@@ -135,6 +135,11 @@ GlobalAlgorithmRegistry = _Registry()
 class BuiltIn(Algorithm):
     """A declaration that the core knows. A subclass with a `reify` of its own is a script's own algorithm."""
 
+    _core: core.Algorithm
+
+    def core(self) -> core.Algorithm | None:
+        return self._core
+
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
         raise UnsupportedAlgorithmError(
             f"{type(self).__name__} has no hooks to build on: it runs as bagua_core.algorithms; an algorithm of one's "

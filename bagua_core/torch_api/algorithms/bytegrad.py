@@ -32,9 +32,7 @@ class ByteGradAlgorithm(BuiltIn):
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
-
-    def core(self) -> core.Algorithm:
-        return core.ByteGrad(hierarchical=self.hierarchical, average=self.average)
+        self._core = core.ByteGrad(hierarchical=hierarchical, average=average)
 
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
         return ByteGradAlgorithmImpl(process_group, self.hierarchical, self.average)

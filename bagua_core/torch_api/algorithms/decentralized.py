@@ -29,9 +29,6 @@ class DecentralizedAlgorithm(BuiltIn):
             communication_interval=communication_interval,
         )
 
-    def core(self) -> core.Algorithm:
-        return self._core
-
 
 class LowPrecisionDecentralizedAlgorithm(BuiltIn):
     """See bagua_core.algorithms.LowPrecisionDecentralized."""
@@ -42,6 +39,3 @@ class LowPrecisionDecentralizedAlgorithm(BuiltIn):
         self._core = core.LowPrecisionDecentralized(
             hierarchical=hierarchical, communication_interval=communication_interval
         )
-
-    def core(self) -> core.Algorithm:
-        return self._core

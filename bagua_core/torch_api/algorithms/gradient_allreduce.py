@@ -27,9 +27,7 @@ class GradientAllReduceAlgorithm(BuiltIn):
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
-
-    def core(self) -> core.Algorithm:
-        return core.GradientAllreduce(hierarchical=self.hierarchical, average=self.average)
+        self._core = core.GradientAllreduce(hierarchical=hierarchical, average=average)
 
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
         return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)

@@ -19,6 +19,3 @@ class QAdamAlgorithm(BuiltIn):
 
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True, bits: int = 8) -> None:
         self._core = core.QAdam(q_adam_optimizer, hierarchical=hierarchical, bits=bits)
-
-    def core(self) -> core.Algorithm:
-        return self._core
