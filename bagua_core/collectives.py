@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.elastic.membership.requests import (
+from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -100,7 +100,7 @@ def reduce(
 
     Raises PeerLostError if that worker is lost before all have their part done.
     """
-    return next(iter(_ask(Reduce(tensor, op, destination), group)), None)
+    return next(iter(_ask(Reduce(tensor, op, root=destination), group)), None)
 
 
 def reduce_inplace(
@@ -137,7 +137,7 @@ def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None)
 
     Raises PeerLostError if the source is lost before anybody has it.
     """
-    return _ask(Broadcast(tensor, source), group)[0]
+    return _ask(Broadcast(tensor, root=source), group)[0]
 
 
 def broadcast_inplace(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -154,7 +154,7 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
     Tensors arrive on the CPU.
     """
     payload = _to_bytes(value) if _is_source(source, group) else None
-    result = _ask(BroadcastBytes(payload, source), group)
+    result = _ask(BroadcastBytes(payload, root=source), group)
     return _from_bytes(result[0]) if result else value
 
 
@@ -172,7 +172,7 @@ def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch
 
 def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor | None:
     """As allgather on rank `destination`; None on the others. Raises PeerLostError if that worker is lost."""
-    return next(iter(_ask(Gather(tensor, destination), group)), None)
+    return next(iter(_ask(Gather(tensor, root=destination), group)), None)
 
 
 def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -189,7 +189,7 @@ def scatter(
 
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
-    return _ask(Scatter(part, parts, source), group)[0]
+    return _ask(Scatter(part, parts, root=source), group)[0]
 
 
 def scatter_inplace(
@@ -242,7 +242,7 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
     run again: raises PeerLostError if the other is lost, MembersChanged if a third worker is, for then it may have
     arrived or not.
     """
-    _ask(Send(tensor, destination, tag), group)
+    _ask(Send(tensor, tag, root=destination), group)
 
 
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -250,7 +250,7 @@ def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = 
 
     Raises as send does.
     """
-    return _ask(Receive(tensor, source, tag), group)[0]
+    return _ask(Receive(tensor, tag, root=source), group)[0]
 
 
 def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:

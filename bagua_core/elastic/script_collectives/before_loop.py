@@ -26,10 +26,11 @@ from bagua_core.communication.transports.meeting_store import (
     MeetingStoreError,
 )
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.membership.requests import Allgather, Request, Result
+from bagua_core.elastic.script_collectives.requests import Allgather, Request, Result
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.state_codec import StateCodecError
 from bagua_core.elastic.waiting.operations import MismatchedCollective
+from bagua_core.errors import LateWorkerError
 
 MOST_KEPT_BYTES = 16 << 20  # of all results together; what comes after is not kept
 MOST_ANSWERS = 10_000  # with their descriptions, 100 bytes each
@@ -41,11 +42,6 @@ _RECIPE = (
     "compute it from what every worker has, ask for it inside the loop, or let rank 0 share it with "
     "broadcast_object(), whose results are kept for workers that come later"
 )
-
-
-class LateWorkerError(RuntimeError):
-    """A worker came while the job trains, and asked before its loop for something that only the job's first workers
-    could have together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import torch.distributed
 
+from bagua_core.errors import UserError
+
 _is_set_aside = False
 
 
-class MixedModesError(RuntimeError):
+class MixedModesError(UserError, RuntimeError):
     """The script uses torch's default process group and this runtime, which follow membership in different ways."""
 
     def __init__(self) -> None:

@@ -21,18 +21,18 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.reducible import check_reducible
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.membership.requests import Allreduce, Receive, Request, Result, Send
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result
 from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
 from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
+from bagua_core.errors import InfrastructureLost, UserError
 
 
-class MembersChanged(RuntimeError):
+class MembersChanged(InfrastructureLost, RuntimeError):
     """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
     on some and not on others. It is raised on all that took part; ranks are new ones from now on."""
 
@@ -45,7 +45,7 @@ class PeerLostError(MembersChanged):
         self.ranks = ranks
 
 
-class SourceHasNoState(RuntimeError):
+class SourceHasNoState(UserError, RuntimeError):
     """A worker in its first step, which is still copying the job's state, was to tell the others something."""
 
 
@@ -91,7 +91,7 @@ class OutsideCollectives:
         """
         self._before_loop.join()
         if self._before_loop.is_late:
-            if group is not None or isinstance(request, (Send, Receive)):
+            if group is not None or isinstance(request, Message):
                 raise self._before_loop.refuse(request.asked(request.root))
             return self._before_loop.answer(request)
         if self._is_alone or (group is not None and group.workers is None):
@@ -103,7 +103,7 @@ class OutsideCollectives:
         request.check(workers.index(self._own_id), len(workers))
         if self._steps.in_step:
             return self._in_step(request, workers, None)
-        if isinstance(request, (Send, Receive)):
+        if isinstance(request, Message):
             return self._send_or_receive(request, workers)
         return self._operate(request, workers)
 
@@ -165,13 +165,13 @@ class OutsideCollectives:
         if workers[rank] in healing:
             asked = asked.without_state()
         communicator, trail = member.communicator, member.trail
-        by_some = group is not None or isinstance(request, (Send, Receive))
+        by_some = group is not None or isinstance(request, Message)
         try:
             with trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"):
                 if group is not None:
                     communicator = group.communicator(member, steps.wait)
                 assert communicator is not None
-                if not isinstance(request, (Send, Receive)):
+                if not isinstance(request, Message):
                     # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
                     operations.check_agreement(communicator, 0, request.asked(root), steps.wait)
                 result = asked.run(communicator, root or 0, steps.wait)
@@ -180,7 +180,8 @@ class OutsideCollectives:
             return request.own(rank, world_size, root or 0)
         if divides:
             count = sum(1 for w in workers if w not in healing)
-            return [mean_of(tensor, max(1, count)) for tensor in result]
+            for tensor in result:
+                divide(tensor, max(1, count))
         return result
 
     # -- outside steps, by all
@@ -300,7 +301,7 @@ class OutsideCollectives:
 
         def run() -> Result:
             communicator = group.communicator(self._member, wait)
-            if not isinstance(request, (Send, Receive)):
+            if not isinstance(request, Message):
                 operations.check_agreement(communicator, 0, request.asked(request.root), wait)
             return request.run(communicator, request.root or 0, wait)
 
@@ -373,14 +374,3 @@ def placed(request: Request, workers: Sequence[str], present: Sequence[str]) -> 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {list(ranks)} are"
-
-
-def check_averages(tensor: torch.Tensor, op: ReduceOp) -> None:
-    """Raises TypeError, before any peer is asked, for what has no such reduction."""
-    check_reducible(tensor.dtype, op)
-
-
-def mean_of(total: torch.Tensor, count: int) -> torch.Tensor:
-    """In place. Whole numbers are rounded towards zero, in a step as outside one and as every communicator does."""
-    divide(total, count)
-    return total

@@ -10,8 +10,14 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.communication.transports.in_process import build_in_process
-from bagua_core.elastic.membership.requests import (
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.outside_collectives import (
+    MembersChanged,
+    OutsideCollectives,
+    PeerLostError,
+    placed,
+)
+from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
     Alltoall,
@@ -22,17 +28,10 @@ from bagua_core.elastic.membership.requests import (
     Request,
     Scatter,
 )
-from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
-from bagua_core.elastic.script_collectives.outside_collectives import (
-    MembersChanged,
-    OutsideCollectives,
-    PeerLostError,
-    mean_of,
-    placed,
-)
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.elastic.waiting.operation_trail import OperationTrail
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import gloo_world, run_ranks
 
 
@@ -130,12 +129,6 @@ def test_a_failure_in_a_step_fails_the_step() -> None:
     assert isinstance(steps.failed[0], CollectiveFailed)
 
 
-def test_the_mean_is_made_in_place() -> None:
-    total = torch.tensor([5.0, 7.0])
-    assert mean_of(total, 2) is total and total.tolist() == [2.5, 3.5]
-    assert mean_of(torch.tensor([-5]), 2).tolist() == [-2]
-
-
 # -- what a change of the members makes of a request: pure decisions
 
 THREE = ("a", "b", "c")
@@ -147,11 +140,11 @@ PART = torch.ones(1)
     [
         (Allreduce(PART, ReduceOp.SUM), ("c",), None),
         (Allgather(PART), ("b", "a"), None),
-        (Broadcast(PART, 2), THREE, 2),
-        (Broadcast(PART, 2), ("c", "a"), 0),
-        (Gather(PART, 1), ("a", "b"), 1),
+        (Broadcast(PART, root=2), THREE, 2),
+        (Broadcast(PART, root=2), ("c", "a"), 0),
+        (Gather(PART, root=1), ("a", "b"), 1),
         (Alltoall(torch.ones(3)), THREE, None),
-        (Scatter(PART, None, 1), THREE, 1),
+        (Scatter(PART, None, root=1), THREE, 1),
     ],
 )
 def test_where_the_root_is_by_now(request_: Request, present: tuple[str, ...], root: int | None) -> None:
@@ -161,11 +154,11 @@ def test_where_the_root_is_by_now(request_: Request, present: tuple[str, ...], r
 @pytest.mark.parametrize(
     ("request_", "present", "lost"),
     [
-        (Broadcast(PART, 2), ("a", "b"), (2,)),
-        (Reduce(PART, ReduceOp.MAX, 0), ("b",), (0,)),
+        (Broadcast(PART, root=2), ("a", "b"), (2,)),
+        (Reduce(PART, ReduceOp.MAX, root=0), ("b",), (0,)),
         (Alltoall(torch.ones(3)), ("a",), (1, 2)),
         (ReduceScatter(torch.ones(3), ReduceOp.SUM), ("a", "c"), (1,)),
-        (Scatter(PART, None, 1), ("a", "b"), (2,)),
+        (Scatter(PART, None, root=1), ("a", "b"), (2,)),
     ],
 )
 def test_what_means_nothing_without_the_lost(

@@ -13,7 +13,9 @@ import torch
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.transports.meeting_store import GENERATIONS_KEPT, MeetingServer, MeetingStore
-from bagua_core.elastic.membership.requests import (
+from bagua_core.elastic.script_collectives import before_loop
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop, LateWorkerError
+from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
     Barrier,
@@ -21,8 +23,6 @@ from bagua_core.elastic.membership.requests import (
     BroadcastBytes,
     Request,
 )
-from bagua_core.elastic.script_collectives import before_loop
-from bagua_core.elastic.script_collectives.before_loop import BeforeLoop, LateWorkerError
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.records import generation
@@ -81,14 +81,14 @@ def test_it_is_answered_in_order(members: Members) -> None:
     first = members.first()
     first.completed(barrier(), None, [torch.zeros(1)])
     first.completed(Allreduce(ONE, ReduceOp.SUM), None, [ONE * 2])
-    first.completed(BroadcastBytes(None, 0), 0, [torch.tensor([7], dtype=torch.uint8)])
+    first.completed(BroadcastBytes(None, root=0), 0, [torch.tensor([7], dtype=torch.uint8)])
     first.boundary()
     later = members.later()
     assert later.is_late
     assert later.place() == (2, 3)
     assert later.answer(barrier())[0].tolist() == [0.0]
     assert later.answer(Allreduce(ONE, ReduceOp.SUM))[0].tolist() == [2.0, 2.0]
-    assert later.answer(BroadcastBytes(None, 0))[0].tolist() == [7]
+    assert later.answer(BroadcastBytes(None, root=0))[0].tolist() == [7]
     with pytest.raises(MismatchedCollective, match="asked for nothing more"):
         later.answer(barrier())
     later.boundary()
@@ -116,13 +116,13 @@ def test_more_than_is_kept(members: Members, monkeypatch: pytest.MonkeyPatch) ->
     first = members.first()
     large = torch.arange(1 << 19, dtype=torch.float32)  # 2 MiB: several parts
     for _ in range(2):
-        first.completed(Broadcast(large, 0), 0, [large])
+        first.completed(Broadcast(large, root=0), 0, [large])
     first.completed(barrier(), None, [torch.zeros(1)])
     first.boundary()
     later = members.later()
-    assert torch.equal(later.answer(Broadcast(large, 0))[0], large)
+    assert torch.equal(later.answer(Broadcast(large, root=0))[0], large)
     with pytest.raises(LateWorkerError, match="3 MiB are not kept"):
-        later.answer(Broadcast(large, 0))
+        later.answer(Broadcast(large, root=0))
     later.answer(barrier())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -21,45 +21,56 @@ from bagua_core.elastic.waiting.operations import neutral
 Wait = Callable[[Pending], None]
 Result = list[torch.Tensor]
 
+SCRIPT_TAG = 1 << 20
+"""Below it are the tags of the runtime's own messages."""
+LARGEST_TAG = (1 << 20) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Request(ABC):
-    """`root`: the one rank that everything comes from or goes to; None where there is none."""
+    """tensor: the input; where a rank brings none, in the shape and dtype of what arrives.
+    root: the one rank that everything comes from or goes to; None where there is none."""
 
+    name: ClassVar[str]
+    direction: ClassVar[str] = ""
+    """Of the data, seen from the others: to the root or from it."""
     is_common: ClassVar[bool] = False
-    """All members get the same result, one tensor, so anybody's will do."""
+    """All members get the same result, one tensor, so that of any member will do."""
     is_cut: ClassVar[bool] = False
     """The input has a part for each member, so it fits these members only."""
     comes_from_root: ClassVar[bool] = False
+    """All that the members get is the root's."""
 
-    @property
-    def root(self) -> int | None:
-        return None
+    tensor: torch.Tensor
+    root: int | None = field(default=None, kw_only=True)
 
-    @abstractmethod
     def asked(self, root: int | None) -> str:
         """The same words on all members that ask for the same."""
+        peer = "" if root is None else f" {self.direction} rank {root}"
+        return f"{self.name}{peer}{self.asked_of()}"
+
+    def asked_of(self) -> str:
+        return f" of {_said(self.tensor)}"
 
     @abstractmethod
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         """root: where the root is by now; 0 if there is none. Raises CollectiveFailed."""
 
-    @abstractmethod
     def own(self, rank: int, world_size: int, root: int) -> Result:
         """A result of the right shape from this rank's input alone: what it gets where no peer can answer, and
         exactly right in a world of one. root: as in `run`."""
+        return [_copy(self.tensor)]
 
     def check(self, rank: int, world_size: int) -> None:
         """Raises ValueError, TypeError before any peer is asked."""
-        root = self.root
-        if root is not None and not 0 <= root < world_size:
+        if self.root is not None and not 0 <= self.root < world_size:
             raise ValueError(
-                f"rank {root} is not among the {world_size} that take part: ranks 0 to {world_size - 1}"
+                f"rank {self.root} is not among the {world_size} that take part: ranks 0 to {world_size - 1}"
             )
 
     def without_state(self) -> Request:
         """The same from a rank that has no state yet, and nothing to say."""
-        return self
+        return replace(self, tensor=torch.zeros_like(self.tensor))
 
     def to_average(self) -> tuple[Request, bool]:
         """For members that do not all count in an average: the request for the sum, and whether to divide it."""
@@ -100,8 +111,10 @@ def _check_cut(what: str, tensor: torch.Tensor, world_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Request):
-    tensor: torch.Tensor
     op: ReduceOp
+
+    def asked_of(self) -> str:
+        return f", {self.op.value} of {_said(self.tensor)}"
 
     def check(self, rank: int, world_size: int) -> None:
         check_reducible(self.tensor.dtype, self.op)
@@ -118,38 +131,29 @@ class Reduction(Request):
 
 @dataclass(frozen=True, slots=True)
 class Allreduce(Reduction):
+    name: ClassVar[str] = "allreduce"
     is_common: ClassVar[bool] = True
-
-    def asked(self, root: int | None) -> str:
-        return f"allreduce, {self.op.value} of {_said(self.tensor)}"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = _copy(self.tensor)
         wait(communicator.allreduce(result, self.op))
         return [result]
 
-    def own(self, rank: int, world_size: int, root: int) -> Result:
-        return [_copy(self.tensor)]
-
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Allreduce):
     """Of nothing in particular: what counts is that it returns."""
 
-    def asked(self, root: int | None) -> str:
-        return "barrier"
+    name: ClassVar[str] = "barrier"
+
+    def asked_of(self) -> str:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Reduction):
-    destination: int
-
-    @property
-    def root(self) -> int:
-        return self.destination
-
-    def asked(self, root: int | None) -> str:
-        return f"reduce to rank {root}, {self.op.value} of {_said(self.tensor)}"
+    name: ClassVar[str] = "reduce"
+    direction: ClassVar[str] = "to"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = _copy(self.tensor)
@@ -162,14 +166,12 @@ class Reduce(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Reduction):
+    name: ClassVar[str] = "reduce_scatter"
     is_cut: ClassVar[bool] = True
 
     def check(self, rank: int, world_size: int) -> None:
         Reduction.check(self, rank, world_size)
-        _check_cut("reduce_scatter", self.tensor, world_size)
-
-    def asked(self, root: int | None) -> str:
-        return f"reduce_scatter, {self.op.value} of {_said(self.tensor)}"
+        _check_cut(self.name, self.tensor, world_size)
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = _like(self.tensor, *self.tensor.shape[1:])
@@ -185,46 +187,33 @@ class ReduceScatter(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Request):
-    """Every rank brings a tensor of the source's shape and dtype."""
+    """Every rank brings a tensor of the root's shape and dtype."""
 
-    is_common: ClassVar[bool] = True
+    name: ClassVar[str] = "broadcast"
+    direction: ClassVar[str] = "from"
     comes_from_root: ClassVar[bool] = True
-
-    tensor: torch.Tensor
-    source: int
-
-    @property
-    def root(self) -> int:
-        return self.source
-
-    def asked(self, root: int | None) -> str:
-        return f"broadcast from rank {root} of {_said(self.tensor)}"
+    is_common: ClassVar[bool] = True
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = _copy(self.tensor)
         wait(communicator.broadcast(result, root))
         return [result]
 
-    def own(self, rank: int, world_size: int, root: int) -> Result:
-        return [_copy(self.tensor)]
-
 
 @dataclass(frozen=True, slots=True)
 class BroadcastBytes(Request):
-    """payload: uint8, any length, of the source; None elsewhere, where there is no result without peers."""
+    """payload: uint8, any length, of the root; None elsewhere, where there is no result without peers."""
 
-    is_common: ClassVar[bool] = True
+    name: ClassVar[str] = "broadcast_object"
+    direction: ClassVar[str] = "from"
     comes_from_root: ClassVar[bool] = True
+    is_common: ClassVar[bool] = True
 
+    tensor: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
     payload: torch.Tensor | None
-    source: int
 
-    @property
-    def root(self) -> int:
-        return self.source
-
-    def asked(self, root: int | None) -> str:
-        return f"broadcast_object from rank {root}"
+    def asked_of(self) -> str:
+        return ""
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         is_root = communicator.global_rank == root
@@ -239,15 +228,14 @@ class BroadcastBytes(Request):
     def own(self, rank: int, world_size: int, root: int) -> Result:
         return [] if self.payload is None else [self.payload]
 
+    def without_state(self) -> Request:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Allgather(Request):
+    name: ClassVar[str] = "allgather"
     is_common: ClassVar[bool] = True
-
-    tensor: torch.Tensor
-
-    def asked(self, root: int | None) -> str:
-        return f"allgather of {_said(self.tensor)}"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = _like(self.tensor, communicator.world_size, *self.tensor.shape)
@@ -257,21 +245,11 @@ class Allgather(Request):
     def own(self, rank: int, world_size: int, root: int) -> Result:
         return [_copy(self.tensor.expand(world_size, *self.tensor.shape))]
 
-    def without_state(self) -> Request:
-        return replace(self, tensor=torch.zeros_like(self.tensor))
-
 
 @dataclass(frozen=True, slots=True)
 class Gather(Request):
-    tensor: torch.Tensor
-    destination: int
-
-    @property
-    def root(self) -> int:
-        return self.destination
-
-    def asked(self, root: int | None) -> str:
-        return f"gather to rank {root} of {_said(self.tensor)}"
+    name: ClassVar[str] = "gather"
+    direction: ClassVar[str] = "to"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result: torch.Tensor | None = None
@@ -284,84 +262,68 @@ class Gather(Request):
         whole = self.tensor.expand(world_size, *self.tensor.shape)
         return _at_root(_copy(whole), rank, root)
 
-    def without_state(self) -> Request:
-        return replace(self, tensor=torch.zeros_like(self.tensor))
-
 
 @dataclass(frozen=True, slots=True)
 class Scatter(Request):
-    """part: in the shape and dtype of what arrives. parts: [members, *part.shape] on the source."""
+    """parts: [members, *tensor.shape] on the root."""
 
-    is_cut: ClassVar[bool] = True
+    name: ClassVar[str] = "scatter"
+    direction: ClassVar[str] = "from"
     comes_from_root: ClassVar[bool] = True
+    is_cut: ClassVar[bool] = True
 
-    part: torch.Tensor
     parts: torch.Tensor | None
-    source: int
 
-    @property
-    def root(self) -> int:
-        return self.source
+    def asked_of(self) -> str:
+        return f" into {_said(self.tensor)}"
 
     def check(self, rank: int, world_size: int) -> None:
         Request.check(self, rank, world_size)
-        if rank != self.source:
+        if rank != self.root:
             return
         if self.parts is None:
             raise ValueError(f"scatter: rank {rank} is the source, so it must bring the parts")
-        _check_cut("scatter", self.parts, world_size)
-        if self.parts.shape[1:] != self.part.shape or self.parts.dtype != self.part.dtype:
-            raise ValueError(f"scatter of {_said(self.parts)} cannot fill a part of {_said(self.part)}")
-
-    def asked(self, root: int | None) -> str:
-        return f"scatter from rank {root} into {_said(self.part)}"
+        _check_cut(self.name, self.parts, world_size)
+        if self.parts.shape[1:] != self.tensor.shape or self.parts.dtype != self.tensor.dtype:
+            raise ValueError(f"scatter of {_said(self.parts)} cannot fill a part of {_said(self.tensor)}")
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
-        result = _copy(self.part)
+        result = _copy(self.tensor)
         is_root = communicator.global_rank == root
         parts = _read(self.parts) if is_root and self.parts is not None else None
         wait(communicator.scatter(result, parts, root))
         return [result]
 
     def own(self, rank: int, world_size: int, root: int) -> Result:
-        if rank == root and self.parts is not None:
-            return [_copy(self.parts[rank])]
-        return [_copy(self.part)]
+        return [_copy(self.tensor if rank != root or self.parts is None else self.parts[rank])]
 
 
 @dataclass(frozen=True, slots=True)
 class Alltoall(Request):
+    name: ClassVar[str] = "alltoall"
     is_cut: ClassVar[bool] = True
-
-    tensor: torch.Tensor
 
     def check(self, rank: int, world_size: int) -> None:
         Request.check(self, rank, world_size)
-        _check_cut("alltoall", self.tensor, world_size)
-
-    def asked(self, root: int | None) -> str:
-        return f"alltoall of {_said(self.tensor)}"
+        _check_cut(self.name, self.tensor, world_size)
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = torch.empty_like(self.tensor, memory_format=torch.contiguous_format)
         wait(communicator.alltoall(result, _read(self.tensor)))
         return [result]
 
-    def own(self, rank: int, world_size: int, root: int) -> Result:
-        return [_copy(self.tensor)]
-
-    def without_state(self) -> Request:
-        return replace(self, tensor=torch.zeros_like(self.tensor))
-
 
 @dataclass(frozen=True, slots=True)
 class AlltoallV(Request):
     """splits: rows for each member. The result is the rows that arrived, and how many from each (int64)."""
 
+    name: ClassVar[str] = "alltoall_v"
     is_cut: ClassVar[bool] = True
 
-    tensor: torch.Tensor
     splits: Sequence[int]
+
+    def asked_of(self) -> str:
+        return f" of rows of {tuple(self.tensor.shape[1:])} {self.tensor.dtype}"
 
     def check(self, rank: int, world_size: int) -> None:
         Request.check(self, rank, world_size)
@@ -371,9 +333,6 @@ class AlltoallV(Request):
                 f"alltoall_v among {world_size} members cannot cut {tuple(tensor.shape)} into {splits} rows: one "
                 "number for each member, whose sum is the first dimension"
             )
-
-    def asked(self, root: int | None) -> str:
-        return f"alltoall_v of rows of {tuple(self.tensor.shape[1:])} {self.tensor.dtype}"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         outgoing = torch.tensor(list(self.splits))
@@ -387,29 +346,26 @@ class AlltoallV(Request):
     def own(self, rank: int, world_size: int, root: int) -> Result:
         return [_copy(self.tensor), torch.tensor(list(self.splits))]
 
-    def without_state(self) -> Request:
-        return replace(self, tensor=torch.zeros_like(self.tensor))
-
 
 # -- between two
 
 
 @dataclass(frozen=True, slots=True)
-class Send(Request):
-    tensor: torch.Tensor
-    destination: int
+class Message(Request):
     tag: int
-
-    @property
-    def root(self) -> int:
-        return self.destination
-
-    def asked(self, root: int | None) -> str:
-        return f"send to rank {root} of {_said(self.tensor)}"
 
     def check(self, rank: int, world_size: int) -> None:
         Request.check(self, rank, world_size)
-        _check_peer("send to", self.destination, rank, self.tag)
+        if self.root == rank:
+            raise ValueError(f"{self.name} {self.direction} rank {rank}: that is this worker itself")
+        if not 0 <= self.tag <= LARGEST_TAG:
+            raise ValueError(f"a tag is a number from 0 to {LARGEST_TAG}, not {self.tag}")
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Message):
+    name: ClassVar[str] = "send"
+    direction: ClassVar[str] = "to"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         wait(communicator.send(_read(self.tensor), root, SCRIPT_TAG + self.tag))
@@ -418,45 +374,13 @@ class Send(Request):
     def own(self, rank: int, world_size: int, root: int) -> Result:
         return []
 
-    def without_state(self) -> Request:
-        return replace(self, tensor=torch.zeros_like(self.tensor))
-
 
 @dataclass(frozen=True, slots=True)
-class Receive(Request):
-    """tensor: in the shape and dtype of what arrives."""
-
-    tensor: torch.Tensor
-    source: int
-    tag: int
-
-    @property
-    def root(self) -> int:
-        return self.source
-
-    def asked(self, root: int | None) -> str:
-        return f"receive from rank {root} of {_said(self.tensor)}"
-
-    def check(self, rank: int, world_size: int) -> None:
-        Request.check(self, rank, world_size)
-        _check_peer("receive from", self.source, rank, self.tag)
+class Receive(Message):
+    name: ClassVar[str] = "receive"
+    direction: ClassVar[str] = "from"
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         result = torch.empty_like(self.tensor, memory_format=torch.contiguous_format)
         wait(communicator.receive(result, root, SCRIPT_TAG + self.tag))
         return [result]
-
-    def own(self, rank: int, world_size: int, root: int) -> Result:
-        return [_copy(self.tensor)]
-
-
-SCRIPT_TAG = 1 << 20
-"""Below it are the tags of the runtime's own messages."""
-LARGEST_TAG = (1 << 20) - 1
-
-
-def _check_peer(what: str, peer: int, rank: int, tag: int) -> None:
-    if peer == rank:
-        raise ValueError(f"{what} rank {peer}: that is this worker itself")
-    if not 0 <= tag <= LARGEST_TAG:
-        raise ValueError(f"a tag is a number from 0 to {LARGEST_TAG}, not {tag}")
