@@ -6,11 +6,9 @@ cost is balancing/balanced_division.py.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections import OrderedDict
 from typing import NamedTuple, Protocol
-
-import torch
 
 from bagua_core.data.partition import (
     batch_count,
@@ -31,6 +29,16 @@ class Piece(NamedTuple):
 
     indices: list[int]
     weight: float
+
+
+class DivisionSettings(NamedTuple):
+    """Of the loader; see ElasticDataLoader."""
+
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    global_batch_size: int
+    max_local_batch_size: int | None
 
 
 class Division(Protocol):
@@ -54,22 +62,13 @@ class Division(Protocol):
 class EvenDivision:
     """Batches of `global_batch_size` samples, each worker's share as large as the others'."""
 
-    def __init__(
-        self,
-        length: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        drop_last: bool,
-        global_batch_size: int,
-        max_local_batch_size: int | None,
-    ) -> None:
+    def __init__(self, length: int, settings: DivisionSettings) -> None:
         self._length = length
-        self._seed, self._shuffle = seed, shuffle
-        self._size = global_batch_size
-        self._most_local = max_local_batch_size
-        self._batch_count = batch_count(length, global_batch_size, drop_last)
-        self._orders: OrderedDict[int, torch.LongTensor] = OrderedDict()
+        self._size = settings.global_batch_size
+        self._most_local = settings.max_local_batch_size
+        self._batch_count = batch_count(length, settings.global_batch_size, settings.drop_last)
+        order_of = functools.partial(epoch_order, settings.seed, length=length, shuffle=settings.shuffle)
+        self._order = functools.lru_cache(KEPT_EPOCHS)(order_of)
 
     def prepare(self) -> None:
         pass
@@ -98,13 +97,3 @@ class EvenDivision:
 
     def _samples(self, batch: int) -> int:
         return len(global_batch_range(self._length, batch, self._size))
-
-    def _order(self, epoch: int) -> torch.LongTensor:
-        order = self._orders.get(epoch)
-        if order is None:
-            order = self._orders[epoch] = epoch_order(self._seed, epoch, self._length, self._shuffle)
-            if len(self._orders) > KEPT_EPOCHS:
-                self._orders.popitem(last=False)
-        else:
-            self._orders.move_to_end(epoch)
-        return order

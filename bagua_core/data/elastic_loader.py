@@ -20,7 +20,7 @@ from bagua_core.communication.step_interface import MicroBatch, StepEngine, Step
 from bagua_core.data import own_counters
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
-from bagua_core.data.division import Division, EvenDivision
+from bagua_core.data.division import Division, DivisionSettings, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
 
@@ -92,26 +92,12 @@ class ElasticDataLoader:
         self.max_local_batch_size = max_local_batch_size
         self._global_batch_size = global_batch_size
         self._length = len(dataset)
+        settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division: Division
         if balance is None:
-            self._division = EvenDivision(
-                self._length,
-                seed=seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                global_batch_size=global_batch_size,
-                max_local_batch_size=max_local_batch_size,
-            )
+            self._division = EvenDivision(self._length, settings)
         else:
-            self._division = BalancedDivision(
-                dataset,
-                balance,
-                seed=seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                global_batch_size=global_batch_size,
-                max_local_batch_size=max_local_batch_size,
-            )
+            self._division = BalancedDivision(dataset, balance, settings)
         if self._length < (global_batch_size if drop_last else 1):
             dropped = " with drop_last=True" if self._length else ""
             raise ValueError(

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-_COMPUTE_THEM = "compute them with processes of your own and pass complexities="
-_REMOVED = {
-    "measured": "similar_batches=16 balances at least as well",
-    "total": "it went with measured",
-    "workers": _COMPUTE_THEM,
-    "threads": _COMPUTE_THEM,
-}
-
-
-def refuse_removed(owner: str, options: Mapping[str, object]) -> None:
-    """Raises TypeError for options of `owner` that were removed, naming the alternative, and for unknown ones."""
-    for name in options:
-        if name in _REMOVED:
-            raise TypeError(f"{owner} has no option {name} any more: {_REMOVED[name]}")
-        raise TypeError(f"{owner} has no option {name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +35,8 @@ class Balance:
     mean_over: Literal["samples", "complexity"] = "samples"
     cache_dir: str | Path | None = None
     cache_key: str = ""
-    measured: InitVar[object] = None
-    workers: InitVar[object] = None
-    threads: InitVar[object] = None
 
-    def __post_init__(self, measured: object, workers: object, threads: object) -> None:
-        removed = {"measured": measured, "workers": workers, "threads": threads}
-        refuse_removed("Balance", {name: value for name, value in removed.items() if value is not None})
+    def __post_init__(self) -> None:
         if (self.complexity_fn is None) == (self.complexities is None):
             raise TypeError("Balance takes complexity_fn or complexities: one of them, not both")
         if self.complexity_fn is not None and not callable(self.complexity_fn):

@@ -7,15 +7,15 @@ same in any world. Shares also follow from the number of workers.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections import OrderedDict
 from typing import Any
 
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.complexities import Complexities
 from bagua_core.data.balancing.epoch_batches import EpochBatches, Limits, epoch_batches
 from bagua_core.data.balancing.fair_shares import fair_shares
-from bagua_core.data.division import KEPT_EPOCHS, Piece
+from bagua_core.data.division import KEPT_EPOCHS, DivisionSettings, Piece
 from bagua_core.data.partition import epoch_order, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
 
@@ -26,38 +26,27 @@ _Split = list[list[Piece]]  # by part and micro-batch
 
 
 class BalancedDivision:
-    def __init__(
-        self,
-        dataset: Any,
-        balance: Balance,
-        *,
-        seed: int,
-        shuffle: bool,
-        drop_last: bool,
-        global_batch_size: int,
-        max_local_batch_size: int | None,
-    ) -> None:
+    def __init__(self, dataset: Any, balance: Balance, settings: DivisionSettings) -> None:
         """Raises ValueError, TypeError."""
-        if balance.budget is not None and drop_last:
+        if balance.budget is not None and settings.drop_last:
             raise ValueError(
                 "drop_last=True does not go with a budget: its batches have no size that the last one could fall "
                 "short of"
             )
         self._length = len(dataset)
         self._balance = balance
-        self._seed, self._shuffle, self._drop_last = seed, shuffle, drop_last
-        self._most_local = max_local_batch_size
-        self._limits = Limits(global_batch_size, balance.budget, balance.similar_batches)
+        self._settings = settings
+        self._limits = Limits(settings.global_batch_size, balance.budget, balance.similar_batches)
         self._complexities = Complexities(
             dataset,
             balance.complexity_fn,
             known=balance.complexities,
-            seed=seed,
+            seed=settings.seed,
             cache_dir=balance.cache_dir,
             cache_key=balance.cache_key,
         )
-        self._epochs: OrderedDict[int, EpochBatches] = OrderedDict()
-        self._splits: OrderedDict[tuple[int, int, int], _Split] = OrderedDict()
+        self._batches = functools.lru_cache(KEPT_EPOCHS)(self._made_batches)
+        self._split = functools.lru_cache(_KEPT_SPLITS)(self._made_split)
 
     def prepare(self) -> None:
         if self._limits.needs_complexities or self._complexities.is_kept:
@@ -67,7 +56,7 @@ class BalancedDivision:
         return len(self._batches(epoch))
 
     def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
-        return micro_batch_count(self._batches(epoch).size(batch), parts, self._most_local)
+        return micro_batch_count(self._batches(epoch).size(batch), parts, self._settings.max_local_batch_size)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
@@ -89,45 +78,31 @@ class BalancedDivision:
 
     def _sampled(self) -> list[float]:
         return self._complexities.of(
-            epoch_order(self._seed, 0, self._length, self._shuffle)[:_SAMPLED].tolist()
+            epoch_order(self._settings.seed, 0, self._length, self._settings.shuffle)[:_SAMPLED].tolist()
         )
 
-    def _batches(self, epoch: int) -> EpochBatches:
-        batches = self._epochs.get(epoch)
-        if batches is not None:
-            self._epochs.move_to_end(epoch)
-            return batches
+    def _made_batches(self, epoch: int) -> EpochBatches:
         if self._limits.needs_complexities:
             self._complexities.complete()
-        batches = self._epochs[epoch] = epoch_batches(
-            epoch_order(self._seed, epoch, self._length, self._shuffle),
+        return epoch_batches(
+            epoch_order(self._settings.seed, epoch, self._length, self._settings.shuffle),
             self._complexities.of,
             self._limits,
-            seed=self._seed,
+            seed=self._settings.seed,
             epoch=epoch,
-            shuffle=self._shuffle,
-            drop_last=self._drop_last,
+            shuffle=self._settings.shuffle,
+            drop_last=self._settings.drop_last,
         )
-        if len(self._epochs) > KEPT_EPOCHS:
-            self._epochs.popitem(last=False)
-        return batches
 
-    def _split(self, epoch: int, batch: int, parts: int) -> _Split:
-        key = (epoch, batch, parts)
-        split = self._splits.get(key)
-        if split is not None:
-            self._splits.move_to_end(key)
-            return split
-        split = self._splits[key] = self._made(epoch, batch, parts)
-        if len(self._splits) > _KEPT_SPLITS:
-            self._splits.popitem(last=False)
-        return split
-
-    def _made(self, epoch: int, batch: int, parts: int) -> _Split:
+    def _made_split(self, epoch: int, batch: int, parts: int) -> _Split:
         indices = self._batches(epoch).indices(batch)
         complexities = self._complexities.of(indices)
         micro_batches = self.micro_batches(epoch, batch, parts)
-        most = None if self._most_local is None else micro_batches * self._most_local
+        most = (
+            None
+            if self._settings.max_local_batch_size is None
+            else micro_batches * self._settings.max_local_batch_size
+        )
         # two in a micro-batch where there are enough: batch normalization refuses to train on one
         least = min(2 * micro_batches, len(indices) // parts)
         weights = [1.0] * len(indices) if self._balance.mean_over == "samples" else complexities
@@ -138,7 +113,10 @@ class BalancedDivision:
         for places in fair_shares(complexities, parts, least=least, most=most):
             own = [complexities[place] for place in places]
             pieces = fair_shares(
-                own, micro_batches, least=min(2, len(own) // micro_batches), most=self._most_local
+                own,
+                micro_batches,
+                least=min(2, len(own) // micro_batches),
+                most=self._settings.max_local_batch_size,
             )
             split.append(
                 [

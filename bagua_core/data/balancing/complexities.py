@@ -17,9 +17,10 @@ import numpy as np
 
 from bagua_core.data.partition import mixed_seed
 from bagua_core.data.sample_seeding import has_no_randomness, load_seeded_samples, random_sources_kept
+from bagua_core.errors import UserError
 
 
-class StaleComplexities(ValueError):
+class StaleComplexities(UserError, ValueError):
     """The kept complexities are not those of this data set and complexity_fn."""
 
 

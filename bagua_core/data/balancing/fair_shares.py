@@ -42,13 +42,6 @@ def fair_shares(
     return [sorted(places) for places in shares]
 
 
-def imbalance(costs: Sequence[float], shares: Sequence[Sequence[int]]) -> float:
-    """Largest sum over the mean sum; 1.0 is perfect, and where all costs are 0."""
-    loads = [_sum_of(costs, places) for places in shares]
-    total = sum(loads)
-    return max(loads) * len(loads) / total if total else 1.0
-
-
 def _sum_of(costs: Sequence[float], places: Sequence[int]) -> float:
     # not sum(): from Python 3.12 on it rounds otherwise
     total = 0.0

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.data.balancing.balance import refuse_removed
 from bagua_core.data.balancing.complexities import Complexities
 from bagua_core.data.balancing.epoch_batches import Limits
 from bagua_core.data.balancing.replica_order import samples_per_replica, side_by_side, within_budget
@@ -46,7 +45,6 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         complexities: Sequence[float] | None = None,
         cache_dir: str | Path | None = None,
         cache_key: str = "",
-        **removed: Any,
     ) -> None:
         """complexity_fn: of a sample, at least 0; called when the first index is drawn, once for every sample.
         num_replicas, rank: of torch's default process group, or the job's workers, or 1 and 0.
@@ -55,7 +53,6 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
         Raises ValueError, TypeError.
         """
-        refuse_removed("LoadBalancingDistributedSampler", removed)
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level={random_level} is not between 0 and 1")
         self.num_replicas, self.rank = _place(num_replicas, rank)
@@ -124,7 +121,6 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         *,
         budget: float | None = None,
         max_batch_size: int | None = None,
-        **removed: Any,
     ) -> None:
         """batch_fn: from a replica's indices in order to a list of batches; every replica calls it for all, so it must
           be the same. drop_last: with batch_fn, end with the replica that has the fewest batches, else the others' are
@@ -133,7 +129,6 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
 
         Raises TypeError, ValueError.
         """
-        refuse_removed("LoadBalancingDistributedBatchSampler", removed)
         if not isinstance(sampler, LoadBalancingDistributedSampler):
             raise TypeError(f"sampler={sampler!r} is no LoadBalancingDistributedSampler")
         if (batch_fn is None) == (budget is None):

@@ -202,13 +202,6 @@ def test_fingerprints_tell_complexities_and_budgets_apart() -> None:
         ({"complexity_fn": len, "similar_batches": 0}, ValueError, "similar_batches=0"),
         ({"complexity_fn": len, "similar_batches": 1.5}, TypeError, "similar_batches=1.5"),
         ({"complexity_fn": len, "mean_over": "tokens"}, ValueError, "mean_over='tokens'"),
-        ({"complexity_fn": len, "measured": True}, TypeError, "no option measured any more: similar_batches"),
-        (
-            {"complexity_fn": len, "workers": 2},
-            TypeError,
-            "no option workers any more: .* pass complexities=",
-        ),
-        ({"complexity_fn": len, "threads": True}, TypeError, "no option threads any more"),
     ],
 )
 def test_what_can_not_be_balanced_is_refused(arguments: Any, error: type[Exception], words: str) -> None:

@@ -211,13 +211,6 @@ def test_in_torchs_loader() -> None:
             ValueError,
             "max_batch_size=0",
         ),
-        (
-            lambda s: LoadBalancingDistributedBatchSampler(s, budget=1, measured=True),
-            TypeError,
-            "no option measured any more: similar_batches",
-        ),
-        (lambda s: LoadBalancingDistributedSampler([1], float, workers=2), TypeError, "pass complexities="),
-        (lambda s: LoadBalancingDistributedSampler([1], float, ranks=2), TypeError, "no option ranks$"),
         (lambda s: list(LoadBalancingDistributedBatchSampler(s, lambda i: [])), None, ""),
         (
             lambda s: list(LoadBalancingDistributedBatchSampler(s, lambda i: [i] if 0 in i else [])),
