@@ -18,7 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -140,17 +140,20 @@ def inline(value: bool | int | float | str | bytes | None) -> Any:
 
 # -- decoding
 
+_Leaf: TypeAlias = Callable[[str, Any], list[Any]]
 _TAGS = frozenset({"dict", "counter", "tuple", "named", "float", "bytes", "size", "dtype", "device"})
 
 
-def values(node: Any, count: int, leaf: Callable[[str, Any], list[Any]]) -> list[Any]:
+def values(node: Any, count: int, leaf: _Leaf, depth: int = 0) -> list[Any]:
     """`count` values of the form that `node` describes, which differ in their leaves.
 
     leaf: the `count` values of a node {tag: content} with a tag of the caller's; raises ValueError for another.
     Raises one of STUMBLES for what no encoder writes.
     """
+    if depth > MOST_NESTED:
+        raise ValueError(f"nested more than {MOST_NESTED} deep")
     if isinstance(node, list):
-        return [list(row) for row in _rows(node, count, leaf)]
+        return [list(row) for row in _rows(node, count, leaf, depth)]
     if not isinstance(node, dict):
         return [node] * count
     ((tag, content),) = node.items()
@@ -158,11 +161,11 @@ def values(node: Any, count: int, leaf: Callable[[str, Any], list[Any]]) -> list
         return leaf(tag, content)
     match tag:
         case "dict" | "counter":
-            return _mappings(tag, content, count, leaf)
+            return _mappings(tag, content, count, leaf, depth)
         case "tuple":
-            return _rows(content, count, leaf)
+            return _rows(content, count, leaf, depth)
         case "named":
-            return _named_tuples(content, count, leaf)
+            return _named_tuples(content, count, leaf, depth)
         case "float":
             return [float(content)] * count
         case "bytes":
@@ -179,26 +182,28 @@ def unknown_tag(tag: str, content: Any) -> list[Any]:
     raise ValueError(f"the unknown tag {tag!r}")
 
 
-def _rows(nodes: Sequence[Any], count: int, leaf: Callable[[str, Any], list[Any]]) -> list[Any]:
+def _rows(nodes: Sequence[Any], count: int, leaf: _Leaf, depth: int) -> list[Any]:
     """Tuples of the values of `nodes`."""
-    columns = [values(node, count, leaf) for node in nodes]
+    columns = [values(node, count, leaf, depth + 1) for node in nodes]
     return list(zip(*columns, strict=True)) if columns else [()] * count
 
 
-def _mappings(tag: str, pairs: Sequence[Any], count: int, leaf: Callable[[str, Any], list[Any]]) -> list[Any]:
-    keys = [key if type(key) is str else values(key, 1, unknown_tag)[0] for key, _ in pairs]
+def _mappings(tag: str, pairs: Sequence[Any], count: int, leaf: _Leaf, depth: int) -> list[Any]:
+    keys = [key if type(key) is str else values(key, 1, unknown_tag, depth)[0] for key, _ in pairs]
     if len(set(keys)) != len(keys):
         raise ValueError("a dictionary has one key twice")
-    rows = [dict(zip(keys, row, strict=True)) for row in _rows([item for _, item in pairs], count, leaf)]
+    rows = [
+        dict(zip(keys, row, strict=True)) for row in _rows([item for _, item in pairs], count, leaf, depth)
+    ]
     return rows if tag == "dict" else [Counter(row) for row in rows]
 
 
-def _named_tuples(content: Any, count: int, leaf: Callable[[str, Any], list[Any]]) -> list[Any]:
+def _named_tuples(content: Any, count: int, leaf: _Leaf, depth: int) -> list[Any]:
     module, name, items = content
     found: Any = _named_tuple_class(module, name)
     if found is None or len(found._fields) != len(items):
         raise ValueError(f"a named tuple {module}.{name}, which this script does not have")
-    return [tuple.__new__(found, row) for row in _rows(items, count, leaf)]
+    return [tuple.__new__(found, row) for row in _rows(items, count, leaf, depth)]
 
 
 def _named_tuple_class(module: Any, name: Any) -> type | None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from bagua_core.errors import InfrastructureLost, PeerViolation, UserError
 
-class CacheOptionError(ValueError):
+
+class CacheOptionError(UserError, ValueError):
     """The script asked for a cache that cannot be; said when the cache is made, before training."""
 
 
-class MissingPartError(RuntimeError):
+class MissingPartError(UserError, RuntimeError):
     """A backend needs something that is not installed; said when the cache is made."""
 
 
-class NotCacheableError(TypeError):
+class NotCacheableError(UserError, TypeError):
     """A value that does not become bytes. It is used, and loaded again the next time."""
 
 
-class UnreadableError(ValueError):
+class UnreadableError(PeerViolation, ValueError):
     """Bytes in the cache that are not a value of ours: damaged, cut, of another format or another key."""
 
 
-class StoreFault(Exception):
+class StoreFault(InfrastructureLost):
     """The store does not work now. `kind` tells faults apart that are worth a message each."""
 
     def __init__(self, kind: str, text: str) -> None:

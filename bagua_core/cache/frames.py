@@ -245,14 +245,6 @@ class Unreadable:
     error: UnreadableError
 
 
-def decode(frame: Buffer, key: bytes, allow_pickle: bool = False) -> Any:
-    """One value. Raises UnreadableError."""
-    (value,) = decode_many([frame], [key], allow_pickle)
-    if isinstance(value, Unreadable):
-        raise value.error
-    return value
-
-
 def decode_many(frames: Sequence[Buffer], keys: Sequence[bytes], allow_pickle: bool = False) -> list[Any]:
     """The values in order, an Unreadable for each frame that is damaged or not `keys`' own."""
     values: list[Any] = [None] * len(frames)

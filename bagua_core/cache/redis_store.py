@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bagua_contract.distribution import REDIS_HINT
 from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
-from bagua_core.cache.server_health import ServerHealth
-from bagua_core.cache.sharding import Sharding
+from bagua_core.cache.redis_servers import ServerHealth, Sharding
 from bagua_core.cache.stores import Item, Usage, Written
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bagua_contract.environment import WorkerEnvironment, variable
 
-FORMAT = 2  # of the files in the directory
+FORMAT = 3  # of the files in the directory, and of the frames
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _alone = (0, "")
 

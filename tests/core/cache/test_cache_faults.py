@@ -120,7 +120,7 @@ def test_files_of_another_version(room: Path, tmp_path: Path, monkeypatch: pytes
     broken = cached(plain, room)
     epoch(broken)
     assert len(plain.computed()) == 20 and broken.stats().where == "nowhere"
-    monkeypatch.setattr(sharing_scope, "FORMAT", 3)
+    monkeypatch.setattr(sharing_scope, "FORMAT", sharing_scope.FORMAT + 1)
     renewed = cached(plain, room)
     assert renewed.stats().entries == 0 and renewed.stats().where not in ("nowhere", where)
 

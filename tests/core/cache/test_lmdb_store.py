@@ -16,7 +16,7 @@ import torch
 
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
-from bagua_core.cache.frames import Unreadable, decode, decode_many, encode
+from bagua_core.cache.frames import Unreadable, decode_many, encode
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.lmdb_store import LmdbStore
 from bagua_core.cache.stores import Item
@@ -37,7 +37,7 @@ def item(number: int, size: int = 100, replaces: bool = False) -> Item:
 def first_value(store: LmdbStore, number: int) -> float | None:
     key = digest_of(number)
     (frame,) = store.read([key])
-    return None if frame is None else float(decode(frame, key)[0])
+    return None if frame is None else float(decode_many([frame], [key])[0][0])
 
 
 def test_frames_come_back_in_every_process_that_opens_it(tmp_path: Path) -> None:
@@ -281,5 +281,5 @@ def test_frames_outlive_the_close_and_a_directory_made_anew_is_another(tmp_path:
     path.mkdir()
     anew = opened(path)
     assert anew.read([key]) == [None], "not the file that was removed"
-    assert float(decode(frame, key)[0]) == 1.0
+    assert float(decode_many([frame], [key])[0][0]) == 1.0
     del frame

@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.cache import hosted_redis, server_health
+from bagua_core.cache import hosted_redis, redis_servers
 from bagua_core.cache.errors import CacheOptionError, MissingPartError
 from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.keys import digest_of
+from bagua_core.cache.redis_servers import LONGEST_PAUSE_S, ServerHealth, Sharding
 from bagua_core.cache.redis_store import RedisServers, Server, servers_of
-from bagua_core.cache.server_health import LONGEST_PAUSE_S, ServerHealth
-from bagua_core.cache.sharding import Sharding
 from bagua_core.torch_api.contrib.utils.redis_store import RedisStore
 from tests.core.cache.conftest import RedisProcess
 from tests.core.cache.scripts_with_caches import Counted, right
@@ -111,8 +110,8 @@ def cached(plain: Any, redis: list[RedisProcess], room: Path, **options: Any) ->
 
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_health, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(server_health, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(redis_servers, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(redis_servers, "LONGEST_PAUSE_S", 0.02)
 
 
 def test_a_port_where_no_redis_answers_slows_and_stops_nothing(

@@ -25,7 +25,6 @@ from bagua_core.cache.frames import (
     FRAME,
     MAGIC,
     Unreadable,
-    decode,
     decode_many,
     encode,
     padded,
@@ -33,6 +32,13 @@ from bagua_core.cache.frames import (
 from bagua_core.cache.keys import digest_of
 
 KEY = digest_of("a key")
+
+
+def decode(frame: Any, key: bytes, allow_pickle: bool = False) -> Any:
+    (value,) = decode_many([frame], [key], allow_pickle)
+    if isinstance(value, Unreadable):
+        raise value.error
+    return value
 
 
 class Point(NamedTuple):
