@@ -1,9 +1,9 @@
 """The worker's runner: brings the interpreter up, waits at the gate, then *is* `python script.py`.
 
-Started by the agent as `python -u run_script.py [options] script args...`. Owns everything between
-the first instruction of a worker and its exit code. The script must not be able to tell: it runs as
-the real `__main__`, and no frame of this file appears in what it prints. Knows nothing of generations;
-`bagua_core.elastic.step.runtime` is notified of the end only if the script has imported it.
+Started by the agent as `python -u run_script.py [options] script args...`. Owns everything between the first
+instruction of a worker and the end of the script; what follows is script_end.py's. The script must not be able to
+tell: it runs as the real `__main__`, and no frame of this file appears in what it prints. Knows nothing of
+generations; `bagua_core.elastic.step.runtime` is notified of the end only if the script has imported it.
 
 Options, before the script: --module | --run-path, --parent-pid N; and --warm-fd N with --preimport a,b,c, with which
 this process is not a worker but forks them on request, imports done: see warm_parent.py. A process that runs the script
@@ -17,12 +17,11 @@ import os
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 GATE_VARIABLE = "BAGUA_GATE_FD"
 ERROR_FILE_VARIABLES = ("TORCHELASTIC_ERROR_FILE", "BAGUA_ERROR_FILE")
 RUNTIME_MODULE = "bagua_core.elastic.step.runtime"
-HARD_EXIT_GRACE_S = 10.0
 
 # Imports of the standard library stand inside functions: at this point sys.path[0] is still the
 # directory of this file, whose modules would shadow others of the same name.
@@ -37,7 +36,7 @@ class _Options(NamedTuple):
     warm_fd: int | None
 
 
-def main(arguments: list[str], loaded_before: set[str] | None = None) -> NoReturn:
+def main(arguments: list[str], loaded_before: set[str] | None = None) -> None:
     """loaded_before: names of modules that were loaded before anything was imported ahead, in a warm parent that was
     forked with its imports done; its sys.path has no runner."""
     options = _parse(arguments)
@@ -61,10 +60,11 @@ def main(arguments: list[str], loaded_before: set[str] | None = None) -> NoRetur
         sys.path[:] = path
         # Once more in any case: the module of a frozen heap (gc.freeze) would not be collected at the end.
         run = _prepare(*(command or (options.form, options.target, options.arguments)))
+    end = _sibling("script_end")  # now, for the script may change how modules are found
     _pass_gate()
     outcome = _run_to_end(run)
     bring_back()
-    _finish(outcome)
+    end.finish(outcome, sys.modules.get(RUNTIME_MODULE))
 
 
 def _parse(arguments: list[str]) -> _Options:
@@ -105,7 +105,7 @@ def _become_warm_parent(
     # After the imports, and by path: the script's directory decides what `import json` means, as ever.
     fresh_start = _sibling("fresh_start")
     ahead = fresh_start.loaded_since(before)
-    request = _sibling("warm_parent").serve(options.warm_fd, printed())
+    request = _sibling("warm_parent").serve(options.warm_fd, printed(), _sibling("worker_face"))
     return request.get("command"), fresh_start.hide(ahead, request)
 
 
@@ -380,69 +380,6 @@ def _write_error_file(error: BaseException) -> None:
                 file.write(content)
     except OSError as problem:
         sys.stderr.write(f"bagua: could not write the error file {path}: {problem}\n")
-
-
-def _finish(outcome: BaseException | None) -> NoReturn:
-    code = _exit_code(outcome)
-    exit_hard = False
-    runtime = sys.modules.get(RUNTIME_MODULE)
-    if runtime is not None:
-        try:
-            exit_hard = runtime.shutdown(code) is True
-        except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
-            sys.excepthook(type(error), error, error.__traceback__)
-            # What shutdown would have abandoned may block the interpreter's own end.
-            outcome, code, exit_hard = outcome or SystemExit(1), code or 1, True
-    if exit_hard:
-        _exit_hard(outcome, code)
-    if isinstance(outcome, KeyboardInterrupt):
-        # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
-        sys.excepthook = lambda *_: None
-    _unfreeze_for_nanobind()
-    raise outcome or SystemExit(0)
-
-
-def _exit_code(outcome: BaseException | None) -> int:
-    if outcome is None:
-        return 0
-    if isinstance(outcome, KeyboardInterrupt):
-        return 130
-    code = outcome.code if isinstance(outcome, SystemExit) else 1
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
-
-
-def _unfreeze_for_nanobind() -> None:
-    """Let the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
-    loaded, as Triton is from 3.9 on: nanobind prints a hundred lines about objects that it finds alive after that.
-
-    Only there, for the collection takes half a second of a processor.
-    """
-    import gc
-
-    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):
-        gc.unfreeze()
-
-
-def _exit_hard(outcome: BaseException | None, code: int) -> NoReturn:
-    """End without destroying C++ objects, but with the script's threads and atexit functions done."""
-    import atexit
-    import threading
-
-    watchdog = threading.Timer(HARD_EXIT_GRACE_S, os._exit, (code,))
-    watchdog.daemon = True
-    watchdog.start()
-    if isinstance(outcome, SystemExit) and not isinstance(outcome.code, int | None):
-        sys.stderr.write(f"{outcome.code}\n")
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue  # closed by the script, or its reader is gone
-    os._exit(code)
 
 
 if __name__ == "__main__":

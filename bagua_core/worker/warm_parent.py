@@ -17,7 +17,6 @@ import os
 import select
 import socket
 import struct
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 ADOPTION_TIMEOUT_S = 10.0
@@ -25,16 +24,17 @@ MAX_DESCRIPTORS = 6
 LENGTH = struct.Struct("!I")
 
 
-def serve(control_fd: int, printed: tuple[bytes, bytes]) -> dict[str, Any]:
+def serve(control_fd: int, printed: tuple[bytes, bytes], face: Any) -> dict[str, Any]:
     """Answer requests. Returns only in a forked worker: the request that it answers.
 
-    printed: what the imports wrote to stdout and stderr; every worker writes it to its own.
+    printed: what the imports wrote to stdout and stderr; every worker writes it to its own. face: worker_face.py.
     """
-    face = _load_face()
     name = face.exchange_name("bagua-warm")
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
-    _settle()
+    # Keeps what is there out of every later collection, which would copy its pages in each worker. Without collecting
+    # first: that takes longer than the fork, and imports leave little.
+    gc.freeze()
     _send(control, {"ready": True})
     while True:
         request, descriptors = _receive(control)
@@ -48,23 +48,6 @@ def serve(control_fd: int, printed: tuple[bytes, bytes]) -> dict[str, Any]:
         for descriptor in descriptors:
             os.close(descriptor)
         _send(control, answer)
-
-
-def _load_face() -> Any:
-    path = os.path.join(os.path.dirname(_load_face.__code__.co_filename), "worker_face.py")
-    spec = spec_from_file_location("_bagua_worker_face", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _settle() -> None:
-    """Keep what is there out of every later collection, which would copy its pages in each worker.
-
-    Without collecting first: that takes longer than the fork, and imports leave little.
-    """
-    gc.freeze()
 
 
 def _fork_worker(descriptors: list[int]) -> tuple[bool, dict[str, Any]]:

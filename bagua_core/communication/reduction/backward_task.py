@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from bagua_core.errors import UserError
 
-class NestedBackwardError(RuntimeError):
+
+class NestedBackwardError(UserError, RuntimeError):
     """Gradients of one step came from a backward inside another backward."""
 
 

@@ -17,11 +17,10 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.devices.device_wait import wait_once
 from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
-from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
-from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.contributions import Contributions
 from bagua_core.communication.reduction.step_tail import StepTail
 from bagua_core.communication.reduction.trained_parameters import (
     Candidates,
@@ -30,14 +29,10 @@ from bagua_core.communication.reduction.trained_parameters import (
     TrainedParameters,
     listed,
 )
-from bagua_core.communication.step_interface import MicroBatch, StepReductions
+from bagua_core.communication.step_interface import StepReductions
 
 
-class SparseGradientError(TypeError):
-    """A parameter has a sparse gradient, which has no place in a flat bucket."""
-
-
-class Reducer(Exchange):
+class Reducer(Contributions):
     """Averages gradients over the job within backward, weighted by samples.
 
     After the backward of a step's last micro-batch every .grad is the job's mean, or whatever `operation` makes of
@@ -62,44 +57,29 @@ class Reducer(Exchange):
         if not attached:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
-        self._operation = operation or Sum()
+        chosen = operation or Sum()
+        layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
+        super().__init__(layout, chosen)
         self._finds_unused = find_unused_parameters
-        self._layout = BucketLayout(
-            attached, bucket_cap_bytes, first_bucket_bytes, self._operation.carries_pair
-        )
-        self._take_over_layout()
         self._trained = TrainedParameters(self._layout.is_attached)
         self._tail = StepTail(engine, self._trained)
-        self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
         self._relays = False  # whether the next forward lays out the buckets anew
 
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
         self._reductions = 0
         self._has_local = False
         self._backward = BackwardTask()
-        self._communicator: Communicator | None = None
-        self._micro_batch = MicroBatch(1.0, True)
         self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
         self._skips = False
         self._next_bucket = 0
         self._separates_mean = False
         self._average = average
-        self._scale = 1.0  # of this step's contributions
         self._hooked: set[int] = set()
         self._mean_hooked: set[int] = set()
         self._hooks: list[Any] = []
         self._hook_parameters()
         if not average:  # what .grad still holds is scaled already
             self._separate_mean()
-
-    @property
-    def bucket_sizes_bytes(self) -> tuple[int, ...]:
-        """Of the buckets in launch order, the tail included."""
-        return tuple(b.flat.numel() * b.flat.element_size() for b in self._buckets)
-
-    def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
-        """The buckets in launch order, each with the parameters whose gradients lie in it."""
-        return [(b, [self._parameters[i] for i in b.plan.members]) for b in self._buckets]
 
     @property
     def is_unfinished(self) -> bool:
@@ -161,26 +141,6 @@ class Reducer(Exchange):
             known = {id(p) for p in chosen}
             self._frozen = [p for p in self._parameters if id(p) not in known]
 
-    @property
-    def layout_version(self) -> int:
-        """See Exchange."""
-        return self._layout.version
-
-    def reduces(self, parameter: torch.Tensor) -> bool:
-        """See Exchange."""
-        return id(parameter) in self._index_of
-
-    def _take_over_layout(self) -> None:
-        """Between steps. What is read for each gradient is kept here."""
-        layout = self._layout
-        self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
-        self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
-        count = len(self._parameters)
-        self._used = torch.zeros(count, dtype=torch.uint8)
-        self._ready = bytearray(count)
-        # 1: the view already holds something that goes into the mean as it is, so contributions are added
-        self._accumulated = bytearray(count)
-
     def _hook_parameters(self) -> None:
         for p in self._parameters:
             if p.requires_grad and id(p) not in self._hooked:
@@ -207,15 +167,6 @@ class Reducer(Exchange):
         """The step did not happen: forget accumulations; .grad is the caller's to clear."""
         with self._lock:
             self._forget()
-
-    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """See Exchange. A value lies in the bucket, where a mean that all ranks hold is recognized."""
-        index = next((i for i, p in enumerate(self._parameters) if p is parameter), None)
-        if value is None or index is None:
-            super().put_gradient(parameter, value)
-        else:
-            self._views[index].copy_(value)
-            parameter.grad = self._views[index]
 
     def communicator_changed(self) -> None:
         """Nothing of the old communicator outlives this."""
@@ -278,39 +229,6 @@ class Reducer(Exchange):
         for bucket in self._buckets:
             bucket.rearm()
         self._backward.begin(self._end_backward)
-
-    def _contribute(self, index: int, parameter: torch.Tensor) -> None:
-        """Put weight * .grad into the bucket. .grad None counts as zero."""
-        gradient, view = parameter.grad, self._views[index]
-        weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise SparseGradientError(
-                f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
-                "gradients are not supported, use dense ones (for embeddings: sparse=False)"
-            )
-        accumulated = self._accumulated[index]
-        if gradient is None or weight == 0.0:
-            # replaced, not multiplied: an empty mean is NaN, and NaN times 0 is NaN too
-            if not accumulated:
-                view.zero_()
-        elif accumulated:
-            view.add_(gradient, alpha=weight)
-        elif gradient is view:
-            if weight != 1.0:
-                view.mul_(weight)
-        elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
-            return  # a world of one: .grad is the mean already
-        else:
-            torch.mul(gradient, weight, out=view)
-        if last:
-            if gradient is not view:
-                parameter.grad = view
-            return
-        self._accumulated[index] = 1
-        if gradient is view:
-            parameter.grad = torch.zeros_like(view)
-        elif gradient is not None:
-            gradient.zero_()
 
     def _launch_filled(self) -> None:
         communicator = self._communicator
@@ -457,13 +375,6 @@ class Reducer(Exchange):
 
         return gradient_computed
 
-    def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state."""
-        if parameter.grad is self._views[index]:
-            parameter.grad = None
-            communicator = self._communicator
-            self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
-
     # -- what did not happen
 
     def _give_up_unfinished(self) -> None:
@@ -483,18 +394,3 @@ class Reducer(Exchange):
         if any(b.pending is not None for b in self._buckets):
             self._retire_buckets()
             self._zero_gradients()
-
-    def _retire_buckets(self) -> None:
-        """Operations that were given up may still write: into memory that nothing else uses any more."""
-        self._operation.failed()
-        self._used = torch.zeros_like(self._used)
-        self._layout.renew()
-
-    def _zero_gradients(self) -> None:
-        self._accumulated = bytearray(len(self._parameters))
-        for bucket in self._buckets:
-            bucket.flat.zero_()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-        for parameter in self._frozen:
-            parameter.grad = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_core.errors import UserError
+
 LARGEST_COUNT = 63  # 4096 * 63**2 < 2**24; a larger count is compared as this one
 NOT_COUNTED = -1
 
 
-class OptimizerStepsDiffer(RuntimeError):
+class OptimizerStepsDiffer(UserError, RuntimeError):
     """Ranks took different numbers of optimizer steps in one step of the job, so their parameters differ."""
 
 

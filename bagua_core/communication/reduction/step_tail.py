@@ -17,6 +17,7 @@ from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
 from bagua_core.communication.reduction.trained_parameters import TrainedParameters
 from bagua_core.communication.step_interface import StepReductions
+from bagua_core.errors import UserError
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
@@ -30,7 +31,7 @@ def probe_sum(world_size: int) -> float:
     return float(4095 * world_size - world_size // 2)
 
 
-class PairNotCarried(TypeError):
+class PairNotCarried(UserError, TypeError):
     """A bucket operation that sets carries_pair does not sum what lies behind the gradients."""
 
 

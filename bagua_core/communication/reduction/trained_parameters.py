@@ -12,20 +12,21 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.errors import UserError
 
 Candidates = Sequence[tuple[str, torch.nn.Parameter]]
 NAMES_SHOWN = 5
 
 
-class TrainedParametersDiffer(RuntimeError):
+class TrainedParametersDiffer(UserError, RuntimeError):
     """Ranks froze or unfroze different parameters of one model."""
 
 
-class FrozenWithinStep(RuntimeError):
+class FrozenWithinStep(UserError, RuntimeError):
     """Parameters were frozen or unfrozen between micro-batches of one step."""
 
 
-class CannotTakeOn(RuntimeError):
+class CannotTakeOn(UserError, RuntimeError):
     """Parameters were unfrozen that the model's algorithm does not know."""
 
 

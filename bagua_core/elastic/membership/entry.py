@@ -14,7 +14,7 @@ from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import StateGone
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import HalfCopy
 
 _COLUMNS = 11
 

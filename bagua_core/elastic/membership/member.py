@@ -8,7 +8,6 @@ Everything runs in the script's thread except `_on_news`.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -21,37 +20,34 @@ from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
     Communicator,
-    Pending,
 )
 from bagua_core.communication.transport_choice import Setting
 from bagua_core.communication.transports import retired_groups
-from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
+from bagua_core.elastic.checks.step_timing import WaitMonitor
 from bagua_core.elastic.membership import entry, switch_pair
 from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.membership.host import Host
+from bagua_core.elastic.membership.member_waits import MemberWaits
 from bagua_core.elastic.membership.next_communicator import NextCommunicator
 from bagua_core.elastic.membership.rendezvous import Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
-from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
-from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY, STEP, OperationTrail
-from bagua_core.elastic.waiting.operations import MismatchedCollective
+from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY
+from bagua_core.errors import LeaveInterrupt, UserError
 
 RECORDS_KEPT = 8
 LOOK_AGAIN_S = 1.0  # for members of the newest record that answer
 
 
-class JoinRefused(RuntimeError):
+class JoinRefused(UserError, RuntimeError):
     """The job does not take this worker: its fingerprint differs."""
 
 
-class Member:
+class Member(MemberWaits):
     def __init__(self, environment: WorkerEnvironment, host: Host) -> None:
+        super().__init__()
         self._environment = environment
         self._host = host
-        self.changed = threading.Condition()
-        self.generation: Generation | None = None
-        self.communicator: Communicator | None = None
         self.broken = False
         self.agreed: int | None = None
         self._floor = 0
@@ -61,10 +57,7 @@ class Member:
         self.at_boundary = False  # the script's thread is in `follow`
         self._side: Communicator | None = None
         self._left: list[Communicator] = []
-        self._waits = WaitMonitor()
-        self.trail = OperationTrail()
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
-        self.waited_s = 0.0  # in collectives, since the engine reset it to 0
         self.rendezvous = Rendezvous(
             environment.worker_id,
             environment.bind_host,
@@ -404,80 +397,12 @@ class Member:
         self._side = building.communicator
         return self._side
 
-    # -- waiting, always releasable
-
-    def wait(self, pending: Pending, what: str = STEP) -> None:
-        """what: the name of the runtime's operation, for operation_trail.py."""
-        began_s = time.monotonic()
-        self.wait_unlearned(pending, what)
-        waited_s = time.monotonic() - began_s
-        self.waited_s += waited_s
-        self._waits.ended(waited_s)
-
-    def wait_unlearned(self, pending: Pending, what: str = STEP) -> None:
-        self._check_agreed()
-        self.stalls.wait_begins(self._waits)
-        self.trail.wait_begins(what)
-        try:
-            pending.wait(self.stalled, self._waits.threshold_s)
-        except CollectiveFailed:
-            self._check_agreed()
-            raise
-        self.stalls.went_on()
-
-    def _check_agreed(self) -> None:
-        """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
-        if self.session.news.disagreement:
-            raise MismatchedCollective(
-                f"{self.session.news.disagreement}. Every worker must call the same collectives in the same order"
-            )
-
-    def stalled(self, waited_s: float) -> None:
-        """A wait of this generation lasts; tell the agent when it is longer than usual."""
-        if self.generation is not None:
-            self.stalls.lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
-
-    def wait_for_transfer(self, done: Callable[[], bool]) -> None:
-        """Raises CollectiveAborted when the generation ends first."""
-        communicator, generation = self.communicator, self.generation
-        assert communicator is not None and generation is not None
-        flag = communicator.abort_flag
-        if not self._wait_until(done, flag.is_set, generation.number, report=True):
-            raise CollectiveAborted(flag.reason or "aborted")
-
-    def _wait_until(
-        self, done: Callable[[], bool], given_up: Callable[[], bool], number: int, *, report: bool
-    ) -> bool:
-        began_s = time.monotonic()
-        waits = self.stalls.wait_begins(WaitMonitor())
-        look_s = waits.threshold_s
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
-            if done():
-                self.stalls.went_on()
-                return True
-            self._check_agreed()
-            if given_up():
-                return False
-            waited_s = time.monotonic() - began_s
-            if report and waited_s >= look_s:
-                look_s = waited_s + LEAST_STALL_S
-                self.stalls.lasts(number, waited_s, waits)
-
     def wait_closed(self) -> None:
         """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
         while not self.is_closed:
             seen = self.session.news
             self.follow(given_up=lambda: self.is_closed)
             self._wait_for_news(seen, lambda: self.is_closed)
-
-    def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
-        """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
-        until_s = time.monotonic() + most_s
-        with self.changed:
-            while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:
-                self.changed.wait(timeout=min(1.0, left_s))
 
     def break_generation(self, error: Exception) -> None:
         """The communicator is of no use any more; say so unless a newer generation said it first."""

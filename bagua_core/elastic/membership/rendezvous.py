@@ -26,6 +26,7 @@ from bagua_core.communication.transports.gloo import build_gloo
 from bagua_core.communication.transports.gpu_transport import GpuTransport, NcclTransport
 from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
 from bagua_core.communication.transports.staged import Staged
+from bagua_core.errors import UserError
 
 MEETING_TIMEOUT_S = 60.0
 ALL = "all"  # the generation's main communicator, in the store
@@ -47,7 +48,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class TransportRefused(RuntimeError):
+class TransportRefused(UserError, RuntimeError):
     """The script's environment insists on a transport that the members can't all use."""
 
 

@@ -14,12 +14,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
+from bagua_core.errors import InfrastructureLost
 
 CONNECT_TIMEOUT_S = 30.0
 EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script
@@ -33,7 +35,7 @@ _REFUSALS = (
 )
 
 
-class SessionError(RuntimeError):
+class SessionError(InfrastructureLost, RuntimeError):
     """The session could not be opened, or the agent speaks another protocol."""
 
 
@@ -70,11 +72,7 @@ class Session:
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path}", options=[("grpc.max_receive_message_length", 64 << 20)]
         )
-        self._say(
-            session_pb2.WorkerMessage(
-                hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id=worker_id, pid=os.getpid())
-            )
-        )
+        self._say(hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id=worker_id, pid=os.getpid()))
         stub = session_pb2_grpc.WorkerSessionStub(self._channel)  # type: ignore[no-untyped-call]
         self._stream = stub.Attach(self._outgoing(), wait_for_ready=True)
         self._thread = threading.Thread(target=self._read, name="bagua-session", daemon=True)
@@ -153,8 +151,8 @@ class Session:
 
     # -- to the agent
 
-    def _say(self, message: session_pb2.WorkerMessage) -> None:
-        self._outbox.put(message)
+    def _say(self, **kind: Any) -> None:
+        self._outbox.put(session_pb2.WorkerMessage(**kind))
 
     def _outgoing(self) -> Iterator[session_pb2.WorkerMessage]:
         while (message := self._outbox.get()) is not None:
@@ -169,32 +167,28 @@ class Session:
         gathering: int = 0,
     ) -> None:
         self._say(
-            session_pb2.WorkerMessage(
-                ready=session_pb2.Ready(
-                    store_address=store_address,
-                    fingerprint=dict(fingerprint),
-                    committed_generation=committed_generation,
-                    stage=stage.value,
-                    gathering=gathering,
-                )
+            ready=session_pb2.Ready(
+                store_address=store_address,
+                fingerprint=dict(fingerprint),
+                committed_generation=committed_generation,
+                stage=stage.value,
+                gathering=gathering,
             )
         )
 
     def entered(self, generation: int, step: int) -> None:
-        self._say(session_pb2.WorkerMessage(entered=session_pb2.Entered(generation=generation, step=step)))
+        self._say(entered=session_pb2.Entered(generation=generation, step=step))
 
     def progress(
         self, generation: int, step: int, epoch: int, steps_per_s: float, metrics: Mapping[str, float]
     ) -> None:
         self._say(
-            session_pb2.WorkerMessage(
-                progress=session_pb2.Progress(
-                    generation=generation,
-                    step=step,
-                    epoch=epoch,
-                    steps_per_s=steps_per_s,
-                    metrics=dict(metrics),
-                )
+            progress=session_pb2.Progress(
+                generation=generation,
+                step=step,
+                epoch=epoch,
+                steps_per_s=steps_per_s,
+                metrics=dict(metrics),
             )
         )
 
@@ -210,35 +204,29 @@ class Session:
         waits_in: CollectiveWait | None = None,
     ) -> None:
         self._say(
-            session_pb2.WorkerMessage(
-                suspected=session_pb2.Suspected(
-                    generation=generation,
-                    kind=kind.value,
-                    hosts=hosts,
-                    detail=detail[:500],
-                    waited_s=waited_s,
-                    usual_step_s=usual_step_s,
-                    waits_in=None if waits_in is None else waits_in.to_proto(),
-                )
+            suspected=session_pb2.Suspected(
+                generation=generation,
+                kind=kind.value,
+                hosts=hosts,
+                detail=detail[:500],
+                waited_s=waited_s,
+                usual_step_s=usual_step_s,
+                waits_in=None if waits_in is None else waits_in.to_proto(),
             )
         )
 
     def went_on(self, generation: int) -> None:
-        self._say(session_pb2.WorkerMessage(went_on=session_pb2.WentOn(generation=generation)))
+        self._say(went_on=session_pb2.WentOn(generation=generation))
 
     def straggler(self, told: session_pb2.Straggler) -> None:
-        self._say(session_pb2.WorkerMessage(straggler=told))
+        self._say(straggler=told)
 
     def left(self, generation: int, last: membership_pb2.LastCheckpoint | None = None) -> None:
         """last: what this worker did for the last checkpoint; None: it held no state of the job."""
-        self._say(session_pb2.WorkerMessage(left=session_pb2.Left(generation=generation, last=last)))
+        self._say(left=session_pb2.Left(generation=generation, last=last))
 
     def training_done(self, generation: int, step: int) -> None:
-        self._say(
-            session_pb2.WorkerMessage(
-                training_done=session_pb2.TrainingDone(generation=generation, step=step)
-            )
-        )
+        self._say(training_done=session_pb2.TrainingDone(generation=generation, step=step))
 
     def close(self) -> None:
         """Half-close after everything said so far is on its way, then wait for the agent's end of it."""

@@ -24,8 +24,7 @@ from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.heal.landing import Fitting, InPlace, Landing, Staging
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state import heal_memory
-from bagua_core.elastic.state.committed_state import CommittedState
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
 
 
 class LateValue:

@@ -22,9 +22,10 @@ from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.step_states import Event, Phase, StepStates
 from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP
+from bagua_core.errors import UserError
 
 
-class OutsideStepError(RuntimeError):
+class OutsideStepError(UserError, RuntimeError):
     """Gradients were computed where no step is under way."""
 
 

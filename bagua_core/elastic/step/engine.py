@@ -1,8 +1,8 @@
-"""The boundary of a step: commits what is final, rolls back what is not, and follows changes of membership.
+"""The boundary of a step: begins the next step, and follows changes of membership.
 
-The step under way and its reductions are current_step.py's. What is committed is committed_state.py's; copies are
-copying.py's, the script's own collectives outside_collectives.py's; where the job goes is member.py, which ledger lines
-are due commit_history.py. Everything runs in the script's thread.
+The step under way and its reductions are current_step.py's, its commit and roll-back step_end.py's. What is committed
+is committed_state.py's; copies are copying.py's, the script's own collectives outside_collectives.py's; where the job
+goes is member.py. Everything runs in the script's thread.
 
 The *resume point* of a step is where the script goes on when the step is done again: the loader's yield, or the return
 of next_step(). What a failed step changed goes back to its values there.
@@ -25,6 +25,7 @@ from bagua_core.communication.communicator import (
     CollectiveFailed,
     ReduceOp,
 )
+from bagua_core.communication.reducible import check_reducible
 from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, Stateful, StepPlan
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
 from bagua_core.elastic.heal.heal_plan import HealPlan
@@ -33,42 +34,32 @@ from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group
-from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives, check_averages
-from bagua_core.elastic.state.commit_history import Entry
+from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.step.copying import Copying
-from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.given import Given
 from bagua_core.elastic.step.late_leave import LateLeave
 from bagua_core.elastic.step.leaving import Leaving
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
+from bagua_core.elastic.step.step_end import StepEnd
 from bagua_core.elastic.step.step_seed import seed_generators
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.elastic.waiting.operation_trail import COMPARISON
 from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
 
 
-class UnfinishedBackward(RuntimeError):
-    """The script went on after an exception in backward."""
-
-
-class Engine(CurrentStep):
+class Engine(StepEnd):
     """One per process. environment None: a world of one, not launched."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
-        self.metrics: dict[str, float] = {}
         self.local_rank = environment.local_rank if environment else 0
         self._job_step = 0
-        self._workers: tuple[str, ...] = ("",)
         self._ended = False  # the process leaves the job
 
         self._announced = MicroBatch(1.0, True)  # what a step that next_step() announced begins with
 
-        self._step_from_s = 0.0
         self._before_loop: BeforeLoop | None = None
         self._outside: OutsideCollectives | None = None
-        self._reports: AgentReports | None = None
-        self._checkpoints: JobCheckpoints | None = None
         self._late_leave: LateLeave | None = None
         self._leaving: Leaving | None = None
         member = self.member = None if environment is None else Member(environment, self)
@@ -270,101 +261,6 @@ class Engine(CurrentStep):
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)
 
-    def _end_step(self) -> None:
-        if not self.step_failed and any(model.is_unfinished for model in self.given.models):
-            # Peers may be in the middle of its buckets: no other collective can follow.
-            self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
-        if self.states.phase is Phase.RUNNING:
-            self._reduce_pair_alone()
-        if self.is_final:
-            self.reach("commit.before")
-            self._commit()
-            self.reach("commit.after")
-        else:
-            self._roll_back()
-
-    def _roll_back(self) -> None:
-        why, self._failure = self._failure, None
-        guard = self.state.guard
-        with guard.held():
-            self.state.resume_point_is_current = guard.stepping = guard.provisional = False
-            unknown = self.registry.roll_back()
-            for model in self.given.models:
-                model.step_rolled_back()
-            self.registry.roll_back_gradients()
-            if self.given.source is not None:
-                self.given.source.seek(self.state.position)
-            self.newcomers = frozenset()
-            self._drop_copy()
-            self.states.take(Event.ROLL_BACK)
-        self._say(f"step {self.state.name.step} in generation {self.plan.generation} did not happen: {why}")
-        if parts := self.state.final_parts:
-            self._say(
-                f"warning: without a copy {parts} of its optimizer steps stay, and the rest is done again"
-            )
-        if unknown:
-            self._say(
-                f"warning: the script changed {', '.join(unknown)} in that step, before it failed, by something else "
-                "than the optimizer and for the first time: that change stays"
-            )
-
-    def _commit(self) -> None:
-        with self.state.guard.held():
-            self._commit_here()
-        state = self.state
-        if self._reports is None or self.member is None:
-            return
-        self._reports.entered(state.name.step)
-        if self._reports.is_progress_due():
-            self._report_progress()
-        self._checks.after_commit(self.member, state.name.step)
-        if self._checkpoints is not None:
-            state.owes_checkpoint |= self._checkpoints.is_due()
-
-    def _commit_here(self) -> None:
-        """The part of a commit that needs no other worker. Under the guard."""
-        state = self.state
-        state.resume_point_is_current = state.guard.stepping = False
-        self.most_parts = max(self.most_parts, self.part, state.final_parts)
-        self.registry.step_committed()
-        if self.member is not None and not self.plan.healing:
-            self._checks.step_timed(time.monotonic() - self._step_from_s, self.member.waited_s)
-        state.history = state.history.committed(
-            Entry(
-                generation=self.plan.generation,
-                step=state.name.step + 1,
-                position=tuple(sorted(state.position.items())),
-                workers=self._workers,
-                healing=self.plan.healing,
-                time_s=time.time(),
-                job=self._lines.job,
-            )
-        )
-        epoch = state.position["epoch"]
-        if self.given.source is not None:
-            state.position = dict(self.given.source.after(state.position))
-            self.given.source.seek(state.position)
-        state.step_committed(self.generation_number)
-        if self.member is not None:
-            self.member.trail.at(state.name.step)
-        state.owes_epoch_end = self.member is not None and state.position["epoch"] != epoch
-        for model in self.given.models:
-            model.step_committed()
-        state.guard.provisional = False  # what the models' exchanges changed is final
-        self.newcomers = frozenset()
-        self.joining = False
-        self._drop_copy()
-        self.states.take(Event.COMMIT)
-
-    def _report_progress(self) -> None:
-        if self._reports is not None:
-            self._reports.progress(
-                self.state.name.step,
-                self.state.position["epoch"],
-                # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
-                {} if self.plan.global_rank in self.plan.healing else self.metrics,
-            )
-
     # -- entering a generation (called by the member)
 
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
@@ -421,7 +317,7 @@ class Engine(CurrentStep):
         """See bagua_core.allreduce."""
         if self._outside is not None:
             return self._outside.allreduce(tensor, op)
-        check_averages(tensor, op)
+        check_reducible(tensor.dtype, op)
         return tensor.clone()
 
     def operation_done(self, index: int) -> None:

@@ -8,9 +8,10 @@ from bagua_core.communication.step_interface import DataSource, Model
 from bagua_core.communication.transports.gpu_in_use import gpus_of
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.errors import UserError
 
 
-class SecondLoaderError(RuntimeError):
+class SecondLoaderError(UserError, RuntimeError):
     """Two loaders in one job: one of them defines the steps."""
 
 

@@ -2,7 +2,8 @@
 
 A thread, begun when the agent asks this worker to leave. It asks late_leave_plan.py what to do until that says
 something to do: it saves the committed state or nothing, tells the agent, and interrupts the script as Ctrl-C would. A
-script that ignores the interrupt is ended when the time is over. Knows no checkpoint files and no step: that is `Host`.
+script that ignores the interrupt is ended when the time is over. Knows no checkpoint files and no step: that is
+leaving.py.
 """
 
 from __future__ import annotations
@@ -14,46 +15,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Protocol
 
-from bagua_contract import membership_pb2
 from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.state.state_guard import StateBusy, StateGuard
 from bagua_core.elastic.step.late_leave_plan import (
     Act,
-    Form,
-    LeaveSituation,
     Plan,
     decide,
     grace_warning,
     unreadable,
 )
+from bagua_core.elastic.step.leaving import Leaving
 
 LOOK_EVERY_S = 0.1  # only between the order to leave and the end
 SWITCH_INTERVAL_S = 1e-4
 """How long a script that computes in Python keeps the interpreter from this thread and the writer's, which ask for it
 after each tensor operation. With the usual 5 ms, the state of a small model takes many seconds to write."""
 EXIT_CODE = 128 + signal.SIGTERM  # of a script that ignores the interrupt
-
-
-class Host(Protocol):
-    """The calls of the thread to the engine; `late_situation` and `begin_last_write` while it reads the state."""
-
-    @property
-    def generation_number(self) -> int: ...
-
-    def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
-        """And whether the expected duration of a write was measured."""
-
-    def begin_last_write(self, form: Form, leave_by_s: float) -> None:
-        """Copy this worker's part of the last checkpoint and have it written."""
-
-    def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
-        """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""
-
-    def without_write(self) -> membership_pb2.LastCheckpoint | None:
-        """The message to the agent if nothing is to be saved."""
 
 
 def interrupt_script() -> None:
@@ -69,13 +48,13 @@ class LateLeave:
 
     def __init__(
         self,
-        host: Host,
+        leaving: Leaving,
         guard: StateGuard,
         session: Session,
         interrupt: Callable[[], None] = interrupt_script,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        self._host = host
+        self._leaving = leaving
         self._guard = guard
         self._session = session
         self._interrupt = interrupt
@@ -136,7 +115,7 @@ class LateLeave:
     def _warn(self) -> None:
         try:
             with self._guard.reading(LOOK_EVERY_S):
-                situation, measured = self._host.late_situation(self._left_s())
+                situation, measured = self._leaving.late_situation(self._left_s())
         except Exception:  # noqa: BLE001 (what it is shows when there is something to do)
             return
         if warning := grace_warning(situation, measured=measured):
@@ -146,7 +125,7 @@ class LateLeave:
         """What to do; and why the state is not being saved, if it should be. What calls for a leave has begun it."""
         try:
             with self._guard.reading(LOOK_EVERY_S) as work:
-                situation, _ = self._host.late_situation(self._left_s())
+                situation, _ = self._leaving.late_situation(self._left_s())
                 plan = decide(situation)
                 if self._closed.is_set():
                     return Plan(Act.STAND_BACK, "the script has ended"), ""
@@ -170,7 +149,7 @@ class LateLeave:
         self._say(f"{plan.reason}: saves the committed state from outside the loop")
         try:
             with nullcontext() if work is None else work.taken_over(self._check_time):
-                self._host.begin_last_write(plan.form, self._leave_by_s)
+                self._leaving.begin_last_write(plan.form, self._leave_by_s)
         except Exception as error:  # noqa: BLE001 (told to the agent; the leave goes on)
             return f"{type(error).__name__}: {error}"
         return ""
@@ -183,10 +162,10 @@ class LateLeave:
     def _leave(self, plan: Plan, problem: str) -> None:
         try:
             if plan.act is Act.LEAVE:
-                last = self._host.without_write()
+                last = self._leaving.without_write()
             else:
-                last = self._host.end_last_write(self._leave_by_s, problem)
-            self._session.left(self._host.generation_number, last)
+                last = self._leaving.end_last_write(self._leave_by_s, problem)
+            self._session.left(self._leaving.generation_number, last)
             self._say(f"worker ends: {plan.reason}")
         finally:
             script_knows = self._guard.taken_out()

@@ -12,14 +12,14 @@ from bagua_contract.records import Generation
 from bagua_core.communication.step_interface import Model
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import HalfCopy
 from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Form, LeaveSituation, part_of
 from bagua_core.elastic.step.step_states import Phase
 
 
 class Leaving:
-    """See late_leave.Host. commit_here: the part of a commit that needs no other worker; called under the guard."""
+    """commit_here: the part of a commit that needs no other worker; called under the guard."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Leaving:
         return self._checkpoints.before_leaving(self._member.session.news.leave_by_s)
 
     def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
-        """See late_leave.Host."""
+        """And whether the expected duration of a write was measured. While the state is read."""
         step, state, member = self._step, self._step.state, self._member
         news, current = member.session.news, member.generation
         newest = news.generation
@@ -91,7 +91,7 @@ class Leaving:
         return situation, bool(expected_s)
 
     def begin_last_write(self, form: Form, leave_by_s: float) -> None:
-        """See late_leave.Host."""
+        """Copy this worker's part of the last checkpoint and have it written. While the state is read."""
         step, member = self._step, self._member
         assert member.generation is not None
         if form is Form.AFTER_COMMIT:
@@ -108,10 +108,11 @@ class Leaving:
         self._checkpoints.step_aside(current, *part, leave_by_s, at_resume_point=at_resume_point)
 
     def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
-        """See late_leave.Host."""
+        """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""
         return self._checkpoints.before_leaving(leave_by_s, problem)
 
     def without_write(self) -> membership_pb2.LastCheckpoint | None:
-        """See late_leave.Host. One that holds no state says so: there may be records, but nothing was committed."""
+        """The message to the agent if nothing is to be saved. A worker that holds no state says so: there may be
+        records, but nothing was committed."""
         never_had_any = self._step.state.name.is_none and self._step.state.half is HalfCopy.NONE
         return membership_pb2.LastCheckpoint() if never_had_any else None

@@ -8,13 +8,14 @@ import threading
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group
 from bagua_core.elastic.step.engine import Engine
+from bagua_core.errors import UserError
 
 _lock = threading.Lock()
 _engine: Engine | None = None
 _owner_pid = 0
 
 
-class ForkedWorkerError(RuntimeError):
+class ForkedWorkerError(UserError, RuntimeError):
     """The engine was used in a child of the worker, such as a DataLoader process."""
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
+from bagua_core.errors import InternalError
+
 
 class Phase(Enum):
     BETWEEN = "between steps"  # at a boundary, or the script is outside a step
@@ -57,7 +59,7 @@ IN_STEP = frozenset({Phase.RUNNING, Phase.FINAL, Phase.FAILED})
 HISTORY_LENGTH = 16
 
 
-class InvalidTransition(RuntimeError):
+class InvalidTransition(InternalError, RuntimeError):
     """The runtime took a step's event where the table has none: a defect of Bagua, with what led to it."""
 
 

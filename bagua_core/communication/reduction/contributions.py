@@ -1,0 +1,120 @@
+"""This rank's contributions to a reduction: what each gradient puts into its place in the buckets.
+
+Knows nothing of when a bucket leaves; reducer.py builds on it. Invariants: a bucket holds weight times this rank's
+gradient; a reduction that was given up leaves only zeros behind, in memory that no abandoned operation can reach.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_layout import BucketLayout
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.errors import UserError
+
+
+class SparseGradientError(UserError, TypeError):
+    """A parameter has a sparse gradient, which has no place in a flat bucket."""
+
+
+class Contributions(Exchange):
+    def __init__(self, layout: BucketLayout, operation: BucketOperation) -> None:
+        self._layout = layout
+        self._operation = operation
+        self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
+        self._communicator: Communicator | None = None
+        self._micro_batch = MicroBatch(1.0, True)
+        self._scale = 1.0  # of this step's contributions
+        self._take_over_layout()
+
+    def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
+        """The buckets in launch order, each with the parameters whose gradients lie in it."""
+        return [(b, [self._parameters[i] for i in b.plan.members]) for b in self._buckets]
+
+    @property
+    def layout_version(self) -> int:
+        """See Exchange."""
+        return self._layout.version
+
+    def reduces(self, parameter: torch.Tensor) -> bool:
+        """See Exchange."""
+        return id(parameter) in self._index_of
+
+    def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        """See Exchange. A value lies in the bucket, where a mean that all ranks hold is recognized."""
+        index = next((i for i, p in enumerate(self._parameters) if p is parameter), None)
+        if value is None or index is None:
+            super().put_gradient(parameter, value)
+        else:
+            self._views[index].copy_(value)
+            parameter.grad = self._views[index]
+
+    def _take_over_layout(self) -> None:
+        """Between steps. What is read for each gradient is kept here."""
+        layout = self._layout
+        self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
+        self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
+        count = len(self._parameters)
+        self._used = torch.zeros(count, dtype=torch.uint8)
+        self._ready = bytearray(count)
+        # 1: the view already holds something that goes into the mean as it is, so contributions are added
+        self._accumulated = bytearray(count)
+
+    def _contribute(self, index: int, parameter: torch.Tensor) -> None:
+        """Put weight * .grad into the bucket. .grad None counts as zero."""
+        gradient, view = parameter.grad, self._views[index]
+        weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise SparseGradientError(
+                f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
+                "gradients are not supported, use dense ones (for embeddings: sparse=False)"
+            )
+        accumulated = self._accumulated[index]
+        if gradient is None or weight == 0.0:
+            # replaced, not multiplied: an empty mean is NaN, and NaN times 0 is NaN too
+            if not accumulated:
+                view.zero_()
+        elif accumulated:
+            view.add_(gradient, alpha=weight)
+        elif gradient is view:
+            if weight != 1.0:
+                view.mul_(weight)
+        elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
+            return  # a world of one: .grad is the mean already
+        else:
+            torch.mul(gradient, weight, out=view)
+        if last:
+            if gradient is not view:
+                parameter.grad = view
+            return
+        self._accumulated[index] = 1
+        if gradient is view:
+            parameter.grad = torch.zeros_like(view)
+        elif gradient is not None:
+            gradient.zero_()
+
+    def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state."""
+        if parameter.grad is self._views[index]:
+            parameter.grad = None
+            communicator = self._communicator
+            self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
+
+    def _retire_buckets(self) -> None:
+        """Operations that were given up may still write: into memory that nothing else uses any more."""
+        self._operation.failed()
+        self._used = torch.zeros_like(self._used)
+        self._layout.renew()
+
+    def _zero_gradients(self) -> None:
+        self._accumulated = bytearray(len(self._parameters))
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        for parameter in self._frozen:
+            parameter.grad = None

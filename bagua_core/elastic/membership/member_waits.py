@@ -1,0 +1,98 @@
+"""The waits of a worker that is a member of a generation: in collectives, for a transfer, and for news of the agent.
+
+Every wait ends when what it waits for is done, or when its generation is given up; one that lasts is reported to the
+agent (stall_reports.py). The base of Member, which sets `generation` and `communicator`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from bagua_contract.records import Generation
+from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
+from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
+from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.stall_reports import StallReports
+from bagua_core.elastic.waiting.operation_trail import STEP, OperationTrail
+from bagua_core.elastic.waiting.operations import MismatchedCollective
+
+
+class MemberWaits:
+    session: Session
+    stalls: StallReports
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.generation: Generation | None = None
+        self.communicator: Communicator | None = None
+        self.trail = OperationTrail()
+        self.waited_s = 0.0  # in collectives, since the engine reset it to 0
+        self._waits = WaitMonitor()
+
+    def wait(self, pending: Pending, what: str = STEP) -> None:
+        """what: the name of the runtime's operation, for operation_trail.py."""
+        began_s = time.monotonic()
+        self.wait_unlearned(pending, what)
+        waited_s = time.monotonic() - began_s
+        self.waited_s += waited_s
+        self._waits.ended(waited_s)
+
+    def wait_unlearned(self, pending: Pending, what: str = STEP) -> None:
+        self._check_agreed()
+        self.stalls.wait_begins(self._waits)
+        self.trail.wait_begins(what)
+        try:
+            pending.wait(self.stalled, self._waits.threshold_s)
+        except CollectiveFailed:
+            self._check_agreed()
+            raise
+        self.stalls.went_on()
+
+    def _check_agreed(self) -> None:
+        """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
+        if self.session.news.disagreement:
+            raise MismatchedCollective(
+                f"{self.session.news.disagreement}. Every worker must call the same collectives in the same order"
+            )
+
+    def stalled(self, waited_s: float) -> None:
+        """A wait of this generation lasts; tell the agent when it is longer than usual."""
+        if self.generation is not None:
+            self.stalls.lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
+
+    def wait_for_transfer(self, done: Callable[[], bool]) -> None:
+        """Raises CollectiveAborted when the generation ends first."""
+        communicator, generation = self.communicator, self.generation
+        assert communicator is not None and generation is not None
+        flag = communicator.abort_flag
+        if not self._wait_until(done, flag.is_set, generation.number, report=True):
+            raise CollectiveAborted(flag.reason or "aborted")
+
+    def _wait_until(
+        self, done: Callable[[], bool], given_up: Callable[[], bool], number: int, *, report: bool
+    ) -> bool:
+        began_s = time.monotonic()
+        waits = self.stalls.wait_begins(WaitMonitor())
+        look_s = waits.threshold_s
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
+            if done():
+                self.stalls.went_on()
+                return True
+            self._check_agreed()
+            if given_up():
+                return False
+            waited_s = time.monotonic() - began_s
+            if report and waited_s >= look_s:
+                look_s = waited_s + LEAST_STALL_S
+                self.stalls.lasts(number, waited_s, waits)
+
+    def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
+        """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
+        until_s = time.monotonic() + most_s
+        with self.changed:
+            while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:
+                self.changed.wait(timeout=min(1.0, left_s))

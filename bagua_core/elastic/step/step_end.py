@@ -1,0 +1,133 @@
+"""The end of a step: commits what is final and rolls back what is not.
+
+A commit has a part that needs no other worker (`_commit_here`), which a leave in the script's place runs too. Which
+ledger lines are due is commit_history.py's. Everything runs in the script's thread.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
+from bagua_core.elastic.membership.agent_reports import AgentReports
+from bagua_core.elastic.state.commit_history import Entry
+from bagua_core.elastic.step.current_step import CurrentStep
+from bagua_core.elastic.step.given import Given
+from bagua_core.elastic.step.replica_checks import ReplicaChecks
+from bagua_core.elastic.step.step_states import Event, Phase
+from bagua_core.errors import UserError
+
+
+class UnfinishedBackward(UserError, RuntimeError):
+    """The script went on after an exception in backward."""
+
+
+class StepEnd(CurrentStep):
+    """See CurrentStep."""
+
+    given: Given
+    _checks: ReplicaChecks
+
+    def __init__(self, environment: WorkerEnvironment | None) -> None:
+        super().__init__(environment)
+        self.metrics: dict[str, float] = {}
+        self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
+        self._step_from_s = 0.0
+        self._reports: AgentReports | None = None
+        self._checkpoints: JobCheckpoints | None = None
+
+    def _end_step(self) -> None:
+        if not self.step_failed and any(model.is_unfinished for model in self.given.models):
+            # Peers may be in the middle of its buckets: no other collective can follow.
+            self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
+        if self.states.phase is Phase.RUNNING:
+            self._reduce_pair_alone()
+        if self.is_final:
+            self.reach("commit.before")
+            self._commit()
+            self.reach("commit.after")
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        why, self._failure = self._failure, None
+        guard = self.state.guard
+        with guard.held():
+            self.state.resume_point_is_current = guard.stepping = guard.provisional = False
+            unknown = self.registry.roll_back()
+            for model in self.given.models:
+                model.step_rolled_back()
+            self.registry.roll_back_gradients()
+            if self.given.source is not None:
+                self.given.source.seek(self.state.position)
+            self.newcomers = frozenset()
+            self._drop_copy()
+            self.states.take(Event.ROLL_BACK)
+        self._say(f"step {self.state.name.step} in generation {self.plan.generation} did not happen: {why}")
+        if parts := self.state.final_parts:
+            self._say(
+                f"warning: without a copy {parts} of its optimizer steps stay, and the rest is done again"
+            )
+        if unknown:
+            self._say(
+                f"warning: the script changed {', '.join(unknown)} in that step, before it failed, by something else "
+                "than the optimizer and for the first time: that change stays"
+            )
+
+    def _commit(self) -> None:
+        with self.state.guard.held():
+            self._commit_here()
+        state = self.state
+        if self._reports is None or self.member is None:
+            return
+        self._reports.entered(state.name.step)
+        if self._reports.is_progress_due():
+            self._report_progress()
+        self._checks.after_commit(self.member, state.name.step)
+        if self._checkpoints is not None:
+            state.owes_checkpoint |= self._checkpoints.is_due()
+
+    def _commit_here(self) -> None:
+        """The part of a commit that needs no other worker. Under the guard."""
+        state = self.state
+        state.resume_point_is_current = state.guard.stepping = False
+        self.most_parts = max(self.most_parts, self.part, state.final_parts)
+        self.registry.step_committed()
+        if self.member is not None and not self.plan.healing:
+            self._checks.step_timed(time.monotonic() - self._step_from_s, self.member.waited_s)
+        state.history = state.history.committed(
+            Entry(
+                generation=self.plan.generation,
+                step=state.name.step + 1,
+                position=tuple(sorted(state.position.items())),
+                workers=self._workers,
+                healing=self.plan.healing,
+                time_s=time.time(),
+                job=self._lines.job,
+            )
+        )
+        epoch = state.position["epoch"]
+        if self.given.source is not None:
+            state.position = dict(self.given.source.after(state.position))
+            self.given.source.seek(state.position)
+        state.step_committed(self.generation_number)
+        if self.member is not None:
+            self.member.trail.at(state.name.step)
+        state.owes_epoch_end = self.member is not None and state.position["epoch"] != epoch
+        for model in self.given.models:
+            model.step_committed()
+        state.guard.provisional = False  # what the models' exchanges changed is final
+        self.newcomers = frozenset()
+        self.joining = False
+        self._drop_copy()
+        self.states.take(Event.COMMIT)
+
+    def _report_progress(self) -> None:
+        if self._reports is not None:
+            self._reports.progress(
+                self.state.name.step,
+                self.state.position["epoch"],
+                # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
+                {} if self.plan.global_rank in self.plan.healing else self.metrics,
+            )
