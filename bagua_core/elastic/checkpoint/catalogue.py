@@ -18,6 +18,7 @@ from pathlib import Path
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.errors import PeerViolation, UserError
 
 KEPT = 2
 _CHECKPOINT = re.compile(r"run-(\d{4,})-step-(\d{9,})-generation-(\d{6,})-(\d+)")
@@ -58,11 +59,11 @@ class Run:
     resumed_at_step: int
 
 
-class OldFormat(ValueError):
+class OldFormat(UserError, ValueError):
     """The directory has a part that an earlier version wrote. Says so. To begin anew would in time remove it."""
 
 
-class UnreadableRun(ValueError):
+class UnreadableRun(PeerViolation, ValueError):
     """A run's file is not as it was written. Names it. It may say that steps were undone, so it is not ignored."""
 
 

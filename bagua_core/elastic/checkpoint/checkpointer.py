@@ -50,14 +50,12 @@ class Moment:
 
 
 class Checkpointer:
-    """settings None: no checkpoints, and every call returns at once.
-
-    say: one line for the person. fingerprint: of the script. clock: monotonic seconds. at_edge: see part_file.EDGES.
-    """
+    """say: one line for the person. fingerprint: of the script. clock: monotonic seconds. at_edge: see
+    part_file.EDGES."""
 
     def __init__(
         self,
-        settings: Settings | None,
+        settings: Settings,
         say: Callable[[str], None],
         fingerprint: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
@@ -76,35 +74,20 @@ class Checkpointer:
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()
         self._script: Mapping[str, str] | None = None
-        self._writer: Writer | None = None
-        if settings is not None:
-            self._writer = Writer(settings.directory, say, at_edge)
-            try:
-                settings.directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                say(f"{settings.directory} can't be made: {error}; no checkpoints until it is there")
-
-    @property
-    def is_on(self) -> bool:
-        return self._settings is not None
-
-    @property
-    def writer(self) -> Writer:
-        assert self._writer is not None
-        return self._writer
+        self.writer = Writer(settings.directory, say, at_edge)
+        try:
+            settings.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            say(f"{settings.directory} can't be made: {error}; no checkpoints until it is there")
 
     # -- a generation in which no member has any state
 
-    def choose(
-        self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]
-    ) -> Choice | None:
-        """The checkpoint that all members go on from; the same on each. None: none. communicator None: a world of one.
+    def choose(self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]) -> Choice:
+        """The checkpoint that all members go on from; the same on each. communicator None: a world of one.
 
         Called again in the same entry, after `could_not_read`, it answers with an older one. Raises
         CollectiveFailed.
         """
-        if self._settings is None:
-            return None
         choice = None
         if communicator is None or communicator.global_rank == 0:
             choice = restore.choose(self._settings.directory, job, self._refused, self._say)
@@ -116,7 +99,7 @@ class Checkpointer:
 
     def read(self, choice: Choice) -> Restored | None:
         """The chosen state, or None if it can't be read here. Blocks on the disk. Raises CheckpointMismatch."""
-        assert self._settings is not None and choice.place is not None
+        assert choice.place is not None
         try:
             return restore.read(self._settings.directory, choice.place, self._fingerprint())
         except (CorruptPart, OSError, ValueError) as error:
@@ -137,8 +120,6 @@ class Checkpointer:
 
         Raises CollectiveFailed if that could not be agreed on.
         """
-        if self._settings is None:
-            return False
         is_due = due.is_due_by_steps(self._settings.every, moment.name.step)
         generation = moment.name.generation
         by_seconds = self._settings.every.seconds > 0
@@ -155,8 +136,8 @@ class Checkpointer:
         """All ranks learn the run's number, which joiners do not know, and what rank 0 decided."""
         row = torch.zeros(3, dtype=torch.int64)
         row[0] = self.run
-        if moment.part == 0 and self._settings is not None and self._settings.every.seconds:
-            decided = self._decide(self._settings.every, moment.name.step)
+        if moment.part == 0 and self._settings.every.seconds:
+            decided = self._decide(moment.name.step)
             row[1], row[2] = int(decided.is_due), decided.next_step
         if communicator is not None:
             wait(communicator.allreduce(row, ReduceOp.MAX))
@@ -165,12 +146,12 @@ class Checkpointer:
             self._last_due_s = self._clock()  # on every rank: any may be rank 0 of the next generation
         return bool(is_due)
 
-    def _decide(self, every: CheckpointEvery, step: int) -> due.Look:
+    def _decide(self, step: int) -> due.Look:
         now_s = self._clock()
         if self._last_look is not None and step > self._last_look[0]:
             self._pace = self._pace.after(step - self._last_look[0], now_s - self._last_look[1])
         self._last_look = (step, now_s)
-        return due.look(every, step, now_s - self._last_due_s, self._pace)
+        return due.look(self._settings.every, step, now_s - self._last_due_s, self._pace)
 
     def write(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
         """Have this rank's part written. capture: the state as it is now; the tensors are the live ones."""
@@ -227,8 +208,6 @@ class Checkpointer:
         self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
     ) -> None:
         """The job's last state, written before this returns, or given up after limit_s."""
-        if self._settings is None:
-            return
         deadline_s = self._clock() + limit_s
         if self.writer.wait(limit_s):
             self.write(moment, capture)
@@ -238,5 +217,4 @@ class Checkpointer:
 
     def close(self, limit_s: float = 1.0) -> None:
         """End the writer's thread, after the part that it is writing."""
-        if self._writer is not None:
-            self._writer.close(limit_s)
+        self.writer.close(limit_s)

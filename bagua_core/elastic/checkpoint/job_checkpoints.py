@@ -57,13 +57,13 @@ class JobCheckpoints:
         self._info = info
         self._resumed = resumed
         self._say = say
-        self._checkpointer = Checkpointer(settings, say, fingerprint)
+        self._checkpointer = None if settings is None else Checkpointer(settings, say, fingerprint)
         self._directory = "" if settings is None else str(settings.directory)
         self._last: Moment | None = None  # this worker stepped aside with this state
 
     @property
     def is_on(self) -> bool:
-        return self._checkpointer.is_on
+        return self._checkpointer is not None
 
     # -- entering a generation
 
@@ -78,26 +78,26 @@ class JobCheckpoints:
         begins_again = (
             generation.kind is GenerationKind.FAILOVER and generation.base == 0 and generation.number > 1
         )
-        if plan.initial and not self._checkpointer.is_on and begins_again:
+        checkpointer = self._checkpointer
+        if plan.initial and checkpointer is None and begins_again:
             # No worker has the state and nothing was saved: whatever the job did before is void.
             self._say(f"begins at step 0: {generation.reason}")
             self._resumed(Resumption(time.time(), generation.nonce, generation.number, 0, 0))
-        if not plan.initial or not self._checkpointer.is_on:
+        if not plan.initial or checkpointer is None:
             return plan, infos
         communicator = self._member.communicator
         assert communicator is not None
         while True:
-            choice = self._checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
-            assert choice is not None
+            choice = checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
             if choice.place is not None:
-                restored = self._read(choice)
+                restored = self._read(checkpointer, choice)
                 if restored is not None:
                     self._take_over(generation, restored)
                 plan, infos = entry.exchange(
                     communicator, generation, self._info(), self._member.wait_unlearned
                 )
                 if plan.initial:
-                    self._checkpointer.could_not_read(choice)
+                    checkpointer.could_not_read(choice)
                     continue
                 if restored is not None:
                     self._say(f"goes on from the checkpoint of step {choice.step}")
@@ -108,9 +108,9 @@ class JobCheckpoints:
             )
             return plan, infos
 
-    def _read(self, choice: Choice) -> Restored | None:
+    def _read(self, checkpointer: Checkpointer, choice: Choice) -> Restored | None:
         """In a thread of its own, so that the end of the generation releases this one."""
-        transfer = heal.Transfer(lambda: self._checkpointer.read(choice), self._member.changed)
+        transfer = heal.Transfer(lambda: checkpointer.read(choice), self._member.changed)
         self._member.wait_for_transfer(lambda: transfer.done)
         if transfer.error is not None:
             raise transfer.error
@@ -135,7 +135,7 @@ class JobCheckpoints:
     def is_due(self) -> bool:
         """Whether a checkpoint of the step just committed is due. It is written when the script's next step begins,
         with what the script did until then. An agreement that fails breaks the generation, as any collective does."""
-        if not self._checkpointer.is_on or self._member.broken:
+        if self._checkpointer is None or self._member.broken:
             return False
         communicator = self._member.communicator
         assert communicator is not None
@@ -148,7 +148,7 @@ class JobCheckpoints:
 
     def write(self, part: int, parts: int) -> None:
         """Have this worker's part written. part, parts: its place among those that have the state."""
-        if self._checkpointer.is_on and self._member.generation is not None:
+        if self._checkpointer is not None and self._member.generation is not None:
             self._checkpointer.write(self._moment(part, parts), self._captured)
 
     def _captured(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class JobCheckpoints:
     @property
     def expected_write_s(self) -> float:
         """Of this worker's part, as the last one took; 0 if none was written yet."""
-        return self._checkpointer.expected_write_s if self._checkpointer.is_on else 0.0
+        return 0.0 if self._checkpointer is None else self._checkpointer.expected_write_s
 
     def step_aside(
         self, left: Generation, part: int, parts: int, leave_by_s: float, *, at_resume_point: bool = False
@@ -178,7 +178,7 @@ class JobCheckpoints:
         if self._state.name.is_none:
             return
         self._last = self._moment_in(left, part, parts)
-        if not self._checkpointer.is_on:
+        if self._checkpointer is None:
             return
         left_s, expected_s = leave_by_s - time.monotonic(), self._checkpointer.expected_write_s
         if expected_s > left_s:
@@ -208,7 +208,7 @@ class JobCheckpoints:
                 generation=name.generation, step=name.step, operations=name.operations
             )
         )
-        if self._checkpointer.is_on and not (moment.alone and moment.part):
+        if self._checkpointer is not None and not (moment.alone and moment.part):
             limit_s = min(leave_by_s - time.monotonic(), LAST_WAIT_S)
             told.part, told.parts = moment.part, 1 if moment.alone else moment.parts
             told.problem = (problem or self._checkpointer.is_last_written(moment, limit_s))[:500]
@@ -219,12 +219,13 @@ class JobCheckpoints:
 
     def finish(self, part: int, parts: int) -> None:
         """All members that have the state call it, at the job's end. part, parts: this one's place among them."""
-        if self._checkpointer.is_on and self._member.generation is not None:
+        if self._checkpointer is not None and self._member.generation is not None:
             self._checkpointer.finish(self._moment(part, parts), self._captured)
 
     def close(self) -> None:
         """This worker goes: let a part that is being written come to its end, within reason."""
-        self._checkpointer.close(CLOSE_WAIT_S)
+        if self._checkpointer is not None:
+            self._checkpointer.close(CLOSE_WAIT_S)
 
     def _moment(self, part: int, parts: int) -> Moment:
         generation = self._member.generation

@@ -27,6 +27,7 @@ import torch
 
 from bagua_contract.records import StateName
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
+from bagua_core.errors import PeerViolation
 
 FORMAT = 2
 SUFFIX = ".safetensors"  # parts of format 1 had none
@@ -43,7 +44,7 @@ EDGES = ("opened", "header", "half", "written", "synced", "renamed", "directory 
 """Where a process may die while it writes; `write` calls `at_edge` with each."""
 
 
-class CorruptPart(Exception):
+class CorruptPart(PeerViolation):
     """The file is not a whole part. Says why."""
 
 

@@ -20,6 +20,7 @@ from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.state.state_codec import StateCodecError
+from bagua_core.errors import InfrastructureLost, UserError
 
 _ROW_BYTES = 1024
 
@@ -27,11 +28,11 @@ _ROW_BYTES = 1024
 _FREE = frozenset({"torch", "max_local_batch_size"})
 
 
-class CheckpointMismatch(RuntimeError):
+class CheckpointMismatch(UserError, RuntimeError):
     """The script does not fit the checkpoint."""
 
 
-class CheckpointsUnreadable(RuntimeError):
+class CheckpointsUnreadable(InfrastructureLost, RuntimeError):
     """The directory cannot be listed or is of an older version, so no checkpoint can be chosen."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagua_core.elastic.checkpoint import catalogue, checkpointer, layout
+from bagua_core.elastic.checkpoint import catalogue, layout
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
@@ -271,15 +271,6 @@ def test_the_pause_is_the_copy_of_the_stripe() -> None:
     }
     whole, quarter = layout.stripe(state, 0, 1), layout.stripe(state, 3, 4)
     assert whole.size_bytes - len(whole.manifest) == 16 << 20 and quarter.size_bytes == 4 << 20
-
-
-def test_without_settings_nothing_happens() -> None:
-    off = checkpointer.Checkpointer(None, lambda text: None, dict)
-    moment = Rank(Path("/nonexistent/never"), None).moment
-    assert not off.is_on and off.choose(None, "job", lambda pending: None) is None
-    assert not off.is_due(moment, None, lambda pending: None)
-    off.finish(moment, dict)
-    off.close()
 
 
 def test_places_are_ordered_by_run_first() -> None:
