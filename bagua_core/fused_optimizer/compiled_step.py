@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from bagua_core.errors import BaguaError
 from bagua_core.fused_optimizer.block import Block, State
 from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
 
@@ -32,7 +33,7 @@ _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
 _MOST_FAR = 0.05  # share of elements
 
 
-class NotCompilable(ValueError):
+class NotCompilable(BaguaError, ValueError):
     """The step cannot run compiled; the message says why."""
 
 

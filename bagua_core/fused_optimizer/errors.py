@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bagua_core.errors import UserError
 
-class FusedOptimizerError(ValueError):
+
+class FusedOptimizerError(UserError, ValueError):
     """The optimizer cannot be fused as asked; the message says why and what to do instead."""
 
 

@@ -87,11 +87,6 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return optimizer in _fused
 
 
-def step_of(optimizer: torch.optim.Optimizer) -> FusedStep:
-    """What fuse_optimizer attached. Raises KeyError."""
-    return _fused[optimizer][0]
-
-
 def _can_compile(optimizer: torch.optim.Optimizer) -> bool:
     """Warns where there is no compiler. Raises FusedOptimizerError."""
     for group in optimizer.param_groups:

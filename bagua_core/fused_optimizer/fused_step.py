@@ -78,7 +78,6 @@ class FusedStep:
         self._open: dict[
             Block, tuple[bool, ...]
         ] = {}  # which gradients were there when its members stepped alone
-        self.laid_out = 0  # how often
 
     @property
     def layout(self) -> Layout | None:
@@ -233,7 +232,6 @@ class FusedStep:
                 gradients_stay=self._choice.gradients_stay,
                 sizes=self._sizes,
             )
-            self.laid_out += 1
         return layout
 
     def _is_stale(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua_core.errors import BaguaError
 
-class NotBlockwise(ValueError):
+
+class NotBlockwise(BaguaError, ValueError):
     """Something that has no place in a block; the message says what."""
 
 

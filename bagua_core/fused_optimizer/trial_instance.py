@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua_core.errors import BaguaError
 from bagua_core.fused_optimizer.options import without_parameters
 from bagua_core.fused_optimizer.stand_in import HOOKS, OF_THE_SCRIPT
 
 
-class HoldsParameters(ValueError):
+class HoldsParameters(BaguaError, ValueError):
     """An attribute of the optimizer leads to its parameters; the message names it."""
 
 

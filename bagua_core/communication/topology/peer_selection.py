@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.lanes import Nodes
+from bagua_core.errors import UserError
 
 PeerSelection = Callable[[int, int, int], int | None]
 """(number of the exchange, own index, count of parties) -> the peer's index, or None to sit this one out. It must be a
 function of its arguments alone, for each rank asks it for all parties."""
 
 
-class PeerSelectionError(ValueError):
+class PeerSelectionError(UserError, ValueError):
     """A peer selection of the script's named pairs that are none."""
 
 

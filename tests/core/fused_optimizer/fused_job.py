@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bagua_core as bagua
-from bagua_core.fused_optimizer.fuse import step_of
+from bagua_core.fused_optimizer import fuse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -71,7 +71,7 @@ for _epoch in loader.epochs(args.epochs):
         while not (args.out / "hurry").exists() and time.monotonic() < began_s + 0.04:
             time.sleep(0.01)  # a step's least duration, so that the test has time to look
 
-(block,) = step_of(optimizer).layout.blocks
+(block,) = fuse._fused[optimizer][0].layout.blocks
 gradients = [p.grad for p in block.members]
 end = {
     "worker": os.environ["BAGUA_WORKER_ID"],

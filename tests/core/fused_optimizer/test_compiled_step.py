@@ -113,15 +113,15 @@ def test_where_gradients_stay_large_parameters_come_together_too(traced_only: No
     assert members() == [1, 1, 10]
     twins.train(6, set_to_none=False)
     assert members() == [2, 10], "those that lie together already stay so"
-    laid_out = twins.step.laid_out
+    laid_out = twins.laid_out
     twins.train(3, set_to_none=False)
     twins.check(close)
-    assert twins.step.laid_out == laid_out
+    assert twins.laid_out == laid_out
     twins.train(4)
     assert members() == [1, 1, 10], "they stay no more"
-    laid_out = twins.step.laid_out
+    laid_out = twins.laid_out
     twins.train(4, set_to_none=False)
-    assert members() == [1, 1, 10] and twins.step.laid_out == laid_out, "and it is left at that"
+    assert members() == [1, 1, 10] and twins.laid_out == laid_out, "and it is left at that"
     twins.check(close)
 
 
@@ -136,7 +136,7 @@ def test_gradients_that_stay_where_they_cannot_be_moved_make_no_larger_blocks(tr
     for _ in range(8):
         twins.train(1, set_to_none=False)
         assert sorted(len(block.members) for block in twins.blocks) == [1, 1, 10]
-        laid_out.append(twins.step.laid_out)
+        laid_out.append(twins.laid_out)
     assert any(block.copies_what_stays for block in twins.blocks)
     assert laid_out[-1] == laid_out[2], "nor is anything laid out again for it"
     twins.check(close)

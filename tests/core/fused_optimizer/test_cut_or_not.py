@@ -82,9 +82,9 @@ def test_replicas_decide_nothing_by_the_clock(
     assert not is_alone()
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), shapes_net)
     twins.train(3)
-    laid_out = twins.step.laid_out
+    laid_out = twins.laid_out
     twins.train(STEPS_TO_SETTLE)
-    assert twins.step.laid_out == laid_out and twins.step.choice.cuts_states
+    assert twins.laid_out == laid_out and twins.step.choice.cuts_states
     assert not twins.step.choice.cutting.is_settled
     monkeypatch.delenv(variable)
     assert is_alone()

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from bagua_core.fused_optimizer import PerParameterError, fuse_optimizer, trial_tensors
-from bagua_core.fused_optimizer.fuse import step_of
 from bagua_core.fused_optimizer.trial import judge
 from tests.core.fused_optimizer import third_party
-from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net
+from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net, step_of
 
 
 @pytest.mark.parametrize("kind", third_party.ELEMENTWISE)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bagua_core.fused_optimizer import fuse_optimizer
-from bagua_core.fused_optimizer.fuse import step_of
+from bagua_core.fused_optimizer import fuse, fuse_optimizer
 
 Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> Any:
+    """What fuse_optimizer attached."""
+    return fuse._fused[optimizer][0]
 
 
 def torch_optimizers() -> list[type[torch.optim.Optimizer]]:
@@ -56,6 +61,21 @@ class Twins:
         self.optimizers = [make(groups(model)) for model in self.models]
         fuse_optimizer(self.optimizers[1], **settings)
         self.steps = 0
+        self.laid_out = 0  # how often
+        self._count_layouts(self.step)
+
+    def _count_layouts(self, step: Any) -> None:
+        laid_out = step._laid_out
+        newest: Callable[[], Any] = lambda: None  # noqa: E731 (weak: memory that something holds is not moved)
+
+        def counted(optimizer: torch.optim.Optimizer) -> Any:
+            nonlocal newest
+            layout = laid_out(optimizer)
+            self.laid_out += layout is not newest()
+            newest = weakref.ref(layout)
+            return layout
+
+        step._laid_out = counted
 
     @property
     def step(self) -> Any:

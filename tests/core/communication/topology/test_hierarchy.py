@@ -10,9 +10,15 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending, ReduceOp
 from bagua_core.communication.reducible import BITWISE
 from bagua_core.communication.reduction.conveyor import Conveyor
-from bagua_core.communication.topology import hierarchy
+from bagua_core.communication.topology.hierarchical_sum import stages
 from tests.core.algorithms.gradient_ranks import world_on_nodes
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
+
+
+def allreduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+    for pending in stages(communicator, tensor, op):
+        pending.wait()
+
 
 Nodes = Callable[[Sequence[int]], list[Communicator]]
 
@@ -47,7 +53,7 @@ def test_as_if_it_were_flat(on_nodes: Nodes, nodes: list[int]) -> None:
                 own = torch.tensor([[3, 8, 1], [2, 9, 5], [7, 2, 4], [4, 4, 6]])[c.global_rank].to(dtype)
                 flat, by_node = own.clone(), own.clone()
                 c.allreduce(flat, op).wait()
-                hierarchy.allreduce(c, by_node, op)
+                allreduce(c, by_node, op)
                 assert torch.equal(flat, by_node), (op, dtype)
 
     run_ranks(on_nodes(nodes), act)
@@ -56,7 +62,7 @@ def test_as_if_it_were_flat(on_nodes: Nodes, nodes: list[int]) -> None:
 def test_all_ranks_get_the_same_bits(on_nodes: Nodes) -> None:
     def act(c: Communicator) -> torch.Tensor:
         tensor = torch.randn(10_007, generator=torch.Generator().manual_seed(c.global_rank))
-        hierarchy.allreduce(c, tensor, ReduceOp.AVG)
+        allreduce(c, tensor, ReduceOp.AVG)
         return tensor
 
     first, *others = run_ranks(on_nodes([3, 2]), act)
@@ -67,7 +73,7 @@ def test_several_at_a_time_beside_the_scripts_thread() -> None:
     def act(c: Communicator) -> list[float]:
         conveyor = Conveyor()
         tensors = [torch.full((100,), float(i)) for i in range(6)]
-        pendings = [conveyor.launch(c, hierarchy.stages(c, t)) for t in tensors]
+        pendings = [conveyor.launch(c, stages(c, t)) for t in tensors]
         for pending in pendings:
             pending.wait()
         return [float(t[0]) for t in tensors]
@@ -83,7 +89,7 @@ def test_only_the_first_of_a_node_talks_to_other_nodes() -> None:
             if lane in communicator.lanes:
                 note(started, communicator.global_rank, lane, communicator.lanes[lane])
         note(started, communicator.global_rank, None, communicator)
-    run_ranks(world, lambda c: hierarchy.allreduce(c, torch.ones(4)))
+    run_ranks(world, lambda c: allreduce(c, torch.ones(4)))
     of_node = [(r, f"node {what}") for r in range(4) for what in ("broadcast", "reduce")]
     assert sorted(started) == sorted([*of_node, (0, "leaders allreduce"), (2, "leaders allreduce")])
 
@@ -109,7 +115,7 @@ def test_a_loss_in_any_stage_is_a_failure(lane: Lane) -> None:
 
     def act(c: Communicator) -> None:
         try:
-            hierarchy.allreduce(c, torch.ones(4))
+            allreduce(c, torch.ones(4))
         except CollectiveFailed as error:
             errors.append(error)
             for other in world:  # as the job does, once it receives the report
@@ -122,7 +128,7 @@ def test_a_loss_in_any_stage_is_a_failure(lane: Lane) -> None:
 def test_without_known_nodes_it_is_flat() -> None:
     def act(c: Communicator) -> list[float]:
         tensor = torch.ones(2)
-        hierarchy.allreduce(c, tensor)
+        allreduce(c, tensor)
         return tensor.tolist()
 
     assert run_ranks(in_process_world(2), act) == [[2.0, 2.0]] * 2
@@ -130,4 +136,4 @@ def test_without_known_nodes_it_is_flat() -> None:
 
 def test_what_cannot_be_reduced_is_refused_before_any_peer_is_asked() -> None:
     with pytest.raises(TypeError, match="bor"):
-        hierarchy.allreduce(world_on_nodes([2, 2])[0], torch.ones(1), ReduceOp.BOR)
+        allreduce(world_on_nodes([2, 2])[0], torch.ones(1), ReduceOp.BOR)
