@@ -19,6 +19,7 @@ from bagua_core.elastic.checkpoint import catalogue, restore
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart
 from bagua_core.elastic.state.model_tensors import ALGORITHM, BUFFER, PARAMETER
+from bagua_core.errors import UserError
 
 EXPORT = (
     "Write a checkpoint of DIR to OUT.pt, which torch.load reads with weights_only=True: "
@@ -27,7 +28,7 @@ EXPORT = (
 )
 
 
-class ExportError(Exception):
+class ExportError(UserError):
     """Nothing is exported. Says why, and what there is."""
 
 

@@ -18,7 +18,7 @@ from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
 from bagua_core.communication.communicator import CollectiveFailed, Lane
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
-from bagua_core.communication.reduction.reducer import SparseGradientError
+from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.model.backward_begin import announce_backward
 from bagua_core.model.module_buffers import ModuleBuffers

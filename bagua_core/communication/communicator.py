@@ -15,6 +15,8 @@ from types import MappingProxyType
 
 import torch
 
+from bagua_core.errors import InfrastructureLost
+
 
 class ReduceOp(Enum):
     SUM = "sum"
@@ -38,7 +40,7 @@ class Lane(Enum):
     STATISTICS = "statistics"
 
 
-class CollectiveFailed(Exception):
+class CollectiveFailed(InfrastructureLost):
     """The transport failed. hosts: addresses of the peers it named, if any."""
 
     def __init__(self, detail: str, hosts: tuple[str, ...] = ()) -> None:

@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_core.errors import BaguaError
+
 # A test that died holds no process for longer; a worker hung on purpose is replaced before.
 HOLD_LIMIT_S = 60.0
 _HOLD_LOOK_S = 0.002
@@ -51,7 +53,7 @@ _FORM = re.compile(
 )
 
 
-class FailpointRaised(RuntimeError):
+class FailpointRaised(BaguaError, RuntimeError):
     """The failpoint's own exception, for the action `raise`."""
 
 

@@ -10,14 +10,13 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.communication.step_interface import MicroBatch, StepPlan
+from bagua_core.communication.step_interface import StepEngine, StepPlan
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.model.scaler_state import unchanged_scale
 from bagua_core.optimizers.closure_calls import calls_closure_once
@@ -25,39 +24,10 @@ from bagua_core.optimizers.closures import Evaluated, closure_of
 from bagua_core.optimizers.repeated_closure import Before, RepeatedClosure, StepAbandoned, job_loss
 from bagua_core.optimizers.script_checks import checks_of, gated_step
 
-
-class GateEngine(Protocol):
-    """The part of StepEngine that a gate asks."""
-
-    @property
-    def micro_batch(self) -> MicroBatch: ...
-
-    @property
-    def in_step(self) -> bool: ...
-
-    @property
-    def step_failed(self) -> bool: ...
-
-    @property
-    def plan(self) -> StepPlan: ...
-
-    def communicator(self) -> Communicator | None: ...
-
-    def wait(self, pending: Pending) -> None: ...
-
-    def reduction_failed(self, error: Exception) -> None: ...
-
-    def takes_optimizer_step(self, final: bool = True) -> bool: ...
-
-    def optimizer_step_is_final(self) -> None: ...
-
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
-
-
 _GATED = "_bagua_gated"
 
 
-def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None:
+def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None:
     """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
 
     With a closure, the closure runs first and the decision is made after it: its backward is the step's
@@ -107,7 +77,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: GateEngine) -> None
 
 
 def _whole_step(
-    optimizer: torch.optim.Optimizer, engine: GateEngine, step: Callable[[], Any], loss: Any
+    optimizer: torch.optim.Optimizer, engine: StepEngine, step: Callable[[], Any], loss: Any
 ) -> Any:
     """A step whose closure is called several times: final after the last call, or undone, whatever ended it."""
     before = Before(optimizer)
@@ -124,7 +94,7 @@ def _whole_step(
     return result
 
 
-def _refusal(optimizer: torch.optim.Optimizer, engine: GateEngine, parts: list[StepPlan]) -> str | None:
+def _refusal(optimizer: torch.optim.Optimizer, engine: StepEngine, parts: list[StepPlan]) -> str | None:
     """Why the optimizer must not call its closure again in this step, if it must not."""
     kind = type(optimizer).__name__
     if parts == [engine.plan]:
@@ -141,11 +111,11 @@ def _refusal(optimizer: torch.optim.Optimizer, engine: GateEngine, parts: list[S
 
 
 # A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.
-_engines: weakref.WeakKeyDictionary[Any, GateEngine] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakKeyDictionary[Any, StepEngine] = weakref.WeakKeyDictionary()
 _gated_classes: dict[type, type] = {}
 
 
-def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: GateEngine) -> None:
+def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: StepEngine) -> None:
     """From now on scheduler.step() acts where optimizer.step() does, and always outside steps."""
     kind = type(scheduler)
     if kind in _gated_classes.values():
@@ -167,7 +137,7 @@ def _gated_scheduler_class(kind: type) -> type:
     return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
 
 
-def gate_scaler(scaler: GradScaler, engine: GateEngine) -> None:
+def gate_scaler(scaler: GradScaler, engine: StepEngine) -> None:
     """From now on scaler.update() moves the scale only once a step.
 
     Between micro-batches the scale must stay: contributions of one step are added up.
@@ -188,5 +158,5 @@ def gate_scaler(scaler: GradScaler, engine: GateEngine) -> None:
     scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]
 
 
-def _holds_back(engine: GateEngine) -> bool:
+def _holds_back(engine: StepEngine) -> bool:
     return engine.in_step and (engine.step_failed or not engine.micro_batch.last)

@@ -8,37 +8,22 @@ parameters and the optimizer's state become what they were before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.communication.step_interface import StepReductions
+from bagua_core.errors import BaguaError, UserError
 from bagua_core.optimizers.state_copy import OptimizerStateCopy
 
 
-class RepeatedClosureError(RuntimeError):
+class RepeatedClosureError(UserError, RuntimeError):
     """An optimizer calls its closure several times in a step in which this cannot be right."""
 
 
-class StepAbandoned(Exception):
+class StepAbandoned(BaguaError):
     """A later call of the closure failed. It never leaves the gate."""
-
-
-class ClosureEngine(Protocol):
-    """The part of StepEngine that a closure asks."""
-
-    @property
-    def micro_batch(self) -> MicroBatch: ...
-
-    @property
-    def step_failed(self) -> bool: ...
-
-    def communicator(self) -> Communicator | None: ...
-
-    def wait(self, pending: Pending) -> None: ...
-
-    def reduction_failed(self, error: Exception) -> None: ...
 
 
 class RepeatedClosure:
@@ -48,7 +33,7 @@ class RepeatedClosure:
     """
 
     def __init__(
-        self, closure: Callable[[], Any], first: Any, engine: ClosureEngine, refusal: str | None
+        self, closure: Callable[[], Any], first: Any, engine: StepReductions, refusal: str | None
     ) -> None:
         self._closure = closure
         self._first = [first]
@@ -69,7 +54,7 @@ class RepeatedClosure:
         return loss
 
 
-def job_loss(loss: Any, engine: ClosureEngine) -> Any:
+def job_loss(loss: Any, engine: StepReductions) -> Any:
     """The mean of all ranks' losses, weighted as their gradients are, in the type of `loss`.
 
     The reduction is part of the step: if it fails the step does, and `loss` comes back. A `loss` that is no number

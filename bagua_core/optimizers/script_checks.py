@@ -18,17 +18,18 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bagua_core.communication.reduction.trained_parameters import listed
+from bagua_core.errors import UserError
 
 
-class NotReducedError(RuntimeError):
+class NotReducedError(UserError, RuntimeError):
     """An optimizer is about to use gradients that were not reduced over the job."""
 
 
-class SharedParametersError(ValueError):
+class SharedParametersError(UserError, ValueError):
     """Two wrapped models would reduce the same parameter."""
 
 
-class UngatedOptimizerError(RuntimeError):
+class UngatedOptimizerError(UserError, RuntimeError):
     """An optimizer that was not passed to DistributedDataParallel steps on a wrapped model's parameters."""
 
 

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from bagua_core.errors import LateWorkerError, UserError
 
-class NotLaunchedError(RuntimeError):
+__all__ = [
+    "CommunicatorAborted",
+    "LateWorkerError",
+    "ModelsDifferError",
+    "NoOptimizerError",
+    "NotLaunchedError",
+    "NotOfferedError",
+    "UnsupportedAlgorithmError",
+    "not_offered",
+]
+
+
+class NotLaunchedError(UserError, RuntimeError):
     """Several processes were started, but by something that this runtime knows nothing of."""
 
 
-class LateWorkerError(RuntimeError):
-    """The job was in the middle of a plain loop when this worker came in."""
-
-
-class ModelsDifferError(ValueError):
+class ModelsDifferError(UserError, ValueError):
     """Workers built different models, or wrapped them differently."""
 
 
-class CommunicatorAborted(RuntimeError):
+class CommunicatorAborted(UserError, RuntimeError):
     """The script has called abort() on this communicator."""
 
 
-class NoOptimizerError(RuntimeError):
+class NoOptimizerError(UserError, RuntimeError):
     """Nothing says when a step of this model ends."""
 
 
-class UnsupportedAlgorithmError(TypeError):
+class UnsupportedAlgorithmError(UserError, TypeError):
     """A script's own algorithm needs what only the core's interface offers."""
 
 
-class NotOfferedError(ImportError):
+class NotOfferedError(UserError, ImportError):
     """A part of the original that does not exist here."""
 
 

@@ -16,9 +16,9 @@ from bagua_core.communication.reduction.trained_parameters import (
     difference,
 )
 from bagua_core.communication.step_interface import MicroBatch
-from bagua_core.communication.transports.in_process import build_in_process
 from bagua_core.optimizers.script_checks import SharedParametersError
 from bagua_core.parallel import DistributedDataParallel
+from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
@@ -92,7 +92,7 @@ class Worker:
 
     @property
     def sent_bytes(self) -> int:
-        return sum(self.model._exchange.bucket_sizes_bytes)  # type: ignore[attr-defined]
+        return sum(b.flat.nbytes for b, _ in self.model._exchange.buckets_of_parameters())  # type: ignore[attr-defined]
 
 
 def one_process(wrapped_with: tuple[str, ...], schedule: list[tuple[str, ...]]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from bagua_contract.distribution import CUPY_HINT
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.reducible import NATIVE
+from bagua_core.errors import UserError
 
 IN_PROGRESS = 7
 """The status of a communicator that does not block, while something is under way."""
@@ -41,7 +42,7 @@ _OPERATIONS = {
 assert _TYPES.keys() == NATIVE
 
 
-class NcclUnavailableError(RuntimeError):
+class NcclUnavailableError(UserError, RuntimeError):
     """CuPy or libnccl is not installed."""
 
 

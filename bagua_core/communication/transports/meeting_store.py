@@ -20,6 +20,8 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_core.errors import InfrastructureLost
+
 LARGEST_FRAME_BYTES = 1 << 20
 GENERATIONS_KEPT = 16
 MOST_UNREAD_BYTES = 16 << 20  # of answers that a client has asked for and does not take
@@ -30,7 +32,7 @@ _HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the k
 _SET, _GET, _VALUE = 1, 2, 3
 
 
-class MeetingStoreError(RuntimeError):
+class MeetingStoreError(InfrastructureLost, RuntimeError):
     """The server is gone, or did not have the key in time."""
 
 

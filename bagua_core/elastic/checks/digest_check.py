@@ -14,11 +14,12 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checks.digest_trace import Difference, DigestTrace, first_difference
 from bagua_core.elastic.checks.stragglers import UNKNOWN
 from bagua_core.elastic.state import flat_tensors
+from bagua_core.errors import UserError
 
 _NOT_TAKEN = -1  # digests have 63 bits
 
 
-class Diverged(RuntimeError):
+class Diverged(UserError, RuntimeError):
     """Ranks that should have equal parameters do not."""
 
 

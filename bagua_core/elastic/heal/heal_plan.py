@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_contract.records import StateName
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.errors import InfrastructureLost
 
 
-class StateGone(RuntimeError):
+class StateGone(InfrastructureLost, RuntimeError):
     """No member has the job's state any more. ranks: those that hold half of it, and must not go on."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:

@@ -145,7 +145,7 @@ def targets(manifest: bytes, own_manifest: bytes, own: Sequence[torch.Tensor]) -
     try:
         places = _places(json.loads(own_manifest), json.loads(manifest))
     except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise state_codec.StateCodecError(f"the state's manifest is not one of ours: {error}") from error
+        raise state_codec.MalformedManifest(f"the state's manifest is not one of ours: {error}") from error
     # not `detach`: a forward that runs beside the copy must not see its version change
     return [own[places[i]].data if i in places else new[i] for i in range(len(new))]
 

@@ -8,15 +8,23 @@ failed midway (`half` is not NONE) the state has no name.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 from bagua_contract.records import StateName
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.commit_history import History, Line, Roster
-from bagua_core.elastic.state.half_copy import HalfCopy
 from bagua_core.elastic.state.state_guard import StateGuard
 from bagua_core.elastic.state.state_registry import StateRegistry
 from bagua_core.elastic.waiting.operations import OperationLog
+
+
+class HalfCopy(IntEnum):
+    """The remains of a failed copy in place on this worker: nothing, or half a state, committed or initial."""
+
+    NONE = 0
+    INITIAL = 1
+    COMMITTED = 2
 
 
 class CommittedState:

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from bagua_core.errors import UserError
 
-class OptimizerStateMismatch(RuntimeError):
+
+class OptimizerStateMismatch(UserError, RuntimeError):
     """An optimizer's own load_state_dict did not restore what it was given."""
 
 

@@ -21,12 +21,21 @@ import torch
 from bagua_core import value_tree
 from bagua_core.elastic.state.flat_tensors import FlatTensors, is_dense, padded, strides_are_dense
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
+from bagua_core.errors import BaguaError, PeerViolation, UserError
 
 _VERSION = 1
 
 
-class StateCodecError(TypeError):
-    """The state holds something that cannot travel, or the manifest is not one of ours."""
+class StateCodecError(BaguaError, TypeError):
+    """A state cannot be encoded, or a manifest cannot be decoded."""
+
+
+class CannotTravel(UserError, StateCodecError):
+    """The state holds something that cannot be copied to another worker."""
+
+
+class MalformedManifest(PeerViolation, StateCodecError):
+    """The manifest is none that `encode` writes, or announces more than there is memory for."""
 
 
 # -- encoding
@@ -37,7 +46,7 @@ def encode(state: Any, *, named: bool = False) -> tuple[bytes, FlatTensors]:
     change. Tensors with gaps are copied; two names of one memory travel once.
 
     named: the tensors' descriptions have a name too, the keys that lead to the tensor; no two names are the same.
-    Raises StateCodecError naming the path and the type of what cannot travel.
+    Raises CannotTravel naming the path and the type of what cannot travel.
     """
     encoder = _Encoder(named)
     node = encoder.node(state, "state")
@@ -47,7 +56,7 @@ def encode(state: Any, *, named: bool = False) -> tuple[bytes, FlatTensors]:
 
 
 class _Encoder(value_tree.TreeEncoder):
-    refusal = StateCodecError
+    refusal = CannotTravel
     mappings = (dict, OrderedDict, defaultdict, Counter)
 
     def __init__(self, named: bool) -> None:
@@ -69,19 +78,19 @@ class _Encoder(value_tree.TreeEncoder):
             return {"array": [value.dtype.str, list(value.shape), self._add(raw, path)]}
         try:
             return super().leaf(value, kind, path)
-        except StateCodecError as error:
+        except CannotTravel as error:
             elements = f" of {value.dtype}" if kind is np.ndarray else ""
-            raise StateCodecError(
+            raise CannotTravel(
                 f"{error}{elements}, which cannot travel to another worker; "
                 "keep numbers, strings, lists, dictionaries, tensors or numpy arrays in state_dict()"
             ) from None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> int:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise StateCodecError(f"{path} is a {type(tensor).__module__}.{type(tensor).__qualname__}")
+            raise CannotTravel(f"{path} is a {type(tensor).__module__}.{type(tensor).__qualname__}")
         plain = tensor.layout is torch.strided and value_tree.torch_dtype_name(tensor.dtype)
         if not plain or tensor.device.type == "meta":
-            raise StateCodecError(
+            raise CannotTravel(
                 f"{path} is a tensor that is not plain memory (layout {tensor.layout}, dtype {tensor.dtype}, "
                 f"device {tensor.device})"
             )
@@ -123,7 +132,7 @@ def _name(path: str) -> str:
 
 
 def announced_bytes(manifest: bytes) -> int:
-    """The size of the run of bytes that belongs to `manifest`. Raises StateCodecError."""
+    """The size of the run of bytes that belongs to `manifest`. Raises MalformedManifest."""
     described = described_tensors(manifest)
     return sum(padded(math.prod(d["shape"]) * dtype_of(d["dtype"]).itemsize) for d in described)
 
@@ -131,7 +140,7 @@ def announced_bytes(manifest: bytes) -> int:
 def described_tensors(manifest: bytes) -> list[dict[str, Any]]:
     """Each tensor's dtype, shape, stride and device, and its name if it was encoded with names.
 
-    Raises StateCodecError.
+    Raises MalformedManifest.
     """
     described: list[dict[str, Any]] = _parsed(manifest)["tensors"]
     return described
@@ -148,7 +157,7 @@ def allocate(
     """Memory for the tensors of `manifest`, to be filled by the caller.
 
     device: where those go that were not on the CPU; None keeps all on the CPU. row_major: whatever their strides.
-    Raises StateCodecError, also where there is no memory for what is announced.
+    Raises MalformedManifest, also where there is no memory for what is announced.
     """
     try:
         tensors = []
@@ -161,7 +170,7 @@ def allocate(
                 tensors.append(torch.empty_strided(shape, d["stride"], dtype=dtype, device=where))
         return FlatTensors(tensors)
     except (MemoryError, RuntimeError) as error:
-        raise StateCodecError(f"no memory for what the state's manifest announces: {error}") from error
+        raise MalformedManifest(f"no memory for what the state's manifest announces: {error}") from error
 
 
 def decode(
@@ -175,7 +184,7 @@ def decode(
 
     device: as in `allocate`. copy False: tensors are views of the run where they can be, which then lives
     as long as any of them.
-    Raises StateCodecError for a manifest of another kind, ValueError if the bytes are too few.
+    Raises MalformedManifest for a manifest of another kind, ValueError if the bytes are too few.
     """
     parsed = _parsed(manifest)
     if isinstance(source, torch.Tensor):
@@ -190,7 +199,7 @@ def decode(
     except value_tree.STUMBLES as error:
         if is_out_of_memory(error):
             raise  # the caller may find another place for it
-        raise StateCodecError(f"the state's manifest is not one of ours: {error}") from error
+        raise MalformedManifest(f"the state's manifest is not one of ours: {error}") from error
 
 
 def _leaf(tag: str, content: Any, tensors: list[torch.Tensor]) -> Any:
@@ -211,12 +220,12 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(manifest)
     except (ValueError, RecursionError) as error:
-        raise StateCodecError(f"the state's manifest is unreadable: {error}") from error
+        raise MalformedManifest(f"the state's manifest is unreadable: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("version") != _VERSION:
-        raise StateCodecError(f"the state's manifest is not of version {_VERSION}")
+        raise MalformedManifest(f"the state's manifest is not of version {_VERSION}")
     tensors = parsed.get("tensors")
     if "state" not in parsed or not isinstance(tensors, list) or not all(map(_is_described, tensors)):
-        raise StateCodecError("the state's manifest describes its tensors in another way")
+        raise MalformedManifest("the state's manifest describes its tensors in another way")
     return parsed
 
 
@@ -235,11 +244,11 @@ def _is_described(d: Any) -> bool:
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Raises StateCodecError."""
+    """Raises MalformedManifest."""
     try:
         return value_tree.torch_dtype(name)
     except ValueError as error:
-        raise StateCodecError(str(error)) from error
+        raise MalformedManifest(str(error)) from error
 
 
 def _cut(
@@ -258,7 +267,7 @@ def _cut(
         try:
             tensor = torch.as_strided(piece.view(dtype), shape, d["stride"])
         except RuntimeError as error:
-            raise StateCodecError(f"the state's manifest describes no tensor: {error}") from error
+            raise MalformedManifest(f"the state's manifest describes no tensor: {error}") from error
         if device is not None and d["device"] != "cpu":
             tensor = tensor.to(device)
         tensors.append(tensor)

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bagua_core.communication.devices.device_order import Handover
-from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
+from bagua_core.errors import BaguaError, LeaveInterrupt
 
 _NOTICE_S = 0.1
 
 
-class StateBusy(TimeoutError):
+class StateBusy(BaguaError, TimeoutError):
     """The script's thread did not let go of the state in time."""
 
 

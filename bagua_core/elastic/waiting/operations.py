@@ -15,6 +15,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
 from bagua_core.communication.reducible import check_reducible
+from bagua_core.errors import UserError
 
 DONE = torch.empty(0, dtype=torch.uint8)
 
@@ -58,7 +59,7 @@ class OperationLog:
         self._results = []
 
 
-class MismatchedCollective(RuntimeError):
+class MismatchedCollective(UserError, RuntimeError):
     """Workers asked for different collectives at the same place."""
 
 

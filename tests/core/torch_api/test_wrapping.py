@@ -256,7 +256,7 @@ def test_the_size_of_buckets_is_the_scripts() -> None:
     def buckets(**arguments: Any) -> int:
         _, one = script()
         model = parallel(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), one, **arguments)
-        return len(model._exchange.bucket_sizes_bytes)
+        return len(model._exchange.buckets_of_parameters())
 
     assert buckets() == 1
     assert buckets(bucket_cap_mb=0.016) > 4

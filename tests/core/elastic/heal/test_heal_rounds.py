@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bagua_contract.records import StateName
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone, counted_name, plan
-from bagua_core.elastic.state.half_copy import HalfCopy
+from bagua_core.elastic.state.committed_state import HalfCopy
 
 ROW = st.tuples(
     st.sampled_from([StateName(), StateName(2, 5), StateName(3, 6), StateName(3, 6, 1)]),

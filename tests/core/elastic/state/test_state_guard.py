@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
 from bagua_core.elastic.state.state_guard import StateBusy, StateGuard
+from bagua_core.errors import LeaveInterrupt
 from tests.core.communication.worlds import DEADLINE_S
 
 

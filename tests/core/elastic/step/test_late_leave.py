@@ -12,11 +12,11 @@ import pytest
 
 from bagua_contract import membership_pb2, session_pb2
 from bagua_core.elastic.membership.session import Session
-from bagua_core.elastic.state.leave_interrupt import LeaveInterrupt
 from bagua_core.elastic.state.state_guard import StateGuard
 from bagua_core.elastic.step.late_leave import EXIT_CODE, LateLeave
 from bagua_core.elastic.step.late_leave_plan import Form, LeaveSituation
 from bagua_core.elastic.step.step_states import Phase
+from bagua_core.errors import LeaveInterrupt
 from tests.core.communication.worlds import await_true
 from tests.core.elastic.agents import Agent
 
