@@ -11,6 +11,7 @@ from bagua_core.algorithms.local_sgd import LocalSGD
 from bagua_core.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.errors import UserError
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     AsyncModelAverage.name: AsyncModelAverage,
@@ -23,7 +24,7 @@ _BY_NAME: dict[str, type[Algorithm]] = {
 }
 
 
-class UnknownAlgorithmError(ValueError):
+class UnknownAlgorithmError(UserError, ValueError):
     """No algorithm has this name."""
 
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bagua_core.errors import BaguaError
 from bagua_core.kernels import compilation
 from bagua_core.kernels.compilation import CompilationError
 
 
-class LibraryUnavailableError(RuntimeError):
+class LibraryUnavailableError(BaguaError, RuntimeError):
     """No library that fits; the message holds every reason."""
 
 
