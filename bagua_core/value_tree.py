@@ -177,6 +177,25 @@ def values(node: Any, count: int, leaf: _Leaf, depth: int = 0) -> list[Any]:
     return [torch.device(content)] * count
 
 
+def by_path(node: Any, tag: str, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The contents of the leaves of this tag in lists, tuples and dictionaries, by their place in the tree: numbers,
+    and the `repr` of keys. Raises one of STUMBLES for what no encoder writes."""
+    if not isinstance(node, (list, dict)):
+        return {}
+    items: list[tuple[tuple[str, ...], Any]] = []
+    if isinstance(node, list):
+        items = [((*path, str(place)), item) for place, item in enumerate(node)]
+    else:
+        ((found, content),) = node.items()
+        if found == tag:
+            return {path: content}
+        if found == "dict":
+            items = [((*path, repr(key)), item) for key, item in content]
+        elif found == "tuple":
+            items = [(path, content)]
+    return {place: leaf for at, item in items for place, leaf in by_path(item, tag, at).items()}
+
+
 def unknown_tag(tag: str, content: Any) -> list[Any]:
     """The `leaf` of a tree that has none of its own."""
     raise ValueError(f"the unknown tag {tag!r}")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bagua_core import value_tree
 from bagua_core.communication.communicator import CollectiveAborted
 from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.state import state_codec
@@ -165,7 +166,7 @@ def _places(ours: Any, theirs: Any) -> dict[int, int]:
 
 def _pairs(ours: Any, theirs: Any) -> list[tuple[int, int]]:
     """(tensor here, tensor there) for all tensors of parameters and optimizers in the same place of both trees."""
-    here, there = _by_path(ours), _by_path(theirs)
+    here, there = value_tree.by_path(ours, "tensor"), value_tree.by_path(theirs, "tensor")
     return [(here[path], there[path]) for path in here.keys() & there.keys() if _may_be_live(path)]
 
 
@@ -173,24 +174,3 @@ def _may_be_live(path: tuple[str, ...]) -> bool:
     if not path or path[0] not in ("'modules'", "'optimizers'"):
         return False
     return path[0] == "'optimizers'" or path[-1].startswith("'parameter.")
-
-
-def _by_path(node: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    """The tensors of a manifest's state by their place in it. See state_codec for the nodes."""
-    if isinstance(node, list):
-        found: dict[tuple[str, ...], int] = {}
-        for place, item in enumerate(node):
-            found |= _by_path(item, (*path, str(place)))
-        return found
-    if not isinstance(node, dict):
-        return {}
-    ((tag, content),) = node.items()
-    if tag == "tensor":
-        return {path: content}
-    found = {}
-    if tag == "dict":
-        for key, item in content:
-            found |= _by_path(item, (*path, repr(key)))
-    elif tag == "tuple":
-        found = _by_path(content, path)
-    return found
