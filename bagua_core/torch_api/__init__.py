@@ -11,8 +11,6 @@ and takes note of optimizers as they are made; init_process_group() replaces fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -28,7 +26,7 @@ from bagua_core.torch_api import (
     module_attributes,
     utils,
 )
-from bagua_core.torch_api.absent_names import absent_from
+from bagua_core.torch_api.absent_names import offer_alternatives
 from bagua_core.torch_api.communication import (
     BaguaProcessGroup,
     allgather,
@@ -115,8 +113,6 @@ __all__ = [
 version: str = torch.__version__
 """As in the original: torch's, not this package's, which is bagua_core.__version__ or `bagua-launch --version`."""
 
-__getattr__: Callable[[str], object] = absent_from(__name__)
-
 
 def next_step() -> int:
     """Mark the steps of a loop that can't be told from its forwards and optimizers, such as one that trains a model in
@@ -127,3 +123,4 @@ def next_step() -> int:
 nn.Module.with_bagua = with_bagua  # type: ignore[attr-defined]
 module_attributes.install()
 take_note()
+offer_alternatives()

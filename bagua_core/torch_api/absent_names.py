@@ -1,12 +1,14 @@
 """Names of the original that do not exist here, each with the way to go.
 
-A module of this package ends with `__getattr__ = absent_from(__name__)`: asking it for one of these raises
-NotOfferedError with the reason, asking for any other unknown name the usual AttributeError.
+Asking a module of this package for one of these raises NotOfferedError with the reason, asking for any other unknown
+name the usual AttributeError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+from typing import Any
 
 from bagua_core.torch_api.errors import not_offered
 
@@ -59,14 +61,16 @@ ABSENT: dict[str, str] = {
 }
 
 
-def absent_from(module: str) -> Callable[[str], object]:
-    """The `__getattr__` of `module`."""
-    prefix = module.removeprefix(_PACKAGE).removeprefix(".")
+def offer_alternatives() -> None:
+    """From now on each module that is named in ABSENT refuses its names."""
+    for where in {name.rpartition(".")[0] for name in ABSENT}:
+        module: Any = importlib.import_module(".".join(filter(None, (_PACKAGE, where))))
+        module.__getattr__ = functools.partial(_refuse, where)
 
-    def __getattr__(name: str) -> object:
-        full = f"{prefix}.{name}" if prefix else name
-        if full in ABSENT:
-            raise not_offered(full, ABSENT[full])
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return __getattr__
+def _refuse(where: str, name: str) -> object:
+    full = f"{where}.{name}" if where else name
+    if full in ABSENT:
+        raise not_offered(full, ABSENT[full])
+    module = ".".join(filter(None, (_PACKAGE, where)))
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")

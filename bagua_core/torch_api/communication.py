@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api import torch_default_group
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.group_communicator import GroupCommunicator
 from bagua_core.torch_api.process_group import (
     BaguaProcessGroup,
@@ -72,7 +71,6 @@ __all__ = [
 ]
 
 _Value = TypeVar("_Value")
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 def init_process_group(

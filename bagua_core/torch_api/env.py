@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from bagua_contract.environment import default_bucket_size_in
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.communication import get_local_rank, get_local_size, get_rank, get_world_size
 
 __all__ = ["get_default_bucket_size", "get_local_rank", "get_local_size", "get_rank", "get_world_size"]
-
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 def get_default_bucket_size() -> int:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-
-from bagua_core.torch_api.absent_names import absent_from
-
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

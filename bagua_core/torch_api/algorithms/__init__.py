@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.algorithms import (
     async_model_average,
     base,
@@ -33,5 +30,3 @@ __all__ = [
     "gradient_allreduce",
     "q_adam",
 ]
-
-__getattr__: Callable[[str], object] = absent_from(__name__)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bagua_core import algorithms as core
 from bagua_core.communication.topology.peer_selection import PeerSelection
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.algorithms.base import BuiltIn
-
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 class DecentralizedAlgorithm(BuiltIn):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bagua_core import algorithms as core
 from bagua_core.algorithms import QAdamOptimizer
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.algorithms.base import BuiltIn
 
 __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
-
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 class QAdamAlgorithm(BuiltIn):

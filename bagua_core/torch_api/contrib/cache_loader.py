@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from bagua_core.cache import cache_loader
-from bagua_core.torch_api.absent_names import absent_from
 from bagua_core.torch_api.contrib.utils.store import Store
-
-__getattr__: Callable[[str], object] = absent_from(__name__)
 
 
 class CacheLoader(cache_loader.CacheLoader):
