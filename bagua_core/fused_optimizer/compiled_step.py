@@ -16,7 +16,7 @@ import shutil
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from bagua_core.errors import BaguaError
 from bagua_core.fused_optimizer.block import Block, State
 from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
+from bagua_core.optimizers.closures import Evaluated
 
 ELEMENTS = 4099  # of a representative: no multiple of a vector's length
 # Of what the step gives. Where a rounding decides (by a sign, or where two numbers all but cancel out) elements may be
@@ -55,16 +56,8 @@ def close(expected: Tensor, got: Tensor) -> bool:
     return float((~near).float().mean()) <= _MOST_FAR
 
 
-class Loss:
-    """A closure that has been called already: returns its loss once."""
-
-    def __init__(self, loss: Any) -> None:
-        self._loss = [loss]
-
-    def __call__(self) -> Any:
-        if not self._loss:
-            raise NotCompilable("it calls its closure several times a step")
-        return self._loss.pop()
+def _called_again() -> NoReturn:
+    raise NotCompilable("it calls its closure several times a step")
 
 
 @dataclass(eq=False)
@@ -134,7 +127,7 @@ class CompiledStep:
             found.append((expected, (got[0], {**got[1], **replaced})))
         if self.compilations == self._checked:
             return
-        arguments = () if self._loss is None else (Loss(self._loss),)
+        arguments = () if self._loss is None else (Evaluated(_called_again, self._loss),)
         try:
             plain_step(type(optimizer))(stand_in.optimizer, *arguments)
         except NotCompilable:
