@@ -31,6 +31,13 @@ def _retired_groups_go() -> Generator[None]:
         _let_go[0] = True
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of later garbage collections, each of which would walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     result = yield
