@@ -21,6 +21,20 @@ _let_go = [False]  # whether threads may still wait for operations of groups tha
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Generator[None]:
+    """Run torch's operators on one thread: its threads wait for each other by computing, which costs more on these
+    small tensors than the arithmetic, and five times as much where processors are shared."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _retired_groups_go() -> Generator[None]:
     """Destroy the Gloo groups that a file's tests gave up, with their hundreds of sockets, as a worker does in time."""
     yield

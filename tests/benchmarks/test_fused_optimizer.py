@@ -12,7 +12,7 @@ from benchmarks.fused_optimizer import Row
 
 
 def test_the_quick_form(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fused_optimizer.main(["--quick"]) == 0
+    assert fused_optimizer.main(["--quick", "--threads", "1"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 100 layers of 32")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [(c[1], c[2]) for c in cells] == [
