@@ -1,4 +1,4 @@
-"""bagua-launch --enable-bagua-net: workers have the variable by which NCCL loads the plugin."""
+"""bagua-launch --enable-bagua-net: workers have the variable by which NCCL loads the plugin, and its counters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 
 SCRIPT = """
 import ctypes, os
+from bagua_core.net import counters
 plugin = ctypes.CDLL(os.environ["NCCL_NET_PLUGIN"])
 print("plugin", ctypes.c_char_p.in_dll(plugin, "ncclNetPlugin_v12").value.decode())
+print("bytes_sent", counters.read(os.getpid())["bytes_sent"])
 """
 
 
@@ -36,6 +38,7 @@ def test_workers_can_load_it(tmp_path: Path) -> None:
     done = launched(script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plugin Bagua") == 2
+    assert done.stdout.count("bytes_sent 0") == 2
 
 
 def test_without_a_compiler_nothing_is_started(tmp_path: Path) -> None:

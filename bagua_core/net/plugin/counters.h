@@ -1,8 +1,8 @@
-// What the plugin has done since it was loaded, for `bagua_net_counters`.
+// What the plugin has done since it was loaded. The counters are in memory that `bagua_core/net/counters.py` reads through
+// /proc, from outside and while the process works.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 namespace bagua {
@@ -20,11 +20,9 @@ struct Counters {
   Count failures;     // communicators that failed
 };
 
-inline Counters counters{};  // zero
+Counters& place_counters();
+inline Counters& counters = place_counters();
 
 inline void add(Counters::Count& count, std::uint64_t n = 1) { count.fetch_add(n, std::memory_order_relaxed); }
-
-// Writes the counters as a JSON object of at most `bytes` - 1 characters; returns the length of the whole.
-std::size_t write_counters(char* text, std::size_t bytes);
 
 }  // namespace bagua

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "connecting.h"
-#include "counters.h"
 #include "devices.h"
 #include "log.h"
 #include "nccl_net.h"
@@ -192,7 +191,6 @@ BAGUA_EXPORT const nccl::NetV12 ncclNetPlugin_v12 = {
     NAME, init_v11, devices, properties<nccl::PropertiesV12>, listen_v11, connect_v11, accept_v7,
     transfers<Size, Size, void*>(), NO_OFFLOAD, make_virtual<nccl::VirtualDeviceV12>, finalize, set_attributes};
 
-BAGUA_EXPORT std::size_t bagua_net_counters(char* text, std::size_t bytes) { return write_counters(text, bytes); }
 #ifndef BAGUA_SOURCE
 #define BAGUA_SOURCE "unknown"
 #endif
