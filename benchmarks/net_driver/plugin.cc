@@ -4,6 +4,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <type_traits>
 
 #include "net.h"
@@ -31,6 +32,15 @@ auto& common(Table* table) {
   }
 }
 
+template <class Function>
+struct SecondArgument;
+template <class Second>
+struct SecondArgument<nccl::Result (*)(int*, Second)> {
+  using Type = Second;
+};
+template <class Function>
+using VirtualDeviceOf = typename SecondArgument<std::remove_const_t<Function>>::Type;
+
 template <int V, class Table, class Props>
 class Adapter final : public Net {
  public:
@@ -41,7 +51,8 @@ class Adapter final : public Net {
   int init() override {
     auto logger = reinterpret_cast<nccl::Logger>(&log);
     if constexpr (V >= 11) {
-      return net_.init(&context_, 1, &config_, logger, nullptr);
+      contexts_.push_back(nullptr);
+      return net_.init(&contexts_.back(), contexts_.size(), &config_, logger, nullptr);
     } else if constexpr (V == 10) {
       return net_.init(logger, nullptr);
     } else {
@@ -62,7 +73,7 @@ class Adapter final : public Net {
 
   int listen(int device, void* handle, void** listener) override {
     if constexpr (V >= 11) {
-      return net_.listen(context_, device, handle, listener);
+      return net_.listen(contexts_.front(), device, handle, listener);
     } else {
       return net_.listen(device, handle, listener);
     }
@@ -71,7 +82,7 @@ class Adapter final : public Net {
   int connect(int device, void* handle, void** comm) override {
     nccl::DeviceHandle* offload = nullptr;
     if constexpr (V >= 11) {
-      return net_.connect(context_, device, handle, comm, &offload);
+      return net_.connect(contexts_.front(), device, handle, comm, &offload);
     } else if constexpr (V == 10) {
       return net_.connect(device, &config_, handle, comm, &offload);
     } else if constexpr (V >= 7) {
@@ -124,16 +135,31 @@ class Adapter final : public Net {
   int closeListen(void* listener) override { return transfers_.closeListen(listener); }
 
   int finalize() override {
-    if constexpr (V >= 11) return whole_->finalize(context_);
+    if constexpr (V >= 11) {
+      void* last = contexts_.back();
+      contexts_.pop_back();
+      return whole_->finalize(last);
+    }
     return 0;
+  }
+
+  int makeVDevice(int* device, int count, const int* members) override {
+    if constexpr (V >= 9) {
+      std::remove_pointer_t<VirtualDeviceOf<decltype(whole_->makeVDevice)>> wanted{};
+      wanted.count = count;
+      for (int i = 0; i < count; i++) wanted.devices[i] = members[i];
+      return whole_->makeVDevice(device, &wanted);
+    }
+    return nccl::InvalidUsage;
   }
 
  private:
   Table* whole_;
   std::remove_reference_t<decltype(common(static_cast<Table*>(nullptr)))>& net_;
   decltype(net_.transfers)& transfers_;
-  void* context_ = nullptr;
-  nccl::CommunicatorConfig config_{nccl::UNDEFINED};
+  std::deque<void*> contexts_;  // one of each init; communicators use the first one, finalize ends the last one
+  nccl::CommunicatorConfig config_{getenv("NET_DRIVER_TRAFFIC_CLASS") ? atoi(getenv("NET_DRIVER_TRAFFIC_CLASS"))
+                                                                      : nccl::UNDEFINED};
 };
 
 }  // namespace

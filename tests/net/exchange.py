@@ -6,9 +6,23 @@ import random
 import time
 from collections.abc import Sequence
 
-from benchmarks.net_driver.process import Driver
+from benchmarks.net_driver.process import CallFailedError, Driver
 
 WAIT_S = 30
+NO_INTERFACE = 2  # ncclSystemError
+
+
+def begin(driver: Driver) -> None:
+    """`init`, as soon as an interface runs: the kernel says so some time after a lab has put one up."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            driver.ask("init")
+            return
+        except CallFailedError as failure:
+            if failure.result != NO_INTERFACE or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
 
 
 def finish(requests: dict[str, Driver], within_s: float = WAIT_S) -> dict[str, list[str]]:

@@ -105,12 +105,13 @@ def said(exchange: Exchange) -> dict[int, list[set[int]]]:
         while at + CHUNK.size <= len(words):
             magic, tag, number, _, offset, size, _ = CHUNK.unpack_from(words, at)
             at += CHUNK.size
-            if magic != CHUNK_MAGIC or tag != 0 or number >= len(exchange.sizes):
+            if magic != CHUNK_MAGIC:
                 break
-            values = found.setdefault(number, [set() for _ in range(exchange.sizes[number])])
-            for position, value in enumerate(words[at : at + size], offset):
-                if position < len(values):
-                    values[position].add(value)
+            if tag == 0 and number < len(exchange.sizes):
+                values = found.setdefault(number, [set() for _ in range(exchange.sizes[number])])
+                for position, value in enumerate(words[at : at + size], offset):
+                    if position < len(values):
+                        values[position].add(value)
             at += size
     return found
 

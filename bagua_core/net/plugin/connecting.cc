@@ -16,6 +16,7 @@ namespace {
 constexpr std::size_t MOST_ARRIVING = 512;
 
 struct Connecting {
+  const Context* context;
   const void* memory;  // of the handle
   Handle handle;
   std::vector<Socket> sockets;
@@ -28,7 +29,8 @@ struct Connecting {
 std::mutex mutex;
 std::vector<std::unique_ptr<Connecting>> under_way;
 
-std::unique_ptr<Connecting> begin(const std::vector<Interface>& interfaces, const void* memory, const Handle& handle) {
+std::unique_ptr<Connecting> begin(int traffic_class, const std::vector<Interface>& interfaces, const void* memory,
+                                  const Handle& handle) {
   auto c = std::make_unique<Connecting>();
   c->memory = memory;
   c->handle = handle;
@@ -46,6 +48,7 @@ std::unique_ptr<Connecting> begin(const std::vector<Interface>& interfaces, cons
       c->sockets.push_back(begin_connect(address));
       if (!c->sockets.back())
         throw std::runtime_error("can't connect to " + address.text() + ": " + std::strerror(errno));
+      set_traffic_class(c->sockets.back().fd(), address, traffic_class);
     }
   c->said.assign(c->sockets.size(), 0);
   c->since = Clock::now();
@@ -79,7 +82,8 @@ void forget_old(Clock::time_point now) {
 
 }  // namespace
 
-nccl::Result connect(const std::vector<Interface>& interfaces, const void* memory, std::unique_ptr<Sender>& sender) {
+nccl::Result connect(const Context* context, int traffic_class, const std::vector<Interface>& interfaces,
+                     const void* memory, std::unique_ptr<Sender>& sender) {
   Handle handle;
   std::memcpy(&handle, memory, sizeof handle);
   if (const char* fault = fault_of(handle)) {
@@ -95,7 +99,8 @@ nccl::Result connect(const std::vector<Interface>& interfaces, const void* memor
   if (at == under_way.size()) {
     forget_old(now);
     at = under_way.size();
-    under_way.push_back(begin(interfaces, memory, handle));
+    under_way.push_back(begin(traffic_class, interfaces, memory, handle));
+    under_way.back()->context = context;
   }
   Connecting& c = *under_way[at];
   c.asked = now;
@@ -112,9 +117,10 @@ nccl::Result connect(const std::vector<Interface>& interfaces, const void* memor
   return nccl::Success;
 }
 
-void forget_connects() {
+void forget_connects(const Context* context) {
   std::lock_guard held(mutex);
-  under_way.clear();
+  for (std::size_t i = under_way.size(); i-- > 0;)
+    if (under_way[i]->context == context) under_way.erase(under_way.begin() + static_cast<long>(i));
 }
 
 Listener::Listener(const std::vector<Interface>& interfaces, void* handle) : token_(random_token()) {

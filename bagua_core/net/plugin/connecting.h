@@ -46,11 +46,17 @@ class Listener {
   std::vector<Group> groups_;
 };
 
-// Called until `sender` is set. The connections under way are remembered by the handle and its address, as NCCL passes
-// the same memory each time.
-nccl::Result connect(const std::vector<Interface>& interfaces, const void* handle, std::unique_ptr<Sender>& sender);
+// What NCCL gave at init. Versions before 10 give nothing.
+struct Context {
+  int traffic_class = nccl::UNDEFINED;
+};
 
-// Ends connections under way that were not asked about any more.
-void forget_connects();
+// Called until `sender` is set. The connections under way are remembered by the handle and its address, as NCCL passes
+// the same memory each time. context: may be null.
+nccl::Result connect(const Context* context, int traffic_class, const std::vector<Interface>& interfaces,
+                     const void* handle, std::unique_ptr<Sender>& sender);
+
+// Ends the connections under way of `context`, as NCCL finalizes it.
+void forget_connects(const Context* context);
 
 }  // namespace bagua

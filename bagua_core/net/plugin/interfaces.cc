@@ -72,6 +72,7 @@ bool takes(const std::string& list, const std::string& name) {
   while (at < list.size()) {
     std::size_t end = std::min(list.find(',', at), list.size());
     std::string word = list.substr(at, end - at);
+    word.erase(std::min(word.find(':'), word.size()));  // NCCL takes NAME:PORT, of which sockets use the name
     if (!word.empty() && (exact ? name == word : name.compare(0, word.size(), word) == 0)) listed = true;
     at = end + 1;
   }

@@ -50,16 +50,26 @@ Socket begin_connect(const Address& address) {
 
 bool tune(int fd) {
   const Settings& s = settings();
-  // A peer that vanished while nothing is under way: probes begin after half of the timeout, ten in the other half.
+  // A peer that vanished while nothing is under way: probes begin after half of the timeout, ten in the other half; fewer
+  // where it is so short that they would be less than a second apart.
   // Not TCP_USER_TIMEOUT: it also ends connections to a living peer that does not read for so long.
   int idle_s = std::max(1, static_cast<int>(s.timeout_s / 2)), every_s = std::max(1, static_cast<int>(s.timeout_s / 20));
+  int probes = std::clamp(static_cast<int>(s.timeout_s - idle_s) / every_s, 1, 10);
   if (!set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || !set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) ||
       !set(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s) || !set(fd, IPPROTO_TCP, TCP_KEEPINTVL, every_s) ||
-      !set(fd, IPPROTO_TCP, TCP_KEEPCNT, 10) ||
+      !set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes) ||
       !set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(s.unsent_bytes)))
     return false;
   return s.congestion.empty() ||
          setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, s.congestion.data(), s.congestion.size()) == 0;
+}
+
+void set_traffic_class(int fd, const Address& peer, int traffic_class) {
+  if (traffic_class < 0 || traffic_class > 255) return;
+  if (peer.any.sa_family == AF_INET6)
+    set(fd, IPPROTO_IPV6, IPV6_TCLASS, traffic_class);
+  else
+    set(fd, IPPROTO_IP, IP_TOS, traffic_class);
 }
 
 int connect_error(int fd) {

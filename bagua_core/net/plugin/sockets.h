@@ -53,6 +53,10 @@ Socket begin_connect(const Address& address);
 // Non-blocking, no delay, keepalive, congestion control, bound of unsent bytes. Returns false with errno set.
 bool tune(int fd);
 
+// NCCL's trafficClass as the byte of the IP header that RoCE puts it in (DSCP and ECN; TCP keeps the bits of ECN). A
+// value outside of that byte, as UNDEFINED, changes nothing.
+void set_traffic_class(int fd, const Address& peer, int traffic_class);
+
 // The error of a socket whose connection was begun; 0 if none, EINPROGRESS while it lasts.
 int connect_error(int fd);
 

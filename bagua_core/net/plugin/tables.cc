@@ -30,9 +30,18 @@ Result init(nccl::Logger logger) {
   return guarded([&] { return start_devices(logger); });
 }
 Result init_v10(nccl::Logger logger, nccl::ProfilerCallback) { return init(logger); }
-Result init_v11(void** context, std::uint64_t, nccl::CommunicatorConfig*, nccl::Logger logger, nccl::ProfilerCallback) {
-  if (context != nullptr) *context = nullptr;
-  return init(logger);
+int traffic_class_of(const nccl::CommunicatorConfig* config) {
+  return config == nullptr ? nccl::UNDEFINED : config->traffic_class;
+}
+Result init_v11(void** context, std::uint64_t, nccl::CommunicatorConfig* config, nccl::Logger logger,
+                nccl::ProfilerCallback) {
+  if (context == nullptr) return nccl::InvalidArgument;
+  return guarded([&] {
+    *context = nullptr;
+    Result result = init(logger);
+    if (result == nccl::Success) *context = new Context{traffic_class_of(config)};
+    return result;
+  });
 }
 
 Result devices(int* count) {
@@ -56,24 +65,28 @@ Result listen(int device, void* handle, void** comm) {
 }
 Result listen_v11(void*, int device, void* handle, void** comm) { return listen(device, handle, comm); }
 
-Result connect_v6(int device, void* handle, void** comm) {
+Result connect_any(const Context* context, int traffic_class, int device, void* handle, void** comm) {
   return guarded([&] {
     std::vector<Interface> interfaces = interfaces_of(device);
     if (interfaces.empty() || handle == nullptr || comm == nullptr) return nccl::InvalidArgument;
     *comm = nullptr;
     std::unique_ptr<Sender> sender;
-    Result result = connect(interfaces, handle, sender);
+    Result result = connect(context, traffic_class, interfaces, handle, sender);
     *comm = static_cast<Communicator*>(sender.release());
     return result;
   });
 }
+Result connect_v6(int device, void* handle, void** comm) {
+  return connect_any(nullptr, nccl::UNDEFINED, device, handle, comm);
+}
 // None offloads the network to the GPU, so a device's communicator stays null.
 Result connect_v7(int device, void* handle, void** comm, nccl::DeviceHandle**) { return connect_v6(device, handle, comm); }
-Result connect_v10(int device, nccl::CommunicatorConfig*, void* handle, void** comm, nccl::DeviceHandle**) {
-  return connect_v6(device, handle, comm);
+Result connect_v10(int device, nccl::CommunicatorConfig* config, void* handle, void** comm, nccl::DeviceHandle**) {
+  return connect_any(nullptr, traffic_class_of(config), device, handle, comm);
 }
-Result connect_v11(void*, int device, void* handle, void** comm, nccl::DeviceHandle**) {
-  return connect_v6(device, handle, comm);
+Result connect_v11(void* given, int device, void* handle, void** comm, nccl::DeviceHandle**) {
+  const Context* context = static_cast<Context*>(given);
+  return connect_any(context, context == nullptr ? nccl::UNDEFINED : context->traffic_class, device, handle, comm);
 }
 
 Result accept_v6(void* listener, void** comm) {
@@ -151,8 +164,12 @@ Result make_virtual(int* device, VirtualDevice* wanted) {
   });
 }
 
-Result finalize(void*) {
-  return guarded([] { return forget_connects(), nccl::Success; });
+Result finalize(void* given) {
+  return guarded([&] {
+    std::unique_ptr<Context> context(static_cast<Context*>(given));
+    forget_connects(context.get());
+    return nccl::Success;
+  });
 }
 Result set_attributes(void*, nccl::NetworkAttributes*) { return nccl::Success; }
 
