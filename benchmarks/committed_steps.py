@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_core.elastic.ledger.ledger import SUFFIX, LedgerLine, Resumption
+from bagua_core.elastic.ledger.ledger import SUFFIX, LedgerLine
+from tests.lab.ledger import decode_line, is_resumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class LiveLedger:
                 whole, newline, _ = stream.read().rpartition(b"\n")  # a line may be half written
             self._read_bytes[path] = begin_bytes + len(whole) + len(newline)
             for text in whole.split(b"\n"):
-                if text and not Resumption.is_one(text):
-                    self._add(path.stem, LedgerLine.decode(text))
+                if text and not is_resumption(text):
+                    self._add(path.stem, decode_line(text))
 
     def _add(self, worker: str, line: LedgerLine) -> None:
         known = self.steps.get(line.step)

@@ -23,6 +23,7 @@ from tests.faults import fault_table as table
 from tests.faults.fault_table import Cell, Moment, Occasion, Who
 from tests.faults.job import DEADLINE_S, START_S, Job, Node
 from tests.lab.etcd import EtcdCluster
+from tests.lab.ledger import decode_line
 from tests.lab.network import Host, Lab
 from tests.lab.wait import eventually
 
@@ -82,7 +83,7 @@ class Commits:
             for text in whole.splitlines():
                 if not text:
                     continue
-                line = LedgerLine.decode(text)
+                line = decode_line(text)
                 self.times[line.step] = min(line.time, self.times.get(line.step, line.time))
                 self.newest[path.stem] = line
 

@@ -2,16 +2,71 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from bagua_core.elastic.ledger.ledger import SUFFIX, LedgerLine, Resumption
 
 _MOST_VIOLATIONS = 100
 _When = tuple[tuple[int, float], int, str]  # the start before it, its generation, its job
 _BEFORE_ALL = (0, 0.0)  # lines of a job without a resumption
+
+
+def decode_line(text: bytes) -> LedgerLine:
+    """Raises ValueError for anything but one whole line."""
+    kept = {"job": "", **_values(text, LedgerLine, "a ledger line")}
+    samples = kept["samples"]
+    if not isinstance(samples, list) or not all(map(_is_whole, samples)) or kept["world_size"] < 1:
+        raise ValueError(f"not a ledger line: {text[:80]!r}")
+    kept["samples"] = tuple(samples)
+    return LedgerLine(**kept)
+
+
+def is_resumption(text: bytes) -> bool:
+    """Whether a line of a ledger is of this kind, if it can be read."""
+    return b'"resumed_at_step"' in text
+
+
+def decode_resumption(text: bytes) -> Resumption:
+    """Raises ValueError for anything but one whole line of this kind."""
+    kept = _values(text, Resumption, "a resumption")
+    if "job" not in kept:
+        raise ValueError(f"not a resumption: {text[:80]!r}")
+    return Resumption(**kept)
+
+
+def _values(text: bytes, kind: type[LedgerLine | Resumption], what: str) -> dict[str, Any]:
+    """The fields of `kind`; `job` may be missing. Raises ValueError for anything but numbers and a name."""
+    try:
+        values = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"not {what}: {text[:80]!r}") from error
+    names = {f.name for f in fields(kind)}
+    if not isinstance(values, dict) or not names - {"job"} <= values.keys():
+        raise ValueError(f"not {what}: {text[:80]!r}")
+    kept = {name: values[name] for name in names & values.keys()}
+    numbers = [kept[name] for name in kept.keys() - {"time", "samples", "job"}]
+    is_named = isinstance(kept.get("job", ""), str)
+    if not is_named or type(kept["time"]) not in (int, float) or not all(map(_is_whole, numbers)):
+        raise ValueError(f"not {what}: {text[:80]!r}")
+    return kept
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63  # a bool is no number here
+
+
+def _key(line: LedgerLine) -> tuple[str, int, int, int]:
+    return (line.job, line.generation, line.step, line.global_rank)
+
+
+def _order(resumption: Resumption) -> tuple[int, float]:
+    """By time only if two starts could not know of each other."""
+    return (resumption.run, resumption.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +89,7 @@ class Ledger:
         by_key: dict[tuple[str, int, int, int], LedgerLine] = {}
         conflicts = []
         for line in lines:
-            known = by_key.setdefault(line.key, line)
+            known = by_key.setdefault(_key(line), line)
             if (known.world_size, known.epoch, tuple(known.samples)) != (
                 line.world_size,
                 line.epoch,
@@ -47,13 +102,13 @@ class Ledger:
         ordered = sorted(
             by_key.values(), key=lambda x: (x.step, _era(x, starts), x.generation, x.job, x.global_rank)
         )
-        void = {line.key for line in ordered if _is_void(line, starts)}
+        void = {_key(line) for line in ordered if _is_void(line, starts)}
         return Ledger(
-            tuple(line for line in ordered if line.key not in void),
+            tuple(line for line in ordered if _key(line) not in void),
             torn,
             tuple(conflicts),
             starts,
-            tuple(line for line in ordered if line.key in void),
+            tuple(line for line in ordered if _key(line) in void),
         )
 
     @property
@@ -146,7 +201,7 @@ class Ledger:
 def _in_order(resumptions: Iterable[Resumption]) -> tuple[Resumption, ...]:
     """Every rank writes its own; the earliest of each counts for all."""
     first: dict[tuple[int, str, int], Resumption] = {}
-    for one in sorted(resumptions, key=lambda r: r.order):
+    for one in sorted(resumptions, key=_order):
         first.setdefault((one.run, one.job, one.generation), one)
     return tuple(first.values())
 
@@ -154,12 +209,12 @@ def _in_order(resumptions: Iterable[Resumption]) -> tuple[Resumption, ...]:
 def _era(line: LedgerLine, starts: Sequence[Resumption]) -> tuple[int, float]:
     """The order of the start that `line` follows."""
     own = [r for r in starts if r.job == line.job and r.generation <= line.generation]
-    return max((r.order for r in own), default=_BEFORE_ALL)
+    return max((_order(r) for r in own), default=_BEFORE_ALL)
 
 
 def _is_void(line: LedgerLine, starts: Sequence[Resumption]) -> bool:
     era = _era(line, starts)
-    return any(r.order > era and line.step > r.resumed_at_step for r in starts)
+    return any(_order(r) > era and line.step > r.resumed_at_step for r in starts)
 
 
 def read(directory: str | Path) -> Ledger:
@@ -172,10 +227,10 @@ def read(directory: str | Path) -> Ledger:
             if not text:
                 continue
             try:
-                if Resumption.is_one(text):
-                    resumptions.append(Resumption.decode(text))
+                if is_resumption(text):
+                    resumptions.append(decode_resumption(text))
                 else:
-                    lines.append(LedgerLine.decode(text))
+                    lines.append(decode_line(text))
             except ValueError:
                 torn += 1
     return Ledger.of(lines, torn, resumptions)

@@ -1,7 +1,7 @@
 """The ledger: records the samples of every committed step, one JSON line per rank and step.
 
 Owns the form of the lines and writes them. When a line is due, and whose it is, is decided in the engine. Imports no
-torch: benchmarks and tests (tests/lab/ledger.py) read ledgers too.
+torch: benchmarks and tests use it, which read ledgers (tests/lab/ledger.py).
 Invariants: each line is one write of one whole line; readers deduplicate by (job, generation, step, global_rank);
 what was done after the step from which a later run went on is void.
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 SUFFIX = ".jsonl"
 
@@ -32,24 +31,10 @@ class LedgerLine:
     samples: Sequence[int]
     job: str = ""
 
-    @property
-    def key(self) -> tuple[str, int, int, int]:
-        return (self.job, self.generation, self.step, self.global_rank)
-
     def encode(self) -> bytes:
         values = asdict(self)
         values["samples"] = list(self.samples)
         return json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-    @staticmethod
-    def decode(text: bytes) -> LedgerLine:
-        """Raises ValueError for anything but one whole line."""
-        kept = {"job": "", **_values(text, LedgerLine, "a ledger line")}
-        samples = kept["samples"]
-        if not isinstance(samples, list) or not all(map(_is_whole, samples)) or kept["world_size"] < 1:
-            raise ValueError(f"not a ledger line: {text[:80]!r}")
-        kept["samples"] = tuple(samples)
-        return LedgerLine(**kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,47 +51,8 @@ class Resumption:
     run: int
     resumed_at_step: int
 
-    @property
-    def order(self) -> tuple[int, float]:
-        """By time only if two starts could not know of each other."""
-        return (self.run, self.time)
-
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @staticmethod
-    def is_one(text: bytes) -> bool:
-        """Whether a line of a ledger is of this kind, if it can be read."""
-        return b'"resumed_at_step"' in text
-
-    @staticmethod
-    def decode(text: bytes) -> Resumption:
-        """Raises ValueError for anything but one whole line of this kind."""
-        kept = _values(text, Resumption, "a resumption")
-        if "job" not in kept:
-            raise ValueError(f"not a resumption: {text[:80]!r}")
-        return Resumption(**kept)
-
-
-def _values(text: bytes, kind: type[LedgerLine | Resumption], what: str) -> dict[str, Any]:
-    """The fields of `kind`; `job` may be missing. Raises ValueError for anything but numbers and a name."""
-    try:
-        values = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"not {what}: {text[:80]!r}") from error
-    names = {f.name for f in fields(kind)}
-    if not isinstance(values, dict) or not names - {"job"} <= values.keys():
-        raise ValueError(f"not {what}: {text[:80]!r}")
-    kept = {name: values[name] for name in names & values.keys()}
-    numbers = [kept[name] for name in kept.keys() - {"time", "samples", "job"}]
-    is_named = isinstance(kept.get("job", ""), str)
-    if not is_named or type(kept["time"]) not in (int, float) or not all(map(_is_whole, numbers)):
-        raise ValueError(f"not {what}: {text[:80]!r}")
-    return kept
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 1 << 63  # a bool is no number here
 
 
 class LedgerWriter:

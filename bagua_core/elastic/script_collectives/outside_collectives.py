@@ -18,10 +18,9 @@ from bagua_core.communication.arithmetic import divide
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
-    Pending,
     ReduceOp,
 )
-from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.step_interface import StepReductions
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result
@@ -49,24 +48,12 @@ class SourceHasNoState(UserError, RuntimeError):
     """A worker in its first step, which is still copying the job's state, was to tell the others something."""
 
 
-class Steps(Protocol):
+class Steps(StepReductions, Protocol):
     """The calls of such a collective to the engine."""
 
     @property
-    def in_step(self) -> bool: ...
-
-    @property
-    def step_failed(self) -> bool: ...
-
-    @property
-    def plan(self) -> StepPlan: ...
-
-    @property
-    def newcomers(self) -> frozenset[int]: ...
-
-    def wait(self, pending: Pending) -> None: ...
-
-    def reduction_failed(self, error: Exception) -> None: ...
+    def newcomers(self) -> frozenset[int]:
+        """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
 
     def operation_done(self, index: int) -> None:
         """All members but joiners completed collective `index` after the last step."""

@@ -44,7 +44,6 @@ class StateRegistry:
     """Order of registration is the order on the wire, so it must agree on all workers."""
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
         self.models: list[ModelTensors] = []
         self.equal_states = True
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -69,7 +68,6 @@ class StateRegistry:
         """travelling: an algorithm's own tensors for this model, see Exchange.travelling. equal_states: all ranks hold
         the same parameters after each step. put_gradient: see step_interface.Model."""
         self.equal_states = self.equal_states and equal_states
-        self.modules.append(module)
         self.models.append(ModelTensors(module, travelling, equal_states, put_gradient))
         for optimizer in optimizers:
             if not any(optimizer is known for known in self.optimizers):
@@ -77,8 +75,7 @@ class StateRegistry:
 
     def remove_model(self, module: nn.Module, still_used: list[torch.optim.Optimizer]) -> None:
         """Forget the model that was added with `module`, and the optimizers that are not among `still_used`."""
-        place = next(i for i, known in enumerate(self.modules) if known is module)
-        del self.modules[place], self.models[place]
+        self.models[:] = [model for model in self.models if model.module is not module]
         self.equal_states = all(model.learns for model in self.models)
         self.optimizers[:] = [o for o in self.optimizers if any(o is used for used in still_used)]
         self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
@@ -318,7 +315,7 @@ class StateRegistry:
         )
 
     def parameters(self) -> list[torch.Tensor]:
-        return [p.detach() for m in self.modules for p in m.parameters()]
+        return [p.detach() for m in self.models for p in m.module.parameters()]
 
     def fingerprint(self) -> dict[str, str]:
         """The properties that must agree on all workers for one to heal from another."""

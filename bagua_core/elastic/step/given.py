@@ -54,7 +54,9 @@ class Given:
 
     def note_gpus(self, member: Member) -> None:
         """What generations that are built from now on should reach."""
-        member.rendezvous.gpus = gpus_of(p for module in self._registry.modules for p in module.parameters())
+        member.rendezvous.gpus = gpus_of(
+            p for model in self._registry.models for p in model.module.parameters()
+        )
 
     def fingerprint(self) -> dict[str, str]:
         self._registry.check_travels()
@@ -70,4 +72,4 @@ class Given:
         """What must be the same on all ranks: the very ones, whatever memory a script gives them later."""
         if not self._registry.equal_states:
             return []
-        return [p for module in self._registry.modules for p in module.parameters()]
+        return [p for model in self._registry.models for p in model.module.parameters()]

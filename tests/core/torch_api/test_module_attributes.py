@@ -117,7 +117,7 @@ def test_alone_training_goes_on_as_if_nothing_happened() -> None:
     assert isinstance(model.bagua_algorithm, BYTES) and model.no_sync
     run.train(xs[3:])
     assert torch.equal(weights(run.model), weights(plain(xs)))
-    assert run.engine.committed == 6 and len(run.engine.registry.modules) == 1
+    assert run.engine.committed == 6 and len(run.engine.registry.models) == 1
 
 
 def test_a_second_optimizer_takes_the_firsts_place() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bagua_core.elastic.ledger import ledger as module
 from bagua_core.elastic.ledger.ledger import LedgerLine, LedgerWriter, Resumption
-from tests.lab.ledger import Ledger, read
+from tests.lab.ledger import Ledger, decode_line, read
 
 
 def line(
@@ -187,7 +187,7 @@ def test_without_a_resumption_two_jobs_in_one_directory_are_told() -> None:
 
 def test_lines_of_before_jobs_were_named_are_read() -> None:
     old = of("", 1).encode().replace(b',"job":""', b"")
-    assert b"job" not in old and LedgerLine.decode(old) == of("", 1)
+    assert b"job" not in old and decode_line(old) == of("", 1)
 
 
 def test_a_torn_resumption_is_counted(tmp_path: Path) -> None:
