@@ -31,7 +31,7 @@ from bagua_agent.leadership.leadership import (
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.failures.root_cause import casualties_line, ended, root_cause
+from bagua_agent.membership.failures.root_cause import casualties_line, root_cause
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import State, new_state, step_all
 from bagua_agent.membership.view import FailureView
@@ -162,9 +162,7 @@ class JobMembership:
         if failure is None:
             return ""
         found = root_cause(
-            ended(record, f.order)
-            for f in self._state.view.failures.values()
-            if f.generation == failure.generation and (record := self._failure_record(f)) is not None
+            f for f in self._state.view.failures.values() if f.generation == failure.generation
         )
         return casualties_line(found) if found is not None and found.casualties else ""
 

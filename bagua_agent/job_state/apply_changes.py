@@ -129,7 +129,7 @@ class StoreNews:
                 outcome = pb.Result.Outcome.Name(seen.result.outcome).lower()
                 self._history.of_job(job_history.ended(outcome, seen.result.reason))
         elif isinstance(event, ev.AgentSeen):
-            self._agents.add(event.agent_id)
+            self._agents.add(event.agent.agent_id)
         elif isinstance(event, ev.AgentGone):
             self._agents.discard(event.agent_id)
         elif isinstance(event, ev.MemberRefused):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.membership.failures import root_cause
+from bagua_agent.membership.view import FailureView
 from bagua_agent.rpc.message_pace import LineBudget
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -164,7 +165,7 @@ def result(
     yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
     if not ended.HasField("failure"):
         return
-    found = root_cause.RootCause(root_cause.ended(ended.failure, 0), "")
+    found = root_cause.RootCause(FailureView.of(ended.failure, 0), "")
     yield from root_cause.lines(found, is_shown=is_shown(ended.failure))
     if ended.casualties:
         yield ended.casualties

@@ -16,7 +16,14 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder, HangOutcome
-from bagua_agent.membership.view import DepartureView, Run
+from bagua_agent.membership.view import (
+    AgentView,
+    DepartureView,
+    FailureView,
+    MemberView,
+    Run,
+    SuspicionView,
+)
 from bagua_agent.rpc.prober import endpoint_of
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
@@ -86,8 +93,7 @@ class StoreEvents:
         if agent_id := keys.id_in(keys.agents, key):
             a = pb.Agent.FromString(value)
             _check_owner(agent_id, a.agent_id)
-            return ev.AgentSeen(
-                now_s=now_s,
+            agent = AgentView(
                 agent_id=a.agent_id,
                 node_name=a.node_name,
                 slots=a.slots,
@@ -99,13 +105,13 @@ class StoreEvents:
                 run_generation=a.run_generation,
                 run=Run(a.run),
             )
+            return ev.AgentSeen(now_s=now_s, agent=agent)
         if worker_id := keys.id_in(keys.members, key):
             m = pb.Member.FromString(value)
             _check_owner(worker_id, m.worker_id)
             if m.committed_generation > LARGEST_NUMBER:
                 raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
-            return ev.MemberReady(
-                now_s=now_s,
+            member = MemberView(
                 worker_id=m.worker_id,
                 agent_id=m.agent_id,
                 slot=m.slot,
@@ -113,14 +119,13 @@ class StoreEvents:
                 fingerprint=dict(m.fingerprint),
                 committed_generation=m.committed_generation,
                 join_revision=change.create_revision,
-                nonce=m.nonce,
                 stage=Stage(m.stage),
             )
+            return ev.MemberReady(now_s=now_s, member=member, nonce=m.nonce)
         if worker_id := keys.id_in(keys.suspicions, key):
             s = pb.Suspicion.FromString(value)
             _check_owner(worker_id, s.worker_id)
-            return ev.SuspicionRaised(
-                now_s=now_s,
+            suspicion = SuspicionView(
                 worker_id=s.worker_id,
                 generation=s.generation,
                 kind=SuspicionKind(s.kind),
@@ -131,26 +136,11 @@ class StoreEvents:
                 usual_step_s=_duration(s.usual_step_s),
                 waits_in=CollectiveWait.from_proto(s.waits_in) if s.HasField("waits_in") else None,
             )
+            return ev.SuspicionRaised(now_s=now_s, suspicion=suspicion)
         if worker_id := keys.id_in(keys.failures, key):
             f = pb.Failure.FromString(value)
             _check_owner(worker_id, f.worker_id)
-            return ev.FailureRecorded(
-                now_s=now_s,
-                worker_id=f.worker_id,
-                node_name=f.node_name,
-                step=f.step,
-                in_step=f.in_step,
-                script_failure=f.script_failure,
-                summary=f.cause,
-                order=change.create_revision,
-                was_member=f.in_step or f.global_rank >= 0,
-                generation=f.generation,
-                exit_code=f.exit_code,
-                global_rank=f.global_rank,
-                log_path=f.log_path,
-                traceback_tail=f.traceback_tail,
-                kills_in_a_row=f.kills_in_a_row,
-            )
+            return ev.FailureRecorded(now_s=now_s, failure=FailureView.of(f, change.create_revision))
         if worker_id := keys.id_in(keys.finished_workers, key):
             finished = pb.Finished.FromString(value)
             _check_owner(worker_id, finished.worker_id)
@@ -210,20 +200,11 @@ def _departure(d: pb.Departure) -> DepartureView:
     )
 
 
-_HANG_OUTCOMES = {
-    pb.HangOrder.NAME: HangOutcome.NAME,
-    pb.HangOrder.RENEW: HangOutcome.RENEW,
-    pb.HangOrder.REPLACE: HangOutcome.REPLACE,
-    pb.HangOrder.GIVE_UP: HangOutcome.GIVE_UP,
-    pb.HangOrder.DISAGREE: HangOutcome.DISAGREE,
-}
-
-
 def _hang_order(order: pb.HangOrder) -> HangOrder:
-    outcome = _HANG_OUTCOMES.get(order.outcome)
-    if outcome is None:
-        raise ValueError(f"it orders {order.outcome}, which is unknown")
-    return HangOrder(order.generation, outcome, tuple(order.workers), order.reason)
+    name = pb.HangOrder.Outcome.Name(order.outcome)
+    if name not in HangOutcome.__members__:
+        raise ValueError(f"it orders {name}")
+    return HangOrder(order.generation, HangOutcome[name], tuple(order.workers), order.reason)
 
 
 def _duration(value_s: float) -> float:

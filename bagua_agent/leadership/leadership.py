@@ -27,7 +27,6 @@ from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.large_jobs.record_parts import StoredRecord
-from bagua_agent.membership import hang
 from bagua_agent.membership.actions import Question, ResultOutcome
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import ProbeVerdict
@@ -43,20 +42,6 @@ log = logging.getLogger(__name__)
 # An agent that can't reach etcd for longer than this may itself be cut off: its report is stale by then.
 REMOVAL_TIMEOUT_S = 1.0
 MOST_PROBES_AT_ONCE = 16
-
-HANG_OUTCOMES = {
-    hang.HangOutcome.NAME: pb.HangOrder.NAME,
-    hang.HangOutcome.RENEW: pb.HangOrder.RENEW,
-    hang.HangOutcome.REPLACE: pb.HangOrder.REPLACE,
-    hang.HangOutcome.GIVE_UP: pb.HangOrder.GIVE_UP,
-    hang.HangOutcome.DISAGREE: pb.HangOrder.DISAGREE,
-}
-
-_VERDICTS = {
-    control_pb2.ProbeReply.ALIVE: ProbeVerdict.ALIVE,
-    control_pb2.ProbeReply.REFUSED: ProbeVerdict.REFUSED,
-    control_pb2.ProbeReply.UNANSWERED: ProbeVerdict.UNANSWERED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +114,7 @@ class Touched:
 
 
 def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
-    verdict = _VERDICTS[reply.verdict]
+    verdict = ProbeVerdict(reply.verdict)
     workers = tuple(reply.workers) if verdict is ProbeVerdict.ALIVE else None
     return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
 
@@ -320,7 +305,7 @@ class Leadership:
             return
         value = pb.HangOrder(
             generation=order.generation,
-            outcome=HANG_OUTCOMES[order.outcome],
+            outcome=order.outcome.name,
             workers=order.workers,
             reason=order.reason,
         )

@@ -6,13 +6,18 @@ no change. Answers of actions come as events too, failures of actions included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.view import DepartureView, ProbeVerdict, Run
-from bagua_contract.collective_wait import CollectiveWait
-from bagua_contract.records import Generation, Stage, SuspicionKind
+from bagua_agent.membership.view import (
+    AgentView,
+    DepartureView,
+    FailureView,
+    MemberView,
+    ProbeVerdict,
+    SuspicionView,
+)
+from bagua_contract.records import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +29,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSeen(Event):
-    """agents/<agent> was put."""
+    """agents/<agent> was put. agent: as the key says; the picture adds since when."""
 
-    agent_id: str
-    node_name: str
-    slots: int
-    topology: str
-    leaving: bool
-    control_address: str
-    join_revision: int
-    ready: bool = False
-    run_generation: int = 0
-    run: Run = Run.NONE
+    agent: AgentView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +41,10 @@ class AgentGone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReady(Event):
-    """members/<worker> was put: ready, or a new commit is known."""
+    """members/<worker> was put: ready, or a new commit is known. nonce: of its job, as in Generation.nonce."""
 
-    worker_id: str
-    agent_id: str
-    slot: int
-    store_address: str
-    fingerprint: Mapping[str, str]
-    committed_generation: int
-    join_revision: int
-    nonce: str = ""  # of its job, as in Generation.nonce
-    stage: Stage = Stage.LOOP
+    member: MemberView
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +77,9 @@ class GenerationWriteRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionRaised(Event):
-    """waited_s: of a stall, how long it had lasted at the report. usual_step_s: of its worker; 0: unknown.
-    waits_in: what it waits in; None where that can't be compared with others."""
+    """suspicions/<worker> was put."""
 
-    worker_id: str
-    generation: int
-    kind: SuspicionKind
-    hosts: tuple[str, ...]
-    sequence: int
-    detail: str = ""
-    waited_s: float = 0.0
-    usual_step_s: float = 0.0
-    waits_in: CollectiveWait | None = None
+    suspicion: SuspicionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,22 +117,9 @@ class AgentDoubted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecorded(Event):
-    """failures/<worker> was put. order: create revision of the key. was_member: it was in a generation."""
+    """failures/<worker> was put."""
 
-    worker_id: str
-    node_name: str
-    step: int
-    in_step: bool
-    script_failure: bool
-    summary: str
-    order: int
-    was_member: bool = True
-    generation: int = 0
-    exit_code: int = 0
-    global_rank: int = -1
-    log_path: str = ""
-    traceback_tail: str = ""
-    kills_in_a_row: int = 0
+    failure: FailureView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bagua_agent.membership.hang import HangOrder
+from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
@@ -59,7 +60,7 @@ class MemberView:
     fingerprint: Mapping[str, str]
     committed_generation: int
     join_revision: int
-    ready_since_s: float
+    ready_since_s: float = 0.0
     stage: Stage = Stage.LOOP
 
 
@@ -78,7 +79,7 @@ class SuspicionView:
     kind: SuspicionKind
     hosts: tuple[str, ...]
     sequence: int
-    seen_since_s: float
+    seen_since_s: float = float("-inf")
     detail: str = ""
     broken_since_s: float = float("-inf")
     waited_s: float = 0.0
@@ -116,6 +117,28 @@ class FailureView:
     traceback_tail: str = ""
     seen_since_s: float = float("-inf")
     kills_in_a_row: int = 0
+    slot: int = 0
+
+    @staticmethod
+    def of(failure: pb.Failure, order: int) -> FailureView:
+        """order: create revision of its key."""
+        return FailureView(
+            worker_id=failure.worker_id,
+            node_name=failure.node_name,
+            step=failure.step,
+            in_step=failure.in_step,
+            script_failure=failure.script_failure,
+            summary=failure.cause,
+            order=order,
+            was_member=failure.in_step or failure.global_rank >= 0,
+            generation=failure.generation,
+            exit_code=failure.exit_code,
+            global_rank=failure.global_rank,
+            log_path=failure.log_path,
+            traceback_tail=failure.traceback_tail,
+            kills_in_a_row=failure.kills_in_a_row,
+            slot=failure.slot,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +266,9 @@ class JobView:
 class ProbeVerdict(Enum):
     """What an agent answered to a probe."""
 
-    ALIVE = "alive"
-    REFUSED = "refused"
-    UNANSWERED = "unanswered"
+    ALIVE = control_pb2.ProbeReply.ALIVE
+    REFUSED = control_pb2.ProbeReply.REFUSED
+    UNANSWERED = control_pb2.ProbeReply.UNANSWERED
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class WorkerExits:
             return ""
         seen = self._job.seen
         known = seen.view.failures.get(failure.worker_id)
-        own = _as_seen(failure, NEWEST if known is None else known.order)
+        own = FailureView.of(failure, NEWEST if known is None else known.order)
         return casualty_of(own, company, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
@@ -235,7 +235,7 @@ class WorkerExits:
         seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]
-        new = _as_seen(failure, NEWEST)
+        new = FailureView.of(failure, NEWEST)
         allowed, trained = seen.failures_allowed, seen.view.has_trained
         next_one = succession(
             known, new, self._workers.early_crashes(slot), allowed, self._policy, trained=trained
@@ -290,22 +290,6 @@ class WorkerExits:
                 now_s + delay_s,
                 lambda at_s: self.start_worker(slot, at_s, failed + 1),
             )
-
-
-def _as_seen(failure: pb.Failure, order: int) -> FailureView:
-    """As the picture will have it once its key is read."""
-    return FailureView(
-        worker_id=failure.worker_id,
-        node_name=failure.node_name,
-        step=failure.step,
-        in_step=failure.in_step,
-        script_failure=failure.script_failure,
-        summary=failure.cause,
-        order=order,
-        was_member=failure.in_step or failure.global_rank >= 0,
-        traceback_tail=failure.traceback_tail,
-        kills_in_a_row=failure.kills_in_a_row,
-    )
 
 
 def _casualty(of: str) -> str:

@@ -26,7 +26,13 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine import machine
-from bagua_agent.membership.view import ProbeVerdict
+from bagua_agent.membership.view import (
+    AgentView,
+    FailureView,
+    MemberView,
+    ProbeVerdict,
+    SuspicionView,
+)
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -118,13 +124,15 @@ class Leader:
         self._feed(
             ev.AgentSeen(
                 now_s=time.monotonic(),
-                agent_id=f"n-{worker_id}",
-                node_name=f"host-{worker_id}",
-                slots=1,
-                topology="",
-                leaving=worker_id in self.leaving,
-                control_address="",
-                join_revision=revision,
+                agent=AgentView(
+                    agent_id=f"n-{worker_id}",
+                    node_name=f"host-{worker_id}",
+                    slots=1,
+                    topology="",
+                    leaving=worker_id in self.leaving,
+                    control_address="",
+                    join_revision=revision,
+                ),
             )
         )
 
@@ -138,14 +146,16 @@ class Leader:
             self._feed(
                 ev.FailureRecorded(
                     now_s=now_s,
-                    worker_id=worker_id,
-                    node_name=f"host-{worker_id}",
-                    step=0,
-                    in_step=False,
-                    script_failure=False,
-                    summary="killed by SIGKILL",
-                    order=self._next_revision(),
-                    was_member=was_member,
+                    failure=FailureView(
+                        worker_id=worker_id,
+                        node_name=f"host-{worker_id}",
+                        step=0,
+                        in_step=False,
+                        script_failure=False,
+                        summary="killed by SIGKILL",
+                        order=self._next_revision(),
+                        was_member=was_member,
+                    ),
                 )
             )
         elif status != 0:
@@ -200,14 +210,16 @@ class Leader:
                 self._feed(
                     ev.SuspicionRaised(
                         now_s=now_s,
-                        worker_id=worker_id,
-                        generation=said.generation,
-                        kind=SuspicionKind(said.kind),
-                        hosts=tuple(said.hosts),
-                        sequence=self._next_revision(),
-                        detail=said.detail,
-                        waited_s=said.waited_s,
-                        usual_step_s=said.usual_step_s,
+                        suspicion=SuspicionView(
+                            worker_id=worker_id,
+                            generation=said.generation,
+                            kind=SuspicionKind(said.kind),
+                            hosts=tuple(said.hosts),
+                            sequence=self._next_revision(),
+                            detail=said.detail,
+                            waited_s=said.waited_s,
+                            usual_step_s=said.usual_step_s,
+                        ),
                     )
                 )
             case "went_on":
@@ -224,7 +236,8 @@ class Leader:
         member = self._members[worker_id]
         self._feed(
             ev.MemberReady(
-                now_s=time.monotonic(), worker_id=worker_id, agent_id=f"n-{worker_id}", slot=0, **member
+                now_s=time.monotonic(),
+                member=MemberView(worker_id=worker_id, agent_id=f"n-{worker_id}", slot=0, **member),
             )
         )
 

@@ -28,7 +28,7 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine import machine
-from bagua_agent.membership.view import ProbeVerdict
+from bagua_agent.membership.view import AgentView, ProbeVerdict
 from bagua_contract.records import Generation
 
 LEASE_S = 3.0
@@ -177,13 +177,15 @@ class Simulation:
         self.put(
             f"agents/{node.agent_id}",
             ev.AgentSeen,
-            agent_id=node.agent_id,
-            node_name=f"host-{node.agent_id}",
-            slots=node.slots,
-            topology="",
-            leaving=node.leaving,
-            control_address=f"{node.agent_id}:1",
-            join_revision=node.revision,
+            agent=AgentView(
+                agent_id=node.agent_id,
+                node_name=f"host-{node.agent_id}",
+                slots=node.slots,
+                topology="",
+                leaving=node.leaving,
+                control_address=f"{node.agent_id}:1",
+                join_revision=node.revision,
+            ),
         )
 
     def remove_agent(self, node: Node) -> None:

@@ -15,7 +15,12 @@ from simulated_store import Node, Simulation
 
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import ResultOutcome
-from bagua_agent.membership.view import DepartureView
+from bagua_agent.membership.view import (
+    DepartureView,
+    FailureView,
+    MemberView,
+    SuspicionView,
+)
 from bagua_contract.records import Generation, StateName, SuspicionKind
 from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import HealPlan
@@ -130,13 +135,15 @@ class SimulatedJob(Simulation):
         self.put(
             f"members/{w.worker_id}",
             ev.MemberReady,
-            worker_id=w.worker_id,
-            agent_id=w.node.agent_id,
-            slot=w.slot,
-            store_address=f"{w.node.agent_id}:2",
-            fingerprint={"model": "m"},
-            committed_generation=w.reported,
-            join_revision=w.revision,
+            member=MemberView(
+                worker_id=w.worker_id,
+                agent_id=w.node.agent_id,
+                slot=w.slot,
+                store_address=f"{w.node.agent_id}:2",
+                fingerprint={"model": "m"},
+                committed_generation=w.reported,
+                join_revision=w.revision,
+            ),
         )
 
     def remove_member(self, w: Worker) -> None:
@@ -169,11 +176,13 @@ class SimulatedJob(Simulation):
         self.put(
             f"suspicions/{w.worker_id}",
             ev.SuspicionRaised,
-            worker_id=w.worker_id,
-            generation=generation,
-            kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
-            hosts=(),
-            sequence=w.suspected,
+            suspicion=SuspicionView(
+                worker_id=w.worker_id,
+                generation=generation,
+                kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
+                hosts=(),
+                sequence=w.suspected,
+            ),
         )
         self.suspect_leader(w.node)
 
@@ -210,13 +219,15 @@ class SimulatedJob(Simulation):
             self.put(
                 f"failures/{w.worker_id}",
                 ev.FailureRecorded,
-                worker_id=w.worker_id,
-                node_name=w.node.agent_id,
-                step=w.name.step,
-                in_step=False,
-                script_failure=False,
-                summary="killed by SIGKILL",
-                order=len(self.log) + 1,
+                failure=FailureView(
+                    worker_id=w.worker_id,
+                    node_name=w.node.agent_id,
+                    step=w.name.step,
+                    in_step=False,
+                    script_failure=False,
+                    summary="killed by SIGKILL",
+                    order=len(self.log) + 1,
+                ),
             )
         self.remove_member(w)
 

@@ -37,7 +37,15 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import Step, new_state, step, step_all
 from bagua_agent.membership.state_machine.restarting import worker_id_of
-from bagua_agent.membership.view import DepartureView, ProbeVerdict, Run
+from bagua_agent.membership.view import (
+    AgentView,
+    DepartureView,
+    FailureView,
+    MemberView,
+    ProbeVerdict,
+    Run,
+    SuspicionView,
+)
 from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
 
 
@@ -108,13 +116,15 @@ class ScenarioJob:
                     now_s,
                     f"suspicions/{name}",
                     ev.SuspicionRaised,
-                    worker_id=name,
-                    generation=int(generation),
-                    kind=SuspicionKind[command.upper()],
-                    hosts=tuple(hosts),
-                    sequence=self.revision,
-                    waited_s=float(options.get("waited", 0.0)),
-                    usual_step_s=float(options.get("usual", 0.0)),
+                    suspicion=SuspicionView(
+                        worker_id=name,
+                        generation=int(generation),
+                        kind=SuspicionKind[command.upper()],
+                        hosts=tuple(hosts),
+                        sequence=self.revision,
+                        waited_s=float(options.get("waited", 0.0)),
+                        usual_step_s=float(options.get("usual", 0.0)),
+                    ),
                 )
             case "went-on", [name]:
                 return self._delete(now_s, f"suspicions/{name}", ev.SuspicionCleared, worker_id=name)
@@ -125,7 +135,7 @@ class ScenarioJob:
                     now_s=now_s,
                     agent_id=name,
                     sequence=self.sequence,
-                    verdict=ProbeVerdict(verdict),
+                    verdict=ProbeVerdict[verdict.upper()],
                     relayed="relayed" in how,
                 )
             case "failed", [name, *how]:
@@ -136,15 +146,17 @@ class ScenarioJob:
                     now_s,
                     f"failures/{worker_id}",
                     ev.FailureRecorded,
-                    worker_id=worker_id,
-                    node_name=f"host-{name[0]}",
-                    step=int(options.get("step", 0)),
-                    in_step=not signal and "early" not in how and not generation,
-                    was_member="early" not in how,
-                    script_failure=not signal,
-                    summary="killed by SIGKILL" if signal else "ValueError: bad sample",
-                    order=self.revision,
-                    generation=generation,
+                    failure=FailureView(
+                        worker_id=worker_id,
+                        node_name=f"host-{name[0]}",
+                        step=int(options.get("step", 0)),
+                        in_step=not signal and "early" not in how and not generation,
+                        was_member="early" not in how,
+                        script_failure=not signal,
+                        summary="killed by SIGKILL" if signal else "ValueError: bad sample",
+                        order=self.revision,
+                        generation=generation,
+                    ),
                 )
             case "departed", [name, generation, world_size]:
                 part, _, parts = options.get("wrote", "0/0").partition("/")
@@ -175,8 +187,8 @@ class ScenarioJob:
 
     def _agent(self, now_s: float, name: str, flags: list[str], options: dict[str, str]) -> ev.Event:
         key = f"agents/{name}"
-        known = self.keys[key][1] if key in self.keys else {}
-        run, run_generation = known.get("run", Run.NONE), known.get("run_generation", 0)
+        known: AgentView | None = self.keys[key][1]["agent"] if key in self.keys else None
+        run, run_generation = (known.run, known.run_generation) if known else (Run.NONE, 0)
         if "runs" in options:
             state, _, number = options["runs"].partition(":")
             run, run_generation = Run[state], int(number)
@@ -184,33 +196,37 @@ class ScenarioJob:
             now_s,
             key,
             ev.AgentSeen,
-            agent_id=name,
-            node_name=f"host-{name}",
-            slots=int(options.get("slots", known.get("slots", 1))),
-            topology="",
-            leaving="leaving" in flags,
-            control_address=f"host-{name}:1",
-            join_revision=known.get("join_revision", self.revision),
-            ready="startable" in flags or known.get("ready", False),
-            run_generation=run_generation,
-            run=run,
+            agent=AgentView(
+                agent_id=name,
+                node_name=f"host-{name}",
+                slots=int(options.get("slots", known.slots if known else 1)),
+                topology="",
+                leaving="leaving" in flags,
+                control_address=f"host-{name}:1",
+                join_revision=known.join_revision if known else self.revision,
+                ready="startable" in flags or (known is not None and known.ready),
+                run_generation=run_generation,
+                run=run,
+            ),
         )
 
     def _ready(self, now_s: float, name: str, committed: int, stage: Stage) -> ev.Event:
         key = f"members/{name}"
-        known = self.keys[key][1] if key in self.keys else {}
+        known: MemberView | None = self.keys[key][1]["member"] if key in self.keys else None
         return self._put(
             now_s,
             key,
             ev.MemberReady,
-            worker_id=name,
-            agent_id=name[0],
-            slot=int(name[1]),
-            store_address=f"host-{name[0]}:2",
-            fingerprint={"model": "m"},
-            committed_generation=committed,
-            join_revision=known.get("join_revision", self.revision),
-            stage=stage,
+            member=MemberView(
+                worker_id=name,
+                agent_id=name[0],
+                slot=int(name[1]),
+                store_address=f"host-{name[0]}:2",
+                fingerprint={"model": "m"},
+                committed_generation=committed,
+                join_revision=known.join_revision if known else self.revision,
+                stage=stage,
+            ),
         )
 
     def _put(self, now_s: float, key: str, kind: type[ev.Event], /, **values: Any) -> ev.Event:

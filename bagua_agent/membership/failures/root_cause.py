@@ -15,9 +15,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, TypeVar
 
-from bagua_contract import membership_pb2 as pb
+from bagua_agent.membership.view import FailureView
 
 MOST_OTHERS = 3
 TAIL_LINES = 12
@@ -90,22 +89,6 @@ _AFTER = re.compile(r"^killed by (signal )?\S+ after ")
 _RAISED_TEXT = re.compile(r"^(?!\s)([A-Za-z_][\w.]*)(: .*)?$")
 
 
-class Failed(Protocol):
-    """What ordering needs of a failure: FailureView has it, and FailedWorker."""
-
-    @property
-    def summary(self) -> str: ...
-
-    @property
-    def traceback_tail(self) -> str: ...
-
-    @property
-    def order(self) -> int: ...
-
-
-F = TypeVar("F", bound=Failed)
-
-
 def classify(summary: str, traceback_tail: str = "") -> Rule:
     """The rule that says what kind of ending this is. Both texts as in pb.Failure."""
     rule = _match(summary)
@@ -130,17 +113,17 @@ def tells_of_another(summary: str, traceback_tail: str = "") -> bool:
     return classify(summary, traceback_tail).kind >= Kind.NETWORK
 
 
-def first_cause(failures: Iterable[F]) -> F | None:
+def first_cause(failures: Iterable[FailureView]) -> FailureView | None:
     """The failure that explains the others; None of none."""
     return min(failures, key=_likelihood, default=None)
 
 
-def explains(cause: Failed, other: Failed) -> bool:
+def explains(cause: FailureView, other: FailureView) -> bool:
     """Whether `other`, which failed beside `cause`, is a casualty of it and not a failure of its own."""
     return tells_of_another(other.summary, other.traceback_tail) and _likelihood(cause) < _likelihood(other)
 
 
-def _likelihood(failure: Failed) -> tuple[Kind, int]:
+def _likelihood(failure: FailureView) -> tuple[Kind, int]:
     """The least is the likeliest cause."""
     return classify(failure.summary, failure.traceback_tail).kind, failure.order
 
@@ -154,52 +137,23 @@ def _match(text: str) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedWorker:
-    """A worker's failure with all that a person needs. order: create revision of its key."""
-
-    worker_id: str
-    node_name: str
-    slot: int
-    global_rank: int
-    exit_code: int
-    summary: str
-    log_path: str
-    traceback_tail: str
-    order: int
-
-
-@dataclass(frozen=True, slots=True)
 class RootCause:
     """others: failed by themselves too. casualties: everything that a lost peer explains, or a request to end."""
 
-    cause: FailedWorker
+    cause: FailureView
     why: str
-    others: tuple[FailedWorker, ...] = ()
-    casualties: tuple[FailedWorker, ...] = ()
+    others: tuple[FailureView, ...] = ()
+    casualties: tuple[FailureView, ...] = ()
 
 
-def ended(failure: pb.Failure, order: int) -> FailedWorker:
-    return FailedWorker(
-        worker_id=failure.worker_id,
-        node_name=failure.node_name,
-        slot=failure.slot,
-        global_rank=failure.global_rank,
-        exit_code=failure.exit_code,
-        summary=failure.cause,
-        log_path=failure.log_path,
-        traceback_tail=failure.traceback_tail,
-        order=order,
-    )
-
-
-def root_cause(endings: Iterable[FailedWorker]) -> RootCause | None:
+def root_cause(endings: Iterable[FailureView]) -> RootCause | None:
     """What happened, from the failures of one generation and what followed it; None of none."""
     every = sorted(endings, key=lambda e: e.order)
     cause = first_cause(every)
     if cause is None:
         return None
-    others: list[FailedWorker] = []
-    casualties: list[FailedWorker] = []
+    others: list[FailureView] = []
+    casualties: list[FailureView] = []
     for ending in every:
         if ending is cause:
             continue
@@ -233,7 +187,7 @@ def casualties_line(found: RootCause) -> str:
     )
 
 
-def _where(ending: FailedWorker) -> str:
+def _where(ending: FailureView) -> str:
     rank = f"global rank {ending.global_rank}" if ending.global_rank >= 0 else "in no generation yet"
     return f"{ending.node_name}, slot {ending.slot}, {rank}"
 

@@ -20,7 +20,6 @@ from bagua_agent.membership.view import (
     Desired,
     EndedBeforeJoining,
     Evidence,
-    FailureView,
     JobView,
     MemberView,
     ProbeVerdict,
@@ -74,19 +73,21 @@ def absorb(
 def _key(view: JobView, event: ev.Event) -> JobView:
     match event:
         case ev.AgentSeen():
-            agents = _with(view.agents, event.agent_id, _agent(view, event))
-            return replace(view, agents=agents, gone=_without(view.gone, event.agent_id))
+            agent = _agent(view, event.agent, event.now_s)
+            agents = _with(view.agents, agent.agent_id, agent)
+            return replace(view, agents=agents, gone=_without(view.gone, agent.agent_id))
         case ev.MemberReady():
-            members = _with(view.members, event.worker_id, _member(view, event))
-            if event.committed_generation <= view.committed_generation:
-                return replace(view, members=members)
-            return _committed(replace(view, members=members), event.committed_generation)
+            member = _member(view, event.member, event.now_s)
+            view = replace(view, members=_with(view.members, member.worker_id, member))
+            newer = member.committed_generation > view.committed_generation
+            return _committed(view, member.committed_generation) if newer else view
         case ev.MemberGone():
             return replace(view, members=_without(view.members, event.worker_id))
         case ev.MemberRefused():
             return replace(view, refused=view.refused | {event.worker_id})
         case ev.SuspicionRaised():
-            return replace(view, suspicions=_with(view.suspicions, event.worker_id, _suspicion(view, event)))
+            suspicion = _suspicion(view, event.suspicion, event.now_s)
+            return replace(view, suspicions=_with(view.suspicions, suspicion.worker_id, suspicion))
         case ev.SuspicionCleared():
             # also that of a worker which is gone; nothing reads it
             went_on = _with(view.went_on, event.worker_id, event.now_s)
@@ -94,25 +95,10 @@ def _key(view: JobView, event: ev.Event) -> JobView:
         case ev.HangOrderSeen():
             return _ordered(view, event.order, event.now_s)
         case ev.FailureRecorded():
-            known = view.failures.get(event.worker_id)
-            failure = FailureView(
-                worker_id=event.worker_id,
-                node_name=event.node_name,
-                step=event.step,
-                in_step=event.in_step,
-                script_failure=event.script_failure,
-                summary=event.summary,
-                order=event.order,
-                was_member=event.was_member,
-                generation=event.generation,
-                exit_code=event.exit_code,
-                global_rank=event.global_rank,
-                log_path=event.log_path,
-                traceback_tail=event.traceback_tail,
-                seen_since_s=known.seen_since_s if known is not None else event.now_s,
-                kills_in_a_row=event.kills_in_a_row,
-            )
-            return replace(view, failures=_with(view.failures, event.worker_id, failure))
+            worker_id = event.failure.worker_id
+            known = view.failures.get(worker_id)
+            failure = replace(event.failure, seen_since_s=known.seen_since_s if known else event.now_s)
+            return replace(view, failures=_with(view.failures, worker_id, failure))
         case ev.WorkerFinished():
             steps = _with(view.finished_steps, event.worker_id, event.step)
             view = replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
@@ -143,25 +129,16 @@ def _agent_gone(view: JobView, agent_id: str) -> JobView:
     return replace(view, gone=_with(view.gone, agent_id, last))
 
 
-def _agent(view: JobView, event: ev.AgentSeen) -> AgentView:
-    known = view.agents.get(event.agent_id)
-    same = known is not None and known.join_revision == event.join_revision
-    was_ready = known is not None and same and known.ready
-    now_runs = (event.run_generation, event.run)
-    same_run = known is not None and same and (known.run_generation, known.run) == now_runs
-    return AgentView(
-        agent_id=event.agent_id,
-        node_name=event.node_name,
-        slots=event.slots,
-        topology=event.topology,
-        leaving=event.leaving,
-        control_address=event.control_address,
-        join_revision=event.join_revision,
-        ready=event.ready,
-        ready_since_s=known.ready_since_s if known is not None and was_ready else event.now_s,
-        run_generation=event.run_generation,
-        run=event.run,
-        run_since_s=known.run_since_s if known is not None and same_run else event.now_s,
+def _agent(view: JobView, agent: AgentView, now_s: float) -> AgentView:
+    """With the times since which it stands so; those of another key of its id say nothing."""
+    known = view.agents.get(agent.agent_id)
+    if known is None or known.join_revision != agent.join_revision:
+        return replace(agent, ready_since_s=now_s, run_since_s=now_s)
+    same_run = (known.run_generation, known.run) == (agent.run_generation, agent.run)
+    return replace(
+        agent,
+        ready_since_s=known.ready_since_s if known.ready else now_s,
+        run_since_s=known.run_since_s if same_run else now_s,
     )
 
 
@@ -173,53 +150,29 @@ def _in_mode(view: JobView, restarts: bool) -> JobView:
     return replace(view, restarts=False, generation=None, earlier=(), replaced_number=record.number)
 
 
-def _member(view: JobView, event: ev.MemberReady) -> MemberView:
-    known = view.members.get(event.worker_id)
-    same = known is not None and known.join_revision == event.join_revision and known.stage is event.stage
-    return MemberView(
-        worker_id=event.worker_id,
-        agent_id=event.agent_id,
-        slot=event.slot,
-        store_address=event.store_address,
-        fingerprint=event.fingerprint,
-        committed_generation=event.committed_generation,
-        join_revision=event.join_revision,
-        ready_since_s=known.ready_since_s if known is not None and same else event.now_s,
-        stage=event.stage,
+def _member(view: JobView, member: MemberView, now_s: float) -> MemberView:
+    known = view.members.get(member.worker_id)
+    same = known is not None and known.join_revision == member.join_revision and known.stage is member.stage
+    return replace(member, ready_since_s=known.ready_since_s if known is not None and same else now_s)
+
+
+def _suspicion(view: JobView, told: SuspicionView, now_s: float) -> SuspicionView:
+    known = view.suspicions.get(told.worker_id)
+    if known is None or known.generation != told.generation:
+        since_s = wait_began_s(now_s, told.waited_s)
+        return replace(told, seen_since_s=now_s, broken_since_s=now_s, waiting_since_s=since_s)
+    return replace(
+        told,
+        seen_since_s=known.seen_since_s if known.sequence == told.sequence else now_s,
+        broken_since_s=known.broken_since_s if known.broken else now_s,
+        waiting_since_s=_waiting_since_s(known, told, now_s),
     )
 
 
-def _suspicion(view: JobView, event: ev.SuspicionRaised) -> SuspicionView:
-    known = view.suspicions.get(event.worker_id)
-    same = known is not None and known.generation == event.generation and known.sequence == event.sequence
-    was_broken = known is not None and known.generation == event.generation and known.broken
-    return SuspicionView(
-        worker_id=event.worker_id,
-        generation=event.generation,
-        kind=event.kind,
-        hosts=event.hosts,
-        sequence=event.sequence,
-        seen_since_s=known.seen_since_s if known is not None and same else event.now_s,
-        detail=event.detail,
-        broken_since_s=known.broken_since_s if known is not None and was_broken else event.now_s,
-        waited_s=event.waited_s,
-        waiting_since_s=_waiting_since_s(known, event),
-        usual_step_s=event.usual_step_s,
-        waits_in=event.waits_in,
-    )
-
-
-def _waiting_since_s(known: SuspicionView | None, event: ev.SuspicionRaised) -> float:
-    goes_on = (
-        known is not None
-        and known.generation == event.generation
-        and not known.broken
-        # what is said of one wait only grows
-        and known.waited_s <= event.waited_s
-    )
-    return (
-        known.waiting_since_s if known is not None and goes_on else wait_began_s(event.now_s, event.waited_s)
-    )
+def _waiting_since_s(known: SuspicionView, told: SuspicionView, now_s: float) -> float:
+    # what is said of one wait only grows
+    goes_on = not known.broken and known.waited_s <= told.waited_s
+    return known.waiting_since_s if goes_on else wait_began_s(now_s, told.waited_s)
 
 
 def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:

@@ -143,7 +143,7 @@ def test_members_of_another_job_of_this_id_are_not_seen() -> None:
     assert node.take(put(KEYS.member("v"), stranger.SerializeToString())) == []
     own = pb.Member(worker_id="w", agent_id="a", nonce=SPEC.nonce)
     (ready,) = node.take(put(KEYS.member("w"), own.SerializeToString()))
-    assert isinstance(ready, ev.MemberReady) and ready.worker_id == "w"
+    assert isinstance(ready, ev.MemberReady) and ready.member.worker_id == "w"
 
 
 def test_what_must_be_put_again_is_remembered() -> None:

@@ -17,7 +17,12 @@ from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
-from bagua_agent.membership.view import JobView, ProbeVerdict
+from bagua_agent.membership.view import (
+    AgentView,
+    JobView,
+    MemberView,
+    ProbeVerdict,
+)
 from bagua_agent.rpc.touch import Touch
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
@@ -77,13 +82,15 @@ class Agent:
         self.membership.advance(
             ev.AgentSeen(
                 now_s=1.0,
-                agent_id=name,
-                node_name=f"host-{name}",
-                slots=1,
-                topology="",
-                leaving=False,
-                control_address=f"{name}:1",
-                join_revision=revision,
+                agent=AgentView(
+                    agent_id=name,
+                    node_name=f"host-{name}",
+                    slots=1,
+                    topology="",
+                    leaving=False,
+                    control_address=f"{name}:1",
+                    join_revision=revision,
+                ),
             )
         )
 
@@ -91,13 +98,15 @@ class Agent:
         self.membership.advance(
             ev.MemberReady(
                 now_s=1.0,
-                worker_id=worker_id,
-                agent_id=worker_id[0],
-                slot=0,
-                store_address="",
-                fingerprint={},
-                committed_generation=0,
-                join_revision=9,
+                member=MemberView(
+                    worker_id=worker_id,
+                    agent_id=worker_id[0],
+                    slot=0,
+                    store_address="",
+                    fingerprint={},
+                    committed_generation=0,
+                    join_revision=9,
+                ),
             )
         )
 

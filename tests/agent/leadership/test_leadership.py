@@ -25,7 +25,7 @@ from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import ResultOutcome
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.view import JobView
+from bagua_agent.membership.view import AgentView, JobView, MemberView
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -123,24 +123,28 @@ class Node:
             ev.DesiredChanged(now_s=now_s, min_nodes=1, max_nodes=1),
             ev.AgentSeen(
                 now_s=now_s,
-                agent_id=AGENT,
-                node_name="host",
-                slots=1,
-                topology="",
-                leaving=False,
-                control_address="host:1",
-                join_revision=1,
+                agent=AgentView(
+                    agent_id=AGENT,
+                    node_name="host",
+                    slots=1,
+                    topology="",
+                    leaving=False,
+                    control_address="host:1",
+                    join_revision=1,
+                ),
             ),
             ev.MemberReady(
                 now_s=now_s,
-                worker_id="a0",
-                agent_id=AGENT,
-                slot=0,
-                store_address="10.0.0.1:2",
-                fingerprint={},
-                committed_generation=0,
-                join_revision=2,
                 nonce="nonce",
+                member=MemberView(
+                    worker_id="a0",
+                    agent_id=AGENT,
+                    slot=0,
+                    store_address="10.0.0.1:2",
+                    fingerprint={},
+                    committed_generation=0,
+                    join_revision=2,
+                ),
             ),
         )
 

@@ -23,7 +23,14 @@ from bagua_agent.membership.actions import (
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import stand
 from bagua_agent.membership.state_machine.machine import State, new_state, step, step_all
-from bagua_agent.membership.view import DepartureView, ProbeVerdict
+from bagua_agent.membership.view import (
+    AgentView,
+    DepartureView,
+    FailureView,
+    MemberView,
+    ProbeVerdict,
+    SuspicionView,
+)
 from bagua_contract.records import Generation, GenerationKind, Stage, SuspicionKind
 
 POLICY = Policy()
@@ -79,13 +86,15 @@ class SimulatedJob(SimulatedWorkers):
         self.put(
             f"agents/{node.agent_id}",
             ev.AgentSeen,
-            agent_id=node.agent_id,
-            node_name=f"host-{node.agent_id}",
-            slots=node.slots,
-            topology="",
-            leaving=node.leaving,
-            control_address=f"{node.agent_id}:1",
-            join_revision=node.revision,
+            agent=AgentView(
+                agent_id=node.agent_id,
+                node_name=f"host-{node.agent_id}",
+                slots=node.slots,
+                topology="",
+                leaving=node.leaving,
+                control_address=f"{node.agent_id}:1",
+                join_revision=node.revision,
+            ),
         )
 
     def expire(self, node: Node) -> None:
@@ -266,14 +275,16 @@ class SimulatedJob(SimulatedWorkers):
         self.put(
             f"members/{worker.worker_id}",
             ev.MemberReady,
-            worker_id=worker.worker_id,
-            agent_id=worker.agent_id,
-            slot=worker.slot,
-            store_address=f"{worker.agent_id}:2",
-            fingerprint={"model": "m"},
-            committed_generation=worker.reported,
-            join_revision=worker.revision,
-            stage=worker.stage,
+            member=MemberView(
+                worker_id=worker.worker_id,
+                agent_id=worker.agent_id,
+                slot=worker.slot,
+                store_address=f"{worker.agent_id}:2",
+                fingerprint={"model": "m"},
+                committed_generation=worker.reported,
+                join_revision=worker.revision,
+                stage=worker.stage,
+            ),
         )
 
     def end(self, worker: Worker, *, well: bool) -> None:
@@ -297,13 +308,15 @@ class SimulatedJob(SimulatedWorkers):
             self.put(
                 f"failures/{worker_id}",
                 ev.FailureRecorded,
-                worker_id=worker_id,
-                node_name=worker.agent_id,
-                step=worker.steps,
-                in_step=False,
-                script_failure=False,
-                summary="killed by SIGKILL",
-                order=self.revision + 1,
+                failure=FailureView(
+                    worker_id=worker_id,
+                    node_name=worker.agent_id,
+                    step=worker.steps,
+                    in_step=False,
+                    script_failure=False,
+                    summary="killed by SIGKILL",
+                    order=self.revision + 1,
+                ),
             )
         worker.revision = 0
         self.delete(f"members/{worker_id}", ev.MemberGone, worker_id=worker_id)
@@ -334,11 +347,13 @@ class SimulatedJob(SimulatedWorkers):
         self.put(
             f"suspicions/{worker.worker_id}",
             ev.SuspicionRaised,
-            worker_id=worker.worker_id,
-            generation=record.number,
-            kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
-            hosts=self.whom_it_blames(worker, record),
-            sequence=worker.suspected,
+            suspicion=SuspicionView(
+                worker_id=worker.worker_id,
+                generation=record.number,
+                kind=SuspicionKind.BROKEN if broken else SuspicionKind.STALLED,
+                hosts=self.whom_it_blames(worker, record),
+                sequence=worker.suspected,
+            ),
         )
 
     def whom_it_blames(self, worker: Worker, record: Generation) -> tuple[str, ...]:
@@ -360,11 +375,13 @@ class SimulatedJob(SimulatedWorkers):
         self.put(
             f"suspicions/{worker.worker_id}",
             ev.SuspicionRaised,
-            worker_id=worker.worker_id,
-            generation=record.number,
-            kind=SuspicionKind.UNBUILT,
-            hosts=(),
-            sequence=worker.suspected,
+            suspicion=SuspicionView(
+                worker_id=worker.worker_id,
+                generation=record.number,
+                kind=SuspicionKind.UNBUILT,
+                hosts=(),
+                sequence=worker.suspected,
+            ),
         )
 
     # -- everything works as long as nothing hinders it

@@ -25,7 +25,12 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.hang import HangOutcome as Hang
 from bagua_agent.membership.state_machine.machine import State, new_state, step
 from bagua_agent.membership.state_machine.picture import absorb
-from bagua_agent.membership.view import Attempts, JobView, SuspicionView
+from bagua_agent.membership.view import (
+    Attempts,
+    JobView,
+    MemberView,
+    SuspicionView,
+)
 from bagua_contract.collective_wait import CollectiveWait, Operation
 from bagua_contract.records import SuspicionKind
 
@@ -218,12 +223,14 @@ def seen(view: JobView, *happened: ev.Event) -> JobView:
 def raised(now_s: float, waited_s: float, sequence: int, generation: int = 2) -> ev.SuspicionRaised:
     return ev.SuspicionRaised(
         now_s=now_s,
-        worker_id="a0",
-        generation=generation,
-        kind=SuspicionKind.STALLED,
-        hosts=(),
-        sequence=sequence,
-        waited_s=waited_s,
+        suspicion=SuspicionView(
+            worker_id="a0",
+            generation=generation,
+            kind=SuspicionKind.STALLED,
+            hosts=(),
+            sequence=sequence,
+            waited_s=waited_s,
+        ),
     )
 
 
@@ -250,13 +257,15 @@ def test_replacements_are_counted_once_and_forgiven_by_a_commit() -> None:
     view = seen(view, ev.GenerationSeen(now_s=7.0, generation=record(3, "a0")))
     ready = ev.MemberReady(
         now_s=8.0,
-        worker_id="a0",
-        agent_id="a",
-        slot=0,
-        store_address="",
-        fingerprint={},
-        committed_generation=3,
-        join_revision=100,
+        member=MemberView(
+            worker_id="a0",
+            agent_id="a",
+            slot=0,
+            store_address="",
+            fingerprint={},
+            committed_generation=3,
+            join_revision=100,
+        ),
     )
     assert seen(view, ready).replacements == 0
 

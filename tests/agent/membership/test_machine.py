@@ -24,7 +24,12 @@ from bagua_agent.membership.state_machine.machine import (
     step,
     step_all,
 )
-from bagua_agent.membership.view import ProbeVerdict
+from bagua_agent.membership.view import (
+    AgentView,
+    MemberView,
+    ProbeVerdict,
+    SuspicionView,
+)
 from bagua_contract.records import SuspicionKind
 
 POLICY = Policy()
@@ -33,26 +38,30 @@ POLICY = Policy()
 def agent(name: str, now_s: float = 0.0, revision: int | None = None) -> ev.AgentSeen:
     return ev.AgentSeen(
         now_s=now_s,
-        agent_id=name,
-        node_name=f"host-{name}",
-        slots=1,
-        topology="",
-        leaving=False,
-        control_address=f"{name}:1",
-        join_revision=ord(name) if revision is None else revision,
+        agent=AgentView(
+            agent_id=name,
+            node_name=f"host-{name}",
+            slots=1,
+            topology="",
+            leaving=False,
+            control_address=f"{name}:1",
+            join_revision=ord(name) if revision is None else revision,
+        ),
     )
 
 
 def ready(name: str, now_s: float = 0.0, model: str = "m", committed: int = 0) -> ev.MemberReady:
     return ev.MemberReady(
         now_s=now_s,
-        worker_id=f"{name}0",
-        agent_id=name,
-        slot=0,
-        store_address=f"{name}:2",
-        fingerprint={"model": model},
-        committed_generation=committed,
-        join_revision=100 + ord(name),
+        member=MemberView(
+            worker_id=f"{name}0",
+            agent_id=name,
+            slot=0,
+            store_address=f"{name}:2",
+            fingerprint={"model": model},
+            committed_generation=committed,
+            join_revision=100 + ord(name),
+        ),
     )
 
 
@@ -116,7 +125,10 @@ def test_a_dead_agent_is_asked_about_removed_and_lost() -> None:
     suspected = step(
         in_force(),
         ev.SuspicionRaised(
-            now_s=5.0, worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+            now_s=5.0,
+            suspicion=SuspicionView(
+                worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+            ),
         ),
         POLICY,
     )
@@ -145,7 +157,10 @@ def test_an_agent_that_lives_can_tell_of_a_dead_worker() -> None:
     suspected = step(
         in_force(),
         ev.SuspicionRaised(
-            now_s=5.0, worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+            now_s=5.0,
+            suspicion=SuspicionView(
+                worker_id="a0", generation=1, kind=SuspicionKind.BROKEN, hosts=("b",), sequence=1
+            ),
         ),
         POLICY,
     )

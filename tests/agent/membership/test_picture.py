@@ -13,7 +13,14 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import State, Step, new_state, step, step_all
 from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.state_machine.restarting import worker_id_of
-from bagua_agent.membership.view import AgentView, Evidence, JobView, ProbeVerdict, Run
+from bagua_agent.membership.view import (
+    AgentView,
+    Evidence,
+    JobView,
+    MemberView,
+    ProbeVerdict,
+    Run,
+)
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 POLICY = Policy(last_call_s=0.0)
@@ -43,7 +50,7 @@ def agent(now_s: float = 0.0, name: str = "a", **changes: Any) -> ev.AgentSeen:
         "join_revision": 7,
         "ready": True,
     }
-    return ev.AgentSeen(now_s=now_s, **{**values, **changes})
+    return ev.AgentSeen(now_s=now_s, agent=AgentView(**{**values, **changes}))
 
 
 # -- agents that are gone
@@ -205,13 +212,15 @@ def leads(restarts: bool, *happened: ev.Event) -> Step:
         agent(),
         ev.MemberReady(
             now_s=0.0,
-            worker_id="a0",
-            agent_id="a",
-            slot=0,
-            store_address="a:2",
-            fingerprint={},
-            committed_generation=0,
-            join_revision=8,
+            member=MemberView(
+                worker_id="a0",
+                agent_id="a",
+                slot=0,
+                store_address="a:2",
+                fingerprint={},
+                committed_generation=0,
+                join_revision=8,
+            ),
         ),
         ev.LeadershipWon(now_s=0.0, revision=1),
     )

@@ -7,16 +7,15 @@ import random
 import pytest
 
 from bagua_agent.membership.failures.root_cause import (
-    FailedWorker,
     Kind,
     RootCause,
     classify,
-    ended,
     first_cause,
     is_casualty,
     lines,
     root_cause,
 )
+from bagua_agent.membership.view import FailureView
 from bagua_contract import membership_pb2 as pb
 
 CLOSED = (
@@ -112,7 +111,7 @@ def failure(
     node: str = "",
     tail: str = "",
     global_rank: int | None = None,
-) -> FailedWorker:
+) -> FailureView:
     record = pb.Failure(
         worker_id=f"w{order}",
         node_name=node or f"node-{order % 2}",
@@ -123,7 +122,7 @@ def failure(
         log_path=f"/logs/w{order}",
         traceback_tail=tail or summary,
     )
-    return ended(record, order)
+    return FailureView.of(record, order)
 
 
 def test_cause_is_found_by_what_it_says_and_not_by_arrival() -> None:
