@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from bagua_agent.base.ids import is_id
 from bagua_agent.base.plain_text import shortened
@@ -29,7 +30,9 @@ from bagua_agent.cluster.cluster_view import (
 )
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
-from bagua_contract.records import LARGEST_NUMBER
+from bagua_contract.records import LARGEST_NUMBER, read_message
+
+M = TypeVar("M", bound=Message)
 
 PROTOCOL = 1
 MOST_ORDERS = 1000  # of one node: each is listed in the node's own record, whose size etcd limits
@@ -40,6 +43,20 @@ class UnreadableRecord(ValueError):
     """Says why."""
 
 
+def _read(kind: type[M], value: bytes, what: str) -> M:
+    """The message, of this protocol where it says. Raises UnreadableRecord."""
+    try:
+        record = kind.FromString(value)
+    except DecodeError as error:
+        raise UnreadableRecord(f"no {what}: {error}") from error
+    protocol = getattr(record, "protocol", PROTOCOL)
+    if protocol != PROTOCOL:
+        raise UnreadableRecord(
+            f"a {what} of protocol {protocol}, this is {PROTOCOL}; use one version of bagua"
+        )
+    return record
+
+
 def read_submission(value: bytes, job_id: str) -> SubmissionView:
     """Raises UnreadableRecord."""
     return _submission_view(parse_submission(value, job_id))
@@ -47,14 +64,7 @@ def read_submission(value: bytes, job_id: str) -> SubmissionView:
 
 def parse_submission(value: bytes, job_id: str) -> pb.Submission:
     """The record under a key that names `job_id`; its `launch` is not checked here. Raises UnreadableRecord."""
-    try:
-        record = pb.Submission.FromString(value)
-    except DecodeError as error:
-        raise UnreadableRecord(f"no submission: {error}") from error
-    if record.protocol != PROTOCOL:
-        raise UnreadableRecord(
-            f"a submission of protocol {record.protocol}, this is {PROTOCOL}; use one version of bagua"
-        )
+    record = _read(pb.Submission, value, "submission")
     if record.wanted not in (pb.Submission.RUN, pb.Submission.STOP):
         raise UnreadableRecord(f"a submission that wants {record.wanted}")
     if record.job_id != job_id:
@@ -97,14 +107,7 @@ def read_node(value: bytes, node_name: str) -> NodeView:
 
 def parse_node(value: bytes, node_name: str) -> pb.Node:
     """node_name: as its key says. Raises UnreadableRecord."""
-    try:
-        record = pb.Node.FromString(value)
-    except DecodeError as error:
-        raise UnreadableRecord(f"no node: {error}") from error
-    if record.protocol != PROTOCOL:
-        raise UnreadableRecord(
-            f"a node of protocol {record.protocol}, this is {PROTOCOL}; use one version of bagua"
-        )
+    record = _read(pb.Node, value, "node")
     if record.node_name != node_name:
         raise UnreadableRecord(f"a node that names itself {record.node_name!r}")
     for unit in record.units:
@@ -150,10 +153,7 @@ def write_unit(unit: UnitView) -> pb.Unit:
 
 def read_orders(value: bytes) -> tuple[OrderView, ...]:
     """Raises UnreadableRecord."""
-    try:
-        record = pb.Orders.FromString(value)
-    except DecodeError as error:
-        raise UnreadableRecord(f"no orders: {error}") from error
+    record = _read(pb.Orders, value, "orders")
     if len(record.orders) > MOST_ORDERS:
         raise UnreadableRecord(f"{len(record.orders)} orders, of which a node takes {MOST_ORDERS}")
     for order in record.orders:
@@ -169,21 +169,20 @@ def write_orders(orders: Iterable[OrderView]) -> bytes:
 
 def read_drain(value: bytes) -> DrainView:
     """An unreadable one is a drain all the same: a person wanted jobs to leave the node."""
-    try:
-        record = pb.Drain.FromString(value)
-    except DecodeError:
+    record = read_message(pb.Drain, value)
+    if record is None:
         return DrainView(reason="its record can't be read")
     return DrainView(record.force, shortened(record.reason))
 
 
 def read_outcome(value: bytes, since_s: float) -> OutcomeView:
     """Raises UnreadableRecord."""
+    record = _read(pb.JobOutcome, value, "outcome")
     try:
-        record = pb.JobOutcome.FromString(value)
-        end, reason = JobEnd(record.outcome), shortened(record.reason)
-        return OutcomeView(end, record.exit_code, reason, since_s, _time(record.ended_unix_s))
-    except (DecodeError, ValueError) as error:
+        end = JobEnd(record.outcome)
+    except ValueError as error:
         raise UnreadableRecord(f"no outcome: {error}") from error
+    return OutcomeView(end, record.exit_code, shortened(record.reason), since_s, _time(record.ended_unix_s))
 
 
 def unreadable_outcome(since_s: float) -> OutcomeView:
@@ -204,21 +203,13 @@ def write_outcome(outcome: OutcomeView, ended_unix_s: float, nonce: str = "") ->
 
 def ended_submission(value: bytes) -> str:
     """Nonce of the submission that an outcome is of; empty where it does not say, or can't be read."""
-    try:
-        nonce = str(pb.JobOutcome.FromString(value).nonce)
-    except DecodeError:
-        return ""
-    return nonce if is_id(nonce) else ""
+    record = read_message(pb.JobOutcome, value)
+    return record.nonce if record is not None and is_id(record.nonce) else ""
 
 
 def read_removal(value: bytes) -> RemovalView:
     """Raises UnreadableRecord. A daemon that puts a job's keys back gives way to any record, readable or not."""
-    try:
-        record = pb.Removal.FromString(value)
-    except DecodeError as error:
-        raise UnreadableRecord(f"no removal: {error}") from error
-    if record.protocol != PROTOCOL:
-        raise UnreadableRecord(f"a removal of protocol {record.protocol}, this is {PROTOCOL}")
+    record = _read(pb.Removal, value, "removal")
     if not is_id(record.job_id):
         raise UnreadableRecord(f"a removal of job {record.job_id!r}, which no job can be called")
     return RemovalView(record.job_id, _time(record.removed_unix_s))
@@ -256,28 +247,21 @@ def read_progress(
     placed: dict[str, int] = {}
     number = 0
     if generation is not None:
-        try:
-            record = membership_pb2.Generation.FromString(generation)
-        except DecodeError:
-            record = membership_pb2.Generation()
+        record = read_message(membership_pb2.Generation, generation) or membership_pb2.Generation()
         number = record.number
         for placement in record.members:
             placed[placement.agent_id] = placed.get(placement.agent_id, 0) + 1
     ready: dict[str, int] = {}
     for worker_id, value in members.items():
-        try:
-            member = membership_pb2.Member.FromString(value)
-        except DecodeError:
-            continue
-        if member.stage != membership_pb2.LOOP:
+        member = read_message(membership_pb2.Member, value)
+        if member is None or member.stage != membership_pb2.LOOP:
             continue
         agent_id = worker_id.split(".")[0]
         ready[agent_id] = ready.get(agent_id, 0) + 1
     arrived = set()
     for agent_id, value in agents.items():
-        try:
-            agent = membership_pb2.Agent.FromString(value)
-        except DecodeError:
+        agent = read_message(membership_pb2.Agent, value)
+        if agent is None:
             continue
         restarted = agent.run_generation == number and agent.run == membership_pb2.Agent.RUNNING
         if max(placed.get(agent_id, 0), ready.get(agent_id, 0)) >= agent.slots or restarted:
@@ -288,8 +272,8 @@ def read_progress(
 def _read_result(value: bytes | None, since_s: float) -> OutcomeView | None:
     if value is None:
         return None
-    try:
-        record = membership_pb2.Result.FromString(value)
-        return OutcomeView(_ENDS[record.outcome], record.exit_code, shortened(record.reason), since_s)
-    except (DecodeError, KeyError):
+    record = read_message(membership_pb2.Result, value)
+    end = None if record is None else _ENDS.get(record.outcome)
+    if record is None or end is None:
         return OutcomeView(JobEnd.FAILED, 1, "its result can't be read", since_s)
+    return OutcomeView(end, record.exit_code, shortened(record.reason), since_s)

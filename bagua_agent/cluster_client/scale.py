@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
-
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.base.plain_text import some
 from bagua_agent.cluster_client.cluster_requests import scale_submitted
@@ -19,6 +17,7 @@ from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
 from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import read_message
 
 _CONNECT_TIMEOUT_S = 5.0
 # each lost to another writer at that very moment
@@ -93,13 +92,8 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
 
 
 def _pair_in(record: KeyValue | None) -> tuple[int, int] | None:
-    if record is None:
-        return None
-    try:
-        desired = pb.Desired.FromString(record.value)
-    except DecodeError:
-        return None  # about to be written anew
-    return desired.min_nodes, desired.max_nodes
+    desired = None if record is None else read_message(pb.Desired, record.value)
+    return None if desired is None else (desired.min_nodes, desired.max_nodes)
 
 
 def _unknown_job(store: Store, job_id: str) -> UserError:

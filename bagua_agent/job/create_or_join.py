@@ -19,7 +19,7 @@ from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.node.script.script_mode import Mode
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import PROTOCOL_VERSION
+from bagua_contract.records import PROTOCOL_VERSION, read_message
 
 REMOVED_AT_ONCE = 100
 FULL_STORE_RETRY_S = 1.0
@@ -74,7 +74,7 @@ def ensure_job(
         if any(key in found for key in removal):
             raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
         if keys.result in found:
-            before = _result(found[keys.result].value)
+            before = read_message(pb.Result, found[keys.result].value)  # None: it ended the job all the same
             if config.submission:
                 raise _over(config.job_id, before)
             _make_room(store, keys, found[keys.result])
@@ -171,15 +171,6 @@ def _spec(keys: JobKeys, value: bytes) -> pb.JobSpec:
             f"{PROTOCOL_VERSION}; install the job's version"
         )
     return spec
-
-
-def _result(value: bytes) -> pb.Result | None:
-    """None for what can't be read: it ended the job all the same."""
-    try:
-        result: pb.Result = pb.Result.FromString(value)
-    except DecodeError:
-        return None
-    return result
 
 
 def _identity(keys: JobKeys, value: bytes) -> JobIdentity:

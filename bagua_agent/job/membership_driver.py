@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from google.protobuf.message import DecodeError
-
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leadership.host_watch import ROUND_S, HostWatch
@@ -38,6 +36,7 @@ from bagua_agent.membership.view import FailureView
 from bagua_agent.rpc.touch import Touch
 from bagua_agent.workers.exits.exit_cause import shell_exit_code
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import read_message
 
 STAND_AGAIN_S = 0.5
 STAND_AFTER_RESIGNING_S = 10.0  # the others stand meanwhile; what this agent met may have been mended by then
@@ -152,10 +151,8 @@ class JobMembership:
         if failure is None:
             return None
         stored = self._stored(self._job.keys.failure(failure.worker_id))
-        try:
-            return None if stored is None else pb.Failure.FromString(stored)
-        except DecodeError:
-            return None  # it was overwritten; the result does not need it
+        # None too where it was overwritten: the result does not need it
+        return None if stored is None else read_message(pb.Failure, stored)
 
     def _casualties(self, failure: FailureView | None) -> str:
         """One line about the failures that the shown one explains, as far as they are known by now."""

@@ -12,14 +12,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from bagua_agent.base.ids import is_id
 from bagua_agent.etcd.client import Put
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import Limits
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import PROTOCOL_VERSION, Generation
+from bagua_contract.records import PROTOCOL_VERSION, Generation, read_message
 
 PART_BYTES = 512 << 10  # etcd takes 1.5 MiB in one request
 MOST_RECORD_BYTES = 256 << 20  # of what a stranger may have written; a million workers take less
@@ -89,11 +87,8 @@ def keepers(record: Generation, limits: Limits, addresses: Mapping[str, str]) ->
 
 def head_of(value: bytes) -> Head | None:
     """None for anything else than a head: a whole record, or what no leader writes."""
-    try:
-        message = pb.Generation.FromString(value)
-    except DecodeError:
-        return None
-    if not message.HasField("parts"):
+    message = read_message(pb.Generation, value)
+    if message is None or not message.HasField("parts"):
         return None
     parts = message.parts
     if not (is_id(parts.folder) and 1 <= parts.count <= MOST_PARTS and len(parts.sha256) == _DIGEST_BYTES):

@@ -21,7 +21,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, read_message
 
 # From the moment an agent sees that keys are lost until it stands for election: about what agents take to notice that
 # etcd answers again, so that the first leader finds the newest record of all who come back.
@@ -141,10 +141,8 @@ def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
 
 
 def _is_result(value: bytes) -> bool:
-    try:
-        return pb.Result.FromString(value).outcome != pb.Result.OUTCOME_UNSPECIFIED
-    except DecodeError:
-        return False
+    result = read_message(pb.Result, value)
+    return result is not None and result.outcome != pb.Result.OUTCOME_UNSPECIFIED
 
 
 @dataclass(slots=True)
@@ -166,24 +164,16 @@ def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue])
     ours = {m.worker_id for m in memory.generation.members} if memory.generation is not None else set()
     for placement in record.members:
         stands = found.get(keys.member(placement.worker_id))
-        if stands is not None and placement.worker_id not in ours and _committed(stands.value):
+        member = None if stands is None else read_message(pb.Member, stands.value)
+        if member is not None and placement.worker_id not in ours and member.committed_generation:
             return True
     return False
 
 
-def _committed(value: bytes) -> bool:
-    try:
-        return bool(pb.Member.FromString(value).committed_generation)
-    except DecodeError:
-        return False
-
-
 def nonce_of(value: bytes) -> str:
     """Empty for a spec that can't be read: it belongs to no job."""
-    try:
-        return str(pb.JobSpec.FromString(value).nonce)
-    except DecodeError:
-        return ""
+    spec = read_message(pb.JobSpec, value)
+    return "" if spec is None else spec.nonce
 
 
 def _own_generation(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> Generation | None:

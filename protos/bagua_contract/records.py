@@ -7,14 +7,28 @@ core can share it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from bagua_contract import membership_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 PROTOCOL_VERSION = 3
 # No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
+
+
+def read_message(kind: type[M], data: bytes) -> M | None:
+    """None for what is no message of this kind."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,6 +88,10 @@ class Placement:
     holder: bool
 
 
+_PLACEMENT = tuple(field.name for field in fields(Placement))  # alike in the message
+_values_of = attrgetter(*_PLACEMENT)
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A numbered, immutable list of workers with their ranks, in rank order."""
@@ -124,22 +142,7 @@ class Generation:
             number=self.number,
             base=self.base,
             kind=self.kind.value,
-            members=[
-                pb.Placement(
-                    worker_id=m.worker_id,
-                    agent_id=m.agent_id,
-                    node_name=m.node_name,
-                    slot=m.slot,
-                    global_rank=m.global_rank,
-                    node_rank=m.node_rank,
-                    local_rank=m.local_rank,
-                    store_address=m.store_address,
-                    since_generation=m.since_generation,
-                    join_revision=m.join_revision,
-                    holder=m.holder,
-                )
-                for m in self.members
-            ],
+            members=[pb.Placement(**dict(zip(_PLACEMENT, _values_of(m), strict=True))) for m in self.members],
             reason=self.reason,
             fingerprint=dict(self.fingerprint),
             script_failures=self.script_failures,
@@ -162,22 +165,7 @@ class Generation:
             number=message.number,
             base=message.base,
             kind=GenerationKind(message.kind),
-            members=tuple(
-                Placement(
-                    worker_id=m.worker_id,
-                    agent_id=m.agent_id,
-                    node_name=m.node_name,
-                    slot=m.slot,
-                    global_rank=m.global_rank,
-                    node_rank=m.node_rank,
-                    local_rank=m.local_rank,
-                    store_address=m.store_address,
-                    since_generation=m.since_generation,
-                    join_revision=m.join_revision,
-                    holder=m.holder,
-                )
-                for m in message.members
-            ),
+            members=tuple(Placement(*_values_of(m)) for m in message.members),
             nonce=message.nonce,
             reason=message.reason,
             fingerprint=dict(message.fingerprint),
