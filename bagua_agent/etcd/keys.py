@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.ids import LONGEST_ID, is_id
+from bagua_agent.etcd.key_range import KeyRange
 
 JOBS_PREFIX = "/bagua/v1/jobs/"
 # Beside the jobs: no agent watches these, they are read when a head points to them.
@@ -25,92 +26,51 @@ def check_id(kind: str, value: str) -> str:
     return value
 
 
+class _Key:
+    """The key or folder of a job at a fixed place below one of its prefixes."""
+
+    def __init__(self, place: str, prefix: str = "prefix") -> None:
+        self._place = place
+        self._prefix = prefix
+
+    def __get__(self, keys: JobKeys, owner: type[JobKeys]) -> str:
+        return f"{getattr(keys, self._prefix)}{self._place}"
+
+
 class JobKeys:
     """Every key of one job. Raises UserError for an id that may not be part of a key."""
 
-    __slots__ = ("job_id", "prefix")
+    __slots__ = ("job_id", "prefix", "records", "secrets")
+
+    control = _Key("control/")  # what concerns every agent
+    spec = _Key("control/spec")
+    desired = _Key("control/desired")
+    leader = _Key("control/leader")
+    generation = _Key("control/generation")
+    meeting = _Key("control/meeting")
+    hang = _Key("control/hang")
+    closing = _Key("control/closing")
+    result = _Key("control/result")
+    agents = _Key("agents/")
+    members = _Key("members/")
+    suspicions = _Key("suspicions/")
+    failures = _Key("failures/")
+    finished_workers = _Key("finished/")
+    departures = _Key("departed/")
+    refusals = _Key("refused/")
+    events = _Key("events/")
+    identity = _Key("identity", "secrets")  # the job's key pair
 
     def __init__(self, job_id: str) -> None:
         self.job_id = check_id("job", job_id)
         self.prefix = f"{JOBS_PREFIX}{job_id}/"
+        self.records = f"{RECORDS_PREFIX}{job_id}/"
+        self.secrets = f"{SECRETS_PREFIX}{job_id}/"
 
     @property
-    def spec(self) -> str:
-        return self.prefix + "control/spec"
-
-    @property
-    def secrets(self) -> str:
-        return f"{SECRETS_PREFIX}{self.job_id}/"
-
-    @property
-    def identity(self) -> str:
-        """The job's key pair."""
-        return self.secrets + "identity"
-
-    @property
-    def control(self) -> str:
-        """What concerns every agent."""
-        return self.prefix + "control/"
-
-    @property
-    def desired(self) -> str:
-        return self.prefix + "control/desired"
-
-    @property
-    def leader(self) -> str:
-        return self.prefix + "control/leader"
-
-    @property
-    def generation(self) -> str:
-        return self.prefix + "control/generation"
-
-    @property
-    def meeting(self) -> str:
-        return self.prefix + "control/meeting"
-
-    @property
-    def hang(self) -> str:
-        return self.prefix + "control/hang"
-
-    @property
-    def closing(self) -> str:
-        return self.prefix + "control/closing"
-
-    @property
-    def result(self) -> str:
-        return self.prefix + "control/result"
-
-    @property
-    def agents(self) -> str:
-        return self.prefix + "agents/"
-
-    @property
-    def members(self) -> str:
-        return self.prefix + "members/"
-
-    @property
-    def suspicions(self) -> str:
-        return self.prefix + "suspicions/"
-
-    @property
-    def failures(self) -> str:
-        return self.prefix + "failures/"
-
-    @property
-    def finished_workers(self) -> str:
-        return self.prefix + "finished/"
-
-    @property
-    def departures(self) -> str:
-        return self.prefix + "departed/"
-
-    @property
-    def refusals(self) -> str:
-        return self.prefix + "refused/"
-
-    @property
-    def events(self) -> str:
-        return self.prefix + "events/"
+    def ranges(self) -> list[KeyRange]:
+        """All keys of the job, and not the cluster's keys about it."""
+        return [KeyRange.of_prefix(prefix) for prefix in (self.prefix, self.records, self.secrets)]
 
     def agent(self, agent_id: str) -> str:
         return self.agents + check_id("agent", agent_id)
@@ -135,10 +95,6 @@ class JobKeys:
 
     def event(self, name: str) -> str:
         return self.events + check_id("event", name)
-
-    @property
-    def records(self) -> str:
-        return f"{RECORDS_PREFIX}{self.job_id}/"
 
     def record_folder(self, folder: str) -> str:
         return f"{self.records}{check_id('record', folder)}/"

@@ -21,7 +21,6 @@ from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, read_message
 
-REMOVED_AT_ONCE = 100
 FULL_STORE_RETRY_S = 1.0
 OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases bound it
 
@@ -223,22 +222,6 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
                 f"job {keys.job_id!r} has ended but {len(running)} agents are still in it; "
                 "choose another --rdzv-id"
             )
-    # One transaction decides who makes room; leftovers of the old job mean nothing without its spec.
-    once = [mod_revision_is(keys.result, ended.mod_revision)]
-    old = [keys.result, keys.spec, keys.desired, keys.generation, keys.meeting, keys.closing, keys.leader]
-    old += [keys.hang, keys.identity]
-    folders = (
-        keys.failures,
-        keys.finished_workers,
-        keys.departures,
-        keys.refusals,
-        keys.members,
-        keys.suspicions,
-        keys.events,
-        keys.records,
-    )
-    for folder in folders:
-        left = [kv.key for kv in store.get_prefix(folder)[0]]
-        for start in range(0, len(left), REMOVED_AT_ONCE):
-            store.transact(once, deletes=left[start : start + REMOVED_AT_ONCE])
-    store.transact(once, deletes=old)
+    # One transaction makes room, of whichever agent is first.
+    once = [mod_revision_is(keys.result, ended.mod_revision), none_below(keys.agents)]
+    store.transact(once, delete_ranges=keys.ranges)

@@ -10,13 +10,7 @@ from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, Put, Store, none_below
-from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JobKeys
-
-
-def own_ranges(keys: JobKeys) -> list[KeyRange]:
-    """Everything under a job's own prefixes, and not the cluster's keys about it."""
-    return [KeyRange.of_prefix(prefix) for prefix in (keys.prefix, keys.records, keys.secrets)]
 
 
 def remove_job(store: Store, job_id: str, nonce: str, now_unix_s: float, *conditions: Compare) -> bool:
@@ -28,4 +22,4 @@ def remove_job(store: Store, job_id: str, nonce: str, now_unix_s: float, *condit
     removed = write_removal(RemovalView(job_id, now_unix_s))
     removals = [Put(cluster_keys.removal(nonce), removed)] if nonce else []
     own = [cluster_keys.submission(job_id), cluster_keys.outcome(job_id)]
-    return store.transact(unused, removals, own, delete_ranges=own_ranges(keys)).succeeded
+    return store.transact(unused, removals, own, delete_ranges=keys.ranges).succeeded

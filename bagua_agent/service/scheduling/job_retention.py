@@ -20,7 +20,7 @@ from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.keys import JOBS_PREFIX, RECORDS_PREFIX, JobKeys
 from bagua_agent.etcd.mirror import Mirror
-from bagua_agent.service.scheduling.job_removal import own_ranges, remove_job
+from bagua_agent.service.scheduling.job_removal import remove_job
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class JobRetention:
             if keys.spec in standing:
                 continue
             unused = [absent(cluster_keys.submission(job_id)), absent(keys.spec), none_below(keys.agents)]
-            self._store.transact([self._fence, *unused], delete_ranges=own_ranges(keys))
+            self._store.transact([self._fence, *unused], delete_ranges=keys.ranges)
 
     def _compact(self, now_s: float) -> None:
         _, revision = self._store.get_prefix(cluster_keys.SCHEDULER)
