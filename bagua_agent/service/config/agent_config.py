@@ -12,7 +12,6 @@ import socket
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,43 +28,16 @@ from bagua_agent.security.certificate_files import (
     read_tls,
     secret_file_trouble,
 )
-from bagua_agent.service.config.agent_config_keys import KEYS, Key, Value, WrongValue, node_name
+from bagua_agent.service.config.agent_config_keys import KEYS, AgentKeys, Key, Value, WrongValue, node_name
 from bagua_contract.addresses import is_loopback
 
 DEFAULT_PATH = "/etc/bagua/agent.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """A field for each key of the file, `section.key` as section_key. Empty texts: not given."""
+class AgentConfig(AgentKeys):
+    """What a valid file says."""
 
-    insecure: bool
-    etcd_endpoints: tuple[str, ...]
-    etcd_ca_file: str
-    etcd_cert_file: str
-    etcd_key_file: str
-    etcd_user: str
-    etcd_password_file: str
-    node_name: str
-    node_slots: int | str  # "gpu": one a GPU; "cpu": one a processor
-    node_labels: Mapping[str, str]
-    listen_address: str
-    listen_port: int
-    tls_ca_file: str
-    tls_cert_file: str
-    tls_key_file: str
-    tls_revoked_file: str
-    jobs_default_user: str
-    jobs_users: tuple[str, ...]
-    jobs_environment: tuple[str, ...]
-    jobs_keep_ended: int
-    jobs_keep_ended_days: float
-    jobs_max_log_mib: int
-    jobs_memory_max: str  # as systemd reads it; empty: no limit
-    directories_state: str
-    directories_log: str
-    times_node_lease_s: float
-    times_kill_grace_s: float
+    __slots__ = ()
 
     @property
     def store_credentials(self) -> StoreCredentials:

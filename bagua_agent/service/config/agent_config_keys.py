@@ -11,8 +11,10 @@ import os.path
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
+from bagua_agent.base.ids import is_id
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import MAX_LOG_MIB
 
@@ -23,7 +25,6 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PATTERN = re.compile(r"[A-Za-z_*][A-Za-z0-9_*]*")
 _MEMORY = re.compile(r"[1-9][0-9]{0,8}[MGT]|(100|[1-9][0-9]?)%")  # as systemd reads it
-_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")  # part of a key in etcd
 
 Value = bool | int | float | str | tuple[str, ...] | Mapping[str, str]
 
@@ -86,55 +87,47 @@ def texts(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text(item) for item in value))
 
 
-def absolute_path(value: object) -> str:
-    path = text(value)
-    if path and (not path.startswith("/") or os.path.normpath(path) != path):
-        raise WrongValue("not an absolute path in its shortest form", "one such as /etc/bagua/tls/key.pem")
-    return path
+def matching(is_one: Callable[[str], object], what: str, instead: str) -> Callable[[object], str]:
+    """Reads a text that is_one accepts, or an empty one."""
+
+    def read(value: object) -> str:
+        found = text(value)
+        if found and not is_one(found):
+            raise WrongValue(what, instead)
+        return found
+
+    return read
 
 
-def seconds(least: float, most: float) -> Callable[[object], float]:
+absolute_path = matching(
+    lambda path: path.startswith("/") and os.path.normpath(path) == path,
+    "not an absolute path in its shortest form",
+    "one such as /etc/bagua/tls/key.pem",
+)
+memory = matching(_MEMORY.fullmatch, "no amount of memory", 'one such as "64G" or "90%", or "" for no limit')
+node_name = matching(is_id, "no name of a node", "1 to 100 of A-Z a-z 0-9 . _ -")
+
+
+def period(unit: str, example: str, least: float, most: float) -> Callable[[object], float]:
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise WrongValue("not a number", "seconds, as 5.0, without quotes")
+            raise WrongValue("not a number", f"{unit}, as {example}, without quotes")
         if not least <= value <= most:
-            raise WrongValue("no such time", f"{least:g} to {most:g} seconds")
+            raise WrongValue("no such time", f"{least:g} to {most:g} {unit}")
         return float(value)
 
     return read
 
 
-def days(least: float, most: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise WrongValue("not a number", "days, as 30.0, without quotes")
-        if not least <= value <= most:
-            raise WrongValue("no such time", f"{least:g} to {most:g} days")
-        return float(value)
-
-    return read
-
-
-def count(least: int, most: int) -> Callable[[object], int]:
+def count(
+    least: int, most: int, what: str = "no such number", kind: str = "a whole number"
+) -> Callable[[object], int]:
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise WrongValue("no such number", f"a whole number from {least} to {most}, without quotes")
+            raise WrongValue(what, f"{kind} from {least} to {most}, without quotes")
         return value
 
     return read
-
-
-def memory(value: object) -> str:
-    amount = text(value)
-    if amount and not _MEMORY.fullmatch(amount):
-        raise WrongValue("no amount of memory", 'one such as "64G" or "90%", or "" for no limit')
-    return amount
-
-
-def port(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise WrongValue("not a port", "a number from 1 to 65535, without quotes")
-    return value
 
 
 def slots(value: object) -> int | str:
@@ -145,13 +138,6 @@ def slots(value: object) -> int | str:
             "no number of slots", 'a number from 1, "gpu" (one a GPU) or "cpu" (one a processor)'
         )
     return value
-
-
-def node_name(value: object) -> str:
-    name = text(value)
-    if name and (not _NODE_NAME.fullmatch(name) or name in (".", "..")):
-        raise WrongValue("no name of a node", "1 to 100 of A-Z a-z 0-9 . _ -")
-    return name
 
 
 def address(value: object) -> str:
@@ -214,128 +200,119 @@ def variable_patterns(value: object) -> tuple[str, ...]:
 
 # ---- the table
 
-KEYS: tuple[Key, ...] = (
-    Key(
-        "insecure",
+
+def _key(
+    read: Callable[[object], Value], default: Value | None, help: str, example: Value | None = None
+) -> Any:
+    """A field that is a key of the file; see Key."""
+    return field(metadata={"read": read, "default": default, "help": help, "example": example})
+
+
+@dataclass(frozen=True, slots=True)
+class AgentKeys:
+    """The keys of the file and their values, `section.key` as section_key. Empty texts: not given."""
+
+    insecure: bool = _key(
         switch,
         False,
         "true lets etcd and this daemon be used beyond this host without TLS and authentication. A client that "
         "reaches either can then run programs on the nodes.",
-    ),
-    Key(
-        "etcd.endpoints",
+    )
+    etcd_endpoints: tuple[str, ...] = _key(
         texts,
         None,
         "The cluster's etcd: host:port, https://host:port, or unix:/path.",
         example=("etcd-1:2379", "etcd-2:2379", "etcd-3:2379"),
-    ),
-    Key(
-        "etcd.ca_file",
-        absolute_path,
-        "",
-        "Authority that issued etcd's certificates.",
-        "/etc/bagua/tls/ca.pem",
-    ),
-    Key(
-        "etcd.cert_file",
+    )
+    etcd_ca_file: str = _key(
+        absolute_path, "", "Authority that issued etcd's certificates.", example="/etc/bagua/tls/ca.pem"
+    )
+    etcd_cert_file: str = _key(
         absolute_path,
         "",
         "This node's certificate, role agent; its common name is its user in etcd.",
-        "/etc/bagua/tls/certificate.pem",
-    ),
-    Key("etcd.key_file", absolute_path, "", "Its key, mode 0600.", "/etc/bagua/tls/key.pem"),
-    Key("etcd.user", text, "", "User of an etcd that asks for a password instead of a certificate."),
-    Key("etcd.password_file", absolute_path, "", "File with that user's password, mode 0600."),
-    Key("node.name", node_name, "", "This node's name, unlike any other's. Empty: its host name."),
-    Key(
-        "node.slots",
-        slots,
-        "gpu",
-        'Workers this node can run: a number, "gpu" (one a GPU) or "cpu" (one a processor).',
-    ),
-    Key("node.labels", labels, {}, 'What jobs can ask a node to have, as { rack = "r1" }.'),
-    Key(
-        "listen.address",
+        example="/etc/bagua/tls/certificate.pem",
+    )
+    etcd_key_file: str = _key(absolute_path, "", "Its key, mode 0600.", example="/etc/bagua/tls/key.pem")
+    etcd_user: str = _key(text, "", "User of an etcd that asks for a password instead of a certificate.")
+    etcd_password_file: str = _key(absolute_path, "", "File with that user's password, mode 0600.")
+    node_name: str = _key(node_name, "", "This node's name, unlike any other's. Empty: its host name.")
+    node_slots: int | str = _key(
+        slots, "gpu", 'Workers this node can run: a number, "gpu" (one a GPU) or "cpu" (one a processor).'
+    )
+    node_labels: Mapping[str, str] = _key(labels, {}, 'What jobs can ask a node to have, as { rack = "r1" }.')
+    listen_address: str = _key(
         address,
         "",
         "Host name or address of this node at which the daemon listens, and others call it. Empty: the address "
         "from which this node reaches etcd.",
-    ),
-    Key("listen.port", port, 7461, "Port of the daemon."),
-    Key(
-        "tls.ca_file",
-        absolute_path,
-        "",
-        "Authority whose certificates the daemon accepts.",
-        "/etc/bagua/tls/ca.pem",
-    ),
-    Key(
-        "tls.cert_file", absolute_path, "", "The daemon's own certificate.", "/etc/bagua/tls/certificate.pem"
-    ),
-    Key("tls.key_file", absolute_path, "", "Its key, mode 0600.", "/etc/bagua/tls/key.pem"),
-    Key(
-        "tls.revoked_file",
+    )
+    listen_port: int = _key(count(1, 65535, "not a port", "a number"), 7461, "Port of the daemon.")
+    tls_ca_file: str = _key(
+        absolute_path, "", "Authority whose certificates the daemon accepts.", example="/etc/bagua/tls/ca.pem"
+    )
+    tls_cert_file: str = _key(
+        absolute_path, "", "The daemon's own certificate.", example="/etc/bagua/tls/certificate.pem"
+    )
+    tls_key_file: str = _key(absolute_path, "", "Its key, mode 0600.", example="/etc/bagua/tls/key.pem")
+    tls_revoked_file: str = _key(
         absolute_path,
         "",
         "List of certificates that are not accepted any more, since their keys were lost; read again when it changes.",
-        "/etc/bagua/tls/revoked.pem",
-    ),
-    Key("jobs.default_user", default_account, "bagua", "Account that runs jobs which name none."),
-    Key(
-        "jobs.users",
+        example="/etc/bagua/tls/revoked.pem",
+    )
+    jobs_default_user: str = _key(default_account, "bagua", "Account that runs jobs which name none.")
+    jobs_users: tuple[str, ...] = _key(
         accounts,
         (),
         "Further accounts that a job may name. Every operator can run any program as any of them.",
-    ),
-    Key(
-        "jobs.environment",
+    )
+    jobs_environment: tuple[str, ...] = _key(
         variable_patterns,
         ("LANG", "LC_*", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_*", "NCCL_*", "GLOO_*", "TORCH_*"),
         "Variables that a job may set for its workers; * is any letters.",
-    ),
-    Key(
-        "jobs.keep_ended",
+    )
+    jobs_keep_ended: int = _key(
         count(0, 100_000),
         ClusterPolicy().ended_kept_jobs,
         "How many jobs that ended are kept, with their logs; beyond that the longest ended are removed. The node that "
         "schedules decides, so write the same on all nodes.",
-    ),
-    Key(
-        "jobs.keep_ended_days",
-        days(0.01, 36_500),
+    )
+    jobs_keep_ended_days: float = _key(
+        period("days", "30.0", 0.01, 36_500),
         ClusterPolicy().ended_kept_s / DAY_S,
         "After how many days a job that ended is removed. As above.",
-    ),
-    Key(
-        "jobs.max_log_mib",
+    )
+    jobs_max_log_mib: int = _key(
         count(0, 1_000_000),
         MAX_LOG_MIB,
         "How much of each stream (stdout, stderr) of a worker is kept, in MiB: between half of it and all of it, the "
         "newest. 0: everything.",
-    ),
-    Key(
-        "jobs.memory_max",
+    )
+    jobs_memory_max: str = _key(
         memory,
         "",
         "How much memory one job may use on this node, its agent and all its workers together, as 64G or 90%. Beyond "
         "it the kernel kills processes of that job alone. Empty: no limit. It needs systemd, and holds for jobs that "
         "start from now on.",
-    ),
-    Key("directories.state", absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."),
-    Key("directories.log", absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each."),
-    Key(
-        "times.node_lease_s",
-        seconds(2, 3600),
+    )
+    directories_state: str = _key(
+        absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."
+    )
+    directories_log: str = _key(absolute_path, "/var/log/bagua", "Output of the jobs, a directory for each.")
+    times_node_lease_s: float = _key(
+        period("seconds", "5.0", 2, 3600),
         5.0,
         "How long etcd keeps this node's entry without hearing from the daemon.",
-    ),
-    Key(
-        "times.kill_grace_s",
-        seconds(0, 3600),
+    )
+    times_kill_grace_s: float = _key(
+        period("seconds", "5.0", 0, 3600),
         ClusterPolicy().kill_grace_s,
         "What a job asked to leave is given beyond its own shutdown timeout, before it is killed.",
-    ),
-)
+    )
+
+
+KEYS = tuple(Key(f.name.replace("_", ".", 1), **f.metadata) for f in fields(AgentKeys))
 
 
 def example_config() -> str:

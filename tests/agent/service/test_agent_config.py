@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tomllib
 from datetime import timedelta
@@ -43,10 +42,6 @@ def local(section: str, **keys: Any) -> dict[str, Any]:
 
 def safe(section: str, **keys: Any) -> dict[str, Any]:
     return {**SAFE, section: {**SAFE.get(section, {}), **keys}}
-
-
-def test_table_and_configuration_name_the_same() -> None:
-    assert [key.field for key in KEYS] == [field.name for field in dataclasses.fields(AgentConfig)]
 
 
 def test_defaults() -> None:
