@@ -24,7 +24,6 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.security.certificates import (
@@ -180,10 +179,6 @@ def read_authority(folder: Path) -> Credential:
     certificate = read_certificates(home / CERTIFICATE_FILE, "authority's certificate")[0]
     key_path = home / KEY_FILE
     key = _parsed_key(_read(key_path, "key"), key_path, home / CERTIFICATE_FILE, certificate)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(
-            f"key {str(key_path)!r} is not of an elliptic curve; make an authority in another folder"
-        )
     return Credential(certificate, key)
 
 
@@ -299,7 +294,7 @@ def _parsed_certificates(content: bytes, path: Path, what: str) -> list[x509.Cer
 
 def _parsed_key(
     content: bytes, path: Path, certificate_path: Path, certificate: x509.Certificate
-) -> PrivateKeyTypes:
+) -> ec.EllipticCurvePrivateKey:
     trouble = secret_file_trouble(path)
     if trouble is not None:
         raise UserError(f"key {str(path)!r}: {trouble}")

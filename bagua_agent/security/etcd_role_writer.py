@@ -15,21 +15,7 @@ from bagua_agent.etcd.failures import CallFailed, Trouble
 from bagua_agent.etcd.stubs import AuthStub
 from bagua_agent.security.certificate_files import TlsFiles, read_tls, utc_now
 from bagua_agent.security.certificates import ROOT_NAME, Holder, Role
-from bagua_agent.security.etcd_roles import (
-    Access,
-    AddRole,
-    AddUser,
-    Enable,
-    EtcdRights,
-    GrantPermission,
-    GrantRole,
-    Permission,
-    RemoveUser,
-    RevokePermission,
-    RevokeRole,
-    Step,
-    plan,
-)
+from bagua_agent.security.etcd_roles import Access, EtcdRights, Permission, Step, plan
 from bagua_contract import etcd_pb2 as pb
 
 _CALL_TIMEOUT_S = 5.0
@@ -118,33 +104,7 @@ class _AuthApi:
         return EtcdRights(enabled, roles, users)
 
     def perform(self, step: Step) -> None:
-        match step:
-            case AddRole(role):
-                self._ask("RoleAdd", pb.AuthRoleAddRequest(name=role))
-            case GrantPermission(role, permission):
-                self._ask(
-                    "RoleGrantPermission",
-                    pb.AuthRoleGrantPermissionRequest(name=role, perm=_to_wire(permission)),
-                )
-            case RevokePermission(role, permission):
-                self._ask(
-                    "RoleRevokePermission",
-                    pb.AuthRoleRevokePermissionRequest(
-                        role=role, key=permission.start, range_end=permission.end
-                    ),
-                )
-            case AddUser(user):
-                self._ask(
-                    "UserAdd", pb.AuthUserAddRequest(name=user, options=pb.UserAddOptions(no_password=True))
-                )
-            case RemoveUser(user):
-                self._ask("UserDelete", pb.AuthUserDeleteRequest(name=user))
-            case GrantRole(user, role):
-                self._ask("UserGrantRole", pb.AuthUserGrantRoleRequest(user=user, role=role))
-            case RevokeRole(user, role):
-                self._ask("UserRevokeRole", pb.AuthUserRevokeRoleRequest(name=user, role=role))
-            case Enable():
-                self._ask("AuthEnable", pb.AuthEnableRequest())
+        self._ask(step.method, step.request)
 
     def _find_endpoint(self) -> bool:
         """Whether authentication is enabled, as the first endpoint says that answers."""
@@ -188,10 +148,6 @@ class _AuthApi:
             return client.raw(getattr(AuthStub(client.channel), method), request)
 
         return self._connection.call(attempt, min(_CALL_TIMEOUT_S, _left(self._deadline)))
-
-
-def _to_wire(permission: Permission) -> pb.Permission:
-    return pb.Permission(permType=permission.access.value, key=permission.start, range_end=permission.end)
 
 
 def _left(deadline: float) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from google.protobuf.message import Message  # type: ignore[import-untyped,unused-ignore]
+
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.key_range import decode_key, encode_key, end_of_prefix
 from bagua_agent.security.certificates import ROOT_NAME, Holder, Role
@@ -33,6 +35,9 @@ class Permission:
     access: Access
     start: bytes
     end: bytes
+
+    def to_proto(self) -> pb.Permission:
+        return pb.Permission(permType=self.access.value, key=self.start, range_end=self.end)
 
     def __str__(self) -> str:
         return f"{self.access.name.lower().replace('_', ' and ')} {decode_key(self.start)}*"
@@ -67,76 +72,15 @@ class EtcdRights:
 
 
 @dataclass(frozen=True, slots=True)
-class AddRole:
-    role: str
+class Step:
+    """One call of etcd's Auth service. text: what it does, for a person."""
+
+    method: str
+    request: Message
+    text: str
 
     def __str__(self) -> str:
-        return f"role {self.role} added"
-
-
-@dataclass(frozen=True, slots=True)
-class GrantPermission:
-    role: str
-    permission: Permission
-
-    def __str__(self) -> str:
-        return f"role {self.role} may {self.permission}"
-
-
-@dataclass(frozen=True, slots=True)
-class RevokePermission:
-    role: str
-    permission: Permission
-
-    def __str__(self) -> str:
-        return f"role {self.role} may no more {self.permission}"
-
-
-@dataclass(frozen=True, slots=True)
-class AddUser:
-    """Without a password: a certificate is the only way in."""
-
-    user: str
-
-    def __str__(self) -> str:
-        return f"user {self.user} added"
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveUser:
-    user: str
-
-    def __str__(self) -> str:
-        return f"user {self.user} removed"
-
-
-@dataclass(frozen=True, slots=True)
-class GrantRole:
-    user: str
-    role: str
-
-    def __str__(self) -> str:
-        return f"user {self.user} has role {self.role}"
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeRole:
-    user: str
-    role: str
-
-    def __str__(self) -> str:
-        return f"user {self.user} has role {self.role} no more"
-
-
-@dataclass(frozen=True, slots=True)
-class Enable:
-    """From now on etcd asks who a client is."""
-
-    def __str__(self) -> str:
-        return "authentication enabled"
-
-
-Step = AddRole | GrantPermission | RevokePermission | AddUser | RemoveUser | GrantRole | RevokeRole | Enable
+        return self.text
 
 
 def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] = ()) -> tuple[Step, ...]:
@@ -153,9 +97,13 @@ def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] 
     return (
         *_role_steps(present),
         *_user_steps(present, wanted),
-        *(RemoveUser(name) for name in retired if name in present.users),
+        *(
+            Step("UserDelete", pb.AuthUserDeleteRequest(name=name), f"user {name} removed")
+            for name in retired
+            if name in present.users
+        ),
         # Last: once it is in force, only root can mend what is missing.
-        *(() if present.enabled else (Enable(),)),
+        *(() if present.enabled else (Step("AuthEnable", pb.AuthEnableRequest(), "authentication enabled"),)),
     )
 
 
@@ -165,13 +113,18 @@ def _role_steps(present: EtcdRights) -> list[Step]:
         name = etcd_role(role)
         held = present.roles.get(name)
         if held is None:
-            steps.append(AddRole(name))
+            steps.append(Step("RoleAdd", pb.AuthRoleAddRequest(name=name), f"role {name} added"))
         # What goes, goes first: etcd keeps one permission a range, and granting replaces it.
         wrong = (held or frozenset()) - set(permissions)
         ranges = {(permission.start, permission.end) for permission in permissions}
         same_range = {other for other in wrong if (other.start, other.end) in ranges}
-        steps.extend(RevokePermission(name, other) for other in sorted(wrong - same_range, key=str))
-        steps.extend(GrantPermission(name, one) for one in permissions if one not in (held or ()))
+        for other in sorted(wrong - same_range, key=str):
+            revoke = pb.AuthRoleRevokePermissionRequest(role=name, key=other.start, range_end=other.end)
+            steps.append(Step("RoleRevokePermission", revoke, f"role {name} may no more {other}"))
+        for one in permissions:
+            if one not in (held or ()):
+                grant = pb.AuthRoleGrantPermissionRequest(name=name, perm=one.to_proto())
+                steps.append(Step("RoleGrantPermission", grant, f"role {name} may {one}"))
     return steps
 
 
@@ -181,8 +134,14 @@ def _user_steps(present: EtcdRights, wanted: Mapping[str, Role]) -> list[Step]:
     for name, role in sorted({ROOT_NAME: Role.OPERATOR, **wanted}.items()):
         held = present.users.get(name)
         if held is None:
-            steps.append(AddUser(name))
+            # Without a password: a certificate is the only way in.
+            add = pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True))
+            steps.append(Step("UserAdd", add, f"user {name} added"))
         roles = {ROOT_ROLE} if name == ROOT_NAME else {etcd_role(role)}
-        steps.extend(RevokeRole(name, other) for other in sorted(((held or set()) & ours) - roles))
-        steps.extend(GrantRole(name, other) for other in sorted(roles - (held or set())))
+        for other in sorted(((held or set()) & ours) - roles):
+            revoke = pb.AuthUserRevokeRoleRequest(name=name, role=other)
+            steps.append(Step("UserRevokeRole", revoke, f"user {name} has role {other} no more"))
+        for other in sorted(roles - (held or set())):
+            grant = pb.AuthUserGrantRoleRequest(user=name, role=other)
+            steps.append(Step("UserGrantRole", grant, f"user {name} has role {other}"))
     return steps

@@ -8,6 +8,7 @@ is stored beside the units and in etcd.
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 from bagua_agent.base.background import Background, Failed, OperationEnd, Succeeded
 from bagua_agent.base.errors import InternalError, UserError
 from bagua_agent.base.messages import HelperFailed
+from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, nonce_of, write_unit
 from bagua_agent.cluster_state.odd_records import OddRecords
@@ -34,7 +36,6 @@ from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import Now, State, step
 from bagua_agent.service.store_touch import StoreTouch
-from bagua_agent.service.units.pid_watch import PidWatch
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb
@@ -113,7 +114,8 @@ class NodeDaemon:
         self._touch = StoreTouch(self._state.policy.put_back_within_s, _clock_s())
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")
-        self._watch = PidWatch(
+        self._watch = PidWatch[str](
+            "bagua-pid-watch",
             lambda job_id: self._inbox.put(ms.ProcessEnded(job_id)),
             lambda failed: self._inbox.put(HelperFailed("watching units for their end", failed.reason)),
         )
@@ -146,6 +148,7 @@ class NodeDaemon:
     def run(self) -> None:
         """Raises StoreUnavailable if etcd can't be read at the beginning."""
         try:
+            self._watch.start()
             for found in self._runner.found():
                 note, was_asked = self._folders.note(found.job_id), self._folders.was_asked(found.job_id)
                 self._step(ms.UnitKept(found, note, was_asked))
@@ -208,7 +211,9 @@ class NodeDaemon:
                 self._by_hand("looking at the node", lambda: ms.NodeSeen(self._look_for_trouble()))
             case ms.WatchProcess(job_id, pid):
                 try:
-                    self._watch.add(job_id, pid)
+                    self._watch.add(job_id, os.pidfd_open(pid))
+                except ProcessLookupError:
+                    self._inbox.put(ms.ProcessEnded(job_id))
                 except OSError as error:  # no descriptor left
                     self._inbox.put(ms.WatchFailed(job_id, pid, str(error.strerror)))
             case ms.StartUnit():

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bagua_agent.base.background import Failed, background_thread
 from bagua_agent.base.errors import UserError
+from bagua_agent.base.readable import readable
 from bagua_agent.rpc.message_pace import LineBudget
 
 log = logging.getLogger(__name__)
@@ -104,14 +105,11 @@ class FileTimers:
             log.warning("timers of workers are not looked after any more: %s", end.reason)
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._fifo, select.POLLIN)
-        poll.register(self._stop_fd, select.POLLIN)
         while True:
             next_s = min((t.expires_at_s for t in self._timers.values()), default=None)
             # at most a second: the host's clock may be set meanwhile
-            wait_ms = None if next_s is None else 1000 * min(1.0, max(0.0, next_s - time.time()))
-            ready = [fd for fd, _ in poll.poll(wait_ms)]
+            wait_s = None if next_s is None else min(1.0, max(0.0, next_s - time.time()))
+            ready = readable([self._fifo, self._stop_fd], wait_s)
             if self._stop_fd in ready:
                 return
             if self._fifo in ready:

@@ -7,11 +7,11 @@ kernel does not end (state D) is reported, not waited for.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Sequence
 
+from bagua_agent.base.readable import readable
 from bagua_agent.workers.process.process_status import all_stat_fields
 from bagua_agent.workers.process.worker_process import WorkerProcess
 
@@ -46,14 +46,9 @@ def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
 def _wait_for_leaders(workers: Sequence[WorkerProcess], deadline: float) -> None:
     waiting = [fd for worker in workers if (fd := worker.duplicate_pidfd()) is not None]
     try:
-        poll = select.poll()
-        for fd in waiting:
-            poll.register(fd, select.POLLIN)
-        left = len(waiting)
+        left = set(waiting)
         while left and (remaining_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(remaining_s * 1000):
-                poll.unregister(fd)
-                left -= 1
+            left.difference_update(readable(left, remaining_s))
     finally:
         for fd in waiting:
             os.close(fd)

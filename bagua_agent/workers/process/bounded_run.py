@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bagua_agent.base.readable import readable
 from bagua_agent.workers.process.account import Account
 
 MOST_OUTPUT_BYTES = 1 << 20
@@ -37,12 +37,10 @@ def run_bounded(command: Sequence[str], within_s: float, account: Account | None
     assert process.stdout is not None
     output = bytearray()
     try:
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
         with process.stdout:
             while len(output) < MOST_OUTPUT_BYTES:
                 left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not poll.poll(left_s * 1000):
+                if left_s <= 0 or not readable([process.stdout], left_s):
                     raise TimeoutError(f"{command[0]} did not end within {within_s:g} s")
                 data = os.read(process.stdout.fileno(), _CHUNK_BYTES)
                 if not data:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.readable import readable
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.exits.orphans import adopting, reap_orphans
 from bagua_agent.workers.process.account import Account
@@ -241,12 +241,7 @@ class WarmParent:
 
     def _wait_for_stop(self, pidfd: int | None, timeout_s: float | None) -> bool:
         """True when `stop` was called; False when the pidfd's process ended, or the time is over."""
-        poll = select.poll()
-        poll.register(self._stop_fd, select.POLLIN)
-        if pidfd is not None:
-            poll.register(pidfd, select.POLLIN)
-        ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
-        return any(fd == self._stop_fd for fd, _ in ready)
+        return self._stop_fd in readable([self._stop_fd, *(() if pidfd is None else (pidfd,))], timeout_s)
 
     def stop(self) -> None:
         """End it; workers go on. May be called twice, and without `start`."""
@@ -286,9 +281,7 @@ class _Offered:
         if self.returncode is None:
             pidfd = os.pidfd_open(self.pid)
             try:
-                poll = select.poll()
-                poll.register(pidfd, select.POLLIN)
-                if not poll.poll(None if timeout is None else timeout * 1000):
+                if not readable([pidfd], timeout):
                     raise subprocess.TimeoutExpired(["warm parent"], timeout or 0.0)
             finally:
                 os.close(pidfd)

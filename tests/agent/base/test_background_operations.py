@@ -20,8 +20,10 @@ from typing import Any, cast
 import pytest
 
 import bagua_agent
+from bagua_agent.base import pid_watch
 from bagua_agent.base.background import Background, Failed, OperationEnd, background_thread
 from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.timers import Timers
@@ -49,9 +51,6 @@ from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.log_service import LogService
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_agent.service.state_machine import messages as ms
-from bagua_agent.service.units import pid_watch
-from bagua_agent.service.units.pid_watch import PidWatch
-from bagua_agent.workers.exits import exit_watch
 from bagua_agent.workers.exits.exit_watch import ExitWatch
 from bagua_agent.workers.output.log_layout import LogLayout
 from bagua_agent.workers.output.output_options import OutputOptions
@@ -176,7 +175,7 @@ def daemons_hands(place: Place) -> None:
 
 
 def exits_of_workers(place: Place) -> None:
-    place.patch(exit_watch.selectors, "PollSelector", place.fail)
+    place.patch(pid_watch, "readable", place.fail)
     watch = ExitWatch(lambda worker, code: None, place.events.put)
     watch.start()
     place.one_event()
@@ -211,8 +210,9 @@ def warming(place: Place) -> None:
 
 
 def ends_of_units(place: Place) -> None:
-    place.patch(pid_watch.select, "poll", place.fail)
-    watch = PidWatch(lambda name: None, place.events.put)
+    place.patch(pid_watch, "readable", place.fail)
+    watch = PidWatch[str]("ends", lambda name: None, place.events.put)
+    watch.start()
     place.one_event()
     watch.stop()
 
@@ -390,14 +390,21 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
 }
 
 
+NAMED_FIRST = ("Background", "PidWatch", "background_thread")
+
+
 def named_in_the_sources() -> set[str]:
-    """The names that executors and threads of background.py are given."""
+    """The names that executors and threads of background.py are given, a watch's thread by who makes the watch."""
     names = set()
     for path in Path(bagua_agent.__file__).parent.rglob("*.py"):
+        if path == Path(pid_watch.__file__):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
-            called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Name) and called.id in ("Background", "background_thread"):
-                assert isinstance(node, ast.Call) and isinstance(node.args[0], ast.Constant), path
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            if isinstance(called, ast.Name) and called.id in NAMED_FIRST:
+                assert isinstance(node.args[0], ast.Constant), path
                 names.add(str(node.args[0].value))
     return names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -11,20 +12,13 @@ from bagua_agent.security.certificates import Holder, Role
 from bagua_agent.security.etcd_roles import (
     PERMISSIONS,
     Access,
-    AddRole,
-    AddUser,
-    Enable,
     EtcdRights,
-    GrantPermission,
-    GrantRole,
     Permission,
-    RemoveUser,
-    RevokePermission,
-    RevokeRole,
     Step,
     permission_on_prefix,
     plan,
 )
+from bagua_contract import etcd_pb2 as pb
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 
@@ -47,32 +41,34 @@ def after(rights: EtcdRights, steps: tuple[Step, ...]) -> EtcdRights:
     roles = {name: set(held) for name, held in rights.roles.items()}
     users = {name: set(held) for name, held in rights.users.items()}
     for step in steps:
-        match step:
-            case AddRole(role):
-                assert role not in roles
-                roles[role] = set()
-            case GrantPermission(role, permission):
-                same = {p for p in roles[role] if (p.start, p.end) == (permission.start, permission.end)}
-                roles[role] = (roles[role] - same) | {permission}
-            case RevokePermission(role, permission):
-                ranges = {(p.start, p.end) for p in roles[role]}
-                assert (permission.start, permission.end) in ranges
-                roles[role] = {
-                    p for p in roles[role] if (p.start, p.end) != (permission.start, permission.end)
-                }
-            case AddUser(user):
-                assert user not in users
-                users[user] = set()
-            case RemoveUser(user):
-                del users[user]
-            case GrantRole(user, role):
-                assert role in roles or role == "root"
-                users[user].add(role)
-            case RevokeRole(user, role):
-                users[user].remove(role)
-            case Enable():
+        asked: Any = step.request
+        match step.method:
+            case "RoleAdd":
+                assert asked.name not in roles
+                roles[asked.name] = set()
+            case "RoleGrantPermission":
+                new = Permission(Access(asked.perm.permType), asked.perm.key, asked.perm.range_end)
+                same = {p for p in roles[asked.name] if (p.start, p.end) == (new.start, new.end)}
+                roles[asked.name] = (roles[asked.name] - same) | {new}
+            case "RoleRevokePermission":
+                gone = (asked.key, asked.range_end)
+                assert gone in {(p.start, p.end) for p in roles[asked.role]}
+                roles[asked.role] = {p for p in roles[asked.role] if (p.start, p.end) != gone}
+            case "UserAdd":
+                assert asked.name not in users and asked.options.no_password
+                users[asked.name] = set()
+            case "UserDelete":
+                del users[asked.name]
+            case "UserGrantRole":
+                assert asked.role in roles or asked.role == "root"
+                users[asked.user].add(asked.role)
+            case "UserRevokeRole":
+                users[asked.name].remove(asked.role)
+            case "AuthEnable":
                 assert "root" in users.get("root", ()) and step is steps[-1]
                 enabled = True
+            case other:
+                raise AssertionError(f"etcd has no method {other}")
     return EtcdRights(
         enabled,
         {name: frozenset(held) for name, held in roles.items()},
@@ -130,7 +126,9 @@ def test_rights_that_grew_by_hand_are_taken_back() -> None:
 def test_who_has_no_certificate_any_more_keeps_its_user_until_it_is_retired() -> None:
     rights = after(EtcdRights(), plan(EtcdRights(), EVERYBODY))
     assert plan(rights, EVERYBODY[1:]) == ()
-    assert plan(rights, EVERYBODY[1:], retired=["ann", "never-seen"]) == (RemoveUser("ann"),)
+    assert plan(rights, EVERYBODY[1:], retired=["ann", "never-seen"]) == (
+        Step("UserDelete", pb.AuthUserDeleteRequest(name="ann"), "user ann removed"),
+    )
 
 
 @pytest.mark.parametrize("name", ["ann", "root"])
