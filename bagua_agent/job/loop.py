@@ -11,25 +11,19 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
-from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
-from bagua_agent.base.timers import Timers
 from bagua_agent.config.job_config import JobConfig, launcher_variables
-from bagua_agent.etcd.keys import JobKeys
-from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseGranted, LeaseLapsed
+from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
-from bagua_agent.history.history_keeper import HistoryKeeper
-from bagua_agent.history.history_writer import HistoryWriter
+from bagua_agent.job.assembly import job_parts, node_parts, way_of_workers
 from bagua_agent.job.batching import InboxReader
-from bagua_agent.job.create_or_join import find_job, key_pair_stands, make_live
-from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job.create_or_join import find_job, key_pair_stands
 from bagua_agent.job.messages import (
     Gathered,
     KeyPairReplaced,
@@ -41,36 +35,19 @@ from bagua_agent.job.messages import (
     WorkerSaid,
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
-from bagua_agent.job.outlook import JobOutlook
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
-from bagua_agent.job.subscription import JobSight
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
-from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.job_state.job_state import JobSeen
-from bagua_agent.large_jobs.kept_records import KeptRecords
-from bagua_agent.large_jobs.limits import Limits
-from bagua_agent.large_jobs.whole_records import WholeRecords
-from bagua_agent.leadership.leadership import Leadership, ProbeResult
-from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.leadership.leadership import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
-from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.view import JobView
-from bagua_agent.node.hang_orders import HangOrders
-from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.node.own_key import OwnKey
-from bagua_agent.node.restarted_workers import RestartedWorkers
-from bagua_agent.node.runtime_directory import session_socket, store_directory
+from bagua_agent.node.runtime_directory import store_directory
 from bagua_agent.node.script.script_mode import Mode
 from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.torchrun.launcher_error_file import write_result
-from bagua_agent.node.worker_lifecycle import WorkerWay
-from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 
 KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
@@ -93,31 +70,16 @@ class JobLoop:
         self._mode = mode
         self._signals = signals
         self._agent_id = agent_id
-        self._node_name = node_name
         self._address = address
         self._directory = directory
         self._workers = workers
         self._inbox = inbox
-        self._keys = JobKeys(config.job_id)
-        self._narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
-        self._timers = Timers(lambda: inbox.put(None))
-        self._closers: list[Callable[[], object]] = []
-        self._writes = DesiredWrites(self._timers)
-        self._closers.append(self._writes.stop)
+        self._opened = ExitStack()
+        self._node = node_parts(config, agent_id, node_name, directory, workers, inbox, self._opened)
+        self._narrator = self._node.narrator
         self._outage = StoreOutage()
         self._signals_taken: list[int] = []
-        self._reader = InboxReader(inbox, self._timers)
-        self._sessions = SessionServer(
-            str(session_socket(directory)),
-            config.slots,
-            lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message)),
-        )
-        self._closers.append(self._sessions.stop)
-        workers.admit_to(session_socket(directory))
-        for worker_id in workers.worker_ids:
-            self._sessions.expect(worker_id)
-        workers.on_spawning = self._sessions.expect
-        workers.on_not_spawned = self._sessions.forget
+        self._reader = InboxReader(inbox, self._node.timers)
 
     # -- joining the job
 
@@ -147,7 +109,7 @@ class JobLoop:
         if opened is None:
             return False
         self._job_store: JobStore = opened
-        self._closers.append(opened.close)
+        self._opened.callback(opened.close)
         if not self._address:  # the store's name was not known before
             self._address = node_address(config, hosts_store=opened.server is not None)
             self._workers.bind_host = self._address
@@ -163,132 +125,47 @@ class JobLoop:
 
     def _join(self) -> bool:
         """Find or write the job, and put this agent's key. False: a signal came first."""
-        config, inbox, store = self._config, self._inbox, self._job_store.store
-        kept, limits = KeptRecords(), Limits.from_environment()
-        self._limits = limits
-        found = find_job(store, self._keys, config, self._node_name, self._mode, self._signals)
+        config, node, store = self._config, self._node, self._job_store.store
+        found = find_job(store, node.keys, config, node.node_name, self._mode, self._signals)
         if found is None:
             return False
-        self._identity, nodes = found.identity, found.nodes
         if found.before is not None and found.before.outcome == pb.Result.STOPPED:
             self._narrator.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
-        self._control = ControlServer(
-            self._address, self._identity, self._agent_id, lambda: self._workers.worker_ids, kept.get
-        )
-        self._closers.append(self._control.stop)
-        self._seen = JobSeen(spec=found.spec, view=JobView())
-        self._seen.remembered[self._keys.identity] = self._identity.encode()
-        lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(nodes, config.min_nodes))
-        leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
-        self._closers.append(leased.close)
-        writer = HistoryWriter(store)
-        self._closers.append(writer.stop)
-        self._job = JoinedJob(
-            self._agent_id,
-            self._node_name,
-            self._keys,
-            self._seen,
+        self._parts = parts = job_parts(
+            node,
             store,
-            leased,
-            self._writes,
-            self._timers,
-            self._narrator,
-            HistoryKeeper(self._keys, self._node_name, writer),
-        )
-        self._records = records = WholeRecords(
-            store, self._keys, self._identity, self._agent_id, self._control.address, kept, limits
-        )
-        leadership = Leadership(
-            store,
-            self._keys,
-            leased,
-            self._identity,
-            config.probe_window_s,
-            lambda report: inbox.put(LeadershipReported(report)),
-            records.stored,
-        )
-        self._closers.append(leadership.stop)
-        self._sight = JobSight(
-            store,
-            self._keys,
-            self._agent_id,
-            records,
-            limits,
-            inbox,
+            self._address,
+            found,
             hosts_store=self._hosts_for_others,
-            nodes=nodes,
+            opened=self._opened,
         )
-        self._lost_keys = LostKeys(self._job, self._sight.state, limits, config.submission)
-        self._policy = _policy(config, self._seen.failures_allowed, lease_ttl_s)
-        self._own_key = OwnKey(
-            leased,
-            self._keys,
-            agent_id=self._agent_id,
-            node_name=self._node_name,
-            control_address=self._control.address,
-            slots=config.slots,
-            node_rank=config.node_rank,
-        )
-        self._membership = JobMembership(
-            self._job,
-            self._policy,
-            leadership,
-            self._control.address,
-            self._sight.value,
-            self._lost_keys.settling_for_s,
-            has_checkpoints=bool(config.checkpoint_dir),
-            limits=limits,
-        )
-        self._outlook = JobOutlook(self._job, self._sight, self._membership, self._lost_keys)
-        self._way: WorkerWay = self._restarted_workers() if self._seen.restarts else self._live_workers()
-        hang_orders = HangOrders(self._job, self._workers, self._sessions.tell_disagreement)
-        self._closers.append(hang_orders.stop)
+        self._job, self._seen = parts.job, parts.job.seen
+        self._membership, self._outlook, self._own_key = parts.membership, parts.outlook, parts.own_key
+        self._way = way_of_workers(node, parts)
         self._news = StoreNews(
             self._agent_id,
-            self._keys,
+            node.keys,
             self._seen,
             self._way,
             self._narrator,
             self._job.history,
             self._membership.follow_leader,
-            leased.recheck,
+            self._job.leased.recheck,
             self._become_live,
-            hang_orders.take,
+            parts.hang_orders.take,
         )
         self._own_key.put()
-        if nodes <= limits.whole_picture_nodes:  # of a large job's nodes the generations tell enough
+        # of a large job's nodes the generations tell enough
+        if found.nodes <= parts.limits.whole_picture_nodes:
             self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
-        self._sight.start()
-        self._closers.append(self._sight.stop)
+        parts.sight.start()
+        self._opened.callback(parts.sight.stop)
         return True
-
-    def _live_workers(self) -> WorkerWay:
-        return LiveWorkers(
-            self._job,
-            self._workers,
-            self._sessions,
-            self._policy,
-            self._membership.suspect_leader,
-            self._own_key.one_slot_less,
-        )
-
-    def _restarted_workers(self) -> WorkerWay:
-        job = self._job
-        nonce = job.seen.spec.nonce
-        return RestartedWorkers(
-            job,
-            self._workers,
-            self._sessions,
-            self._own_key,
-            on_session=lambda: job.writes.until_done("mode", lambda: make_live(job.store, job.keys, nonce)),
-            on_suspicion=self._membership.suspect_leader,
-            shutdown_timeout_s=self._config.shutdown_timeout_s,
-        )
 
     def _become_live(self) -> None:
         """A worker somewhere has opened a session: from now on no worker starts again for a new generation."""
         self._narrator.tell("the script follows membership in its process: workers stay from now on")
-        self._way = self._live_workers()
+        self._way = way_of_workers(self._node, self._parts)
         self._news.follow_with(self._way)
         self._way.begin()
 
@@ -312,7 +189,7 @@ class JobLoop:
                 if isinstance(message.event, LeaseLapsed):
                     self._membership.follow_leader(now_s)
                 elif isinstance(message.event, LeaseGranted):
-                    self._writes.until_done("key pair", self._look_at_key_pair)
+                    self._job.writes.until_done("key pair", self._look_at_key_pair)
             case KeyPairReplaced():
                 self._key_pair_replaced()
             case LeadershipReported():
@@ -329,7 +206,7 @@ class JobLoop:
                 )
             case _:
                 raise AssertionError(f"unexpected message {message!r}")
-        for due in self._timers.take_due(now_s):
+        for due in self._node.timers.take_due(now_s):
             due(now_s)
 
     def _look_at_key_pair(self) -> None:
@@ -337,7 +214,7 @@ class JobLoop:
         job = self._job
         if not job.leased.flush(KEY_STANDS_WITHIN_S):
             raise InfrastructureLost("this agent's key does not stand yet")
-        if not key_pair_stands(job.store, job.keys, job.seen.spec.nonce, self._identity):
+        if not key_pair_stands(job.store, job.keys, job.seen.spec.nonce, self._parts.identity):
             self._inbox.put(KeyPairReplaced())
 
     def _key_pair_replaced(self) -> None:
@@ -351,20 +228,20 @@ class JobLoop:
 
     def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
         self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)
-        self._reader.decided(now_s, self._limits, len(self._seen.view.agents))
+        self._reader.decided(now_s, self._parts.limits, len(self._seen.view.agents))
 
     def _take_changes(
         self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
     ) -> None:
-        self._seen.keepers = self._records.keepers
+        self._seen.keepers = self._parts.records.keepers
         judges = not self._outlook.too_little_to_judge()
         if judges:
-            self._lost_keys.notice(changes, now_s)
+            self._parts.lost_keys.notice(changes, now_s)
         happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
         if judges:
-            self._lost_keys.mend(changes, now_s)
+            self._parts.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
         self._outlook.look_around()
 
@@ -435,7 +312,7 @@ class JobLoop:
                 self._narrator.tell(line)
         elif ending.reason:
             self._narrator.tell(ending.reason)
-        self._sessions.stop()
+        self._node.sessions.stop()
         if self._outage.connected:
             say_last_words(self._job)
             if self._seen.result is None:
@@ -448,23 +325,4 @@ class JobLoop:
 
     def close(self) -> None:
         """Everything that `run` and the constructor opened, last first, whatever fails on the way."""
-        with ExitStack() as stack:
-            for closer in self._closers:
-                stack.callback(closer)
-
-
-def _policy(config: JobConfig, max_restarts: int, lease_ttl_s: float) -> Policy:
-    return Policy(
-        last_call_s=config.last_call_s,
-        node_window_s=config.node_window_s,
-        holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
-        below_minimum_timeout_s=config.below_minimum_timeout_s,
-        join_timeout_s=config.join_timeout_s,
-        probe_window_s=config.probe_window_s,
-        lease_ttl_s=lease_ttl_s,
-        ends_when_all_leave=config.ends_when_all_leave,
-        max_restarts=max_restarts,
-        hang_notice_s=config.hang_notice_s,
-        hang_renew_s=config.hang_renew_s,
-        hang_timeout_s=config.hang_timeout_s,
-    )
+        self._opened.close()

@@ -1,0 +1,226 @@
+"""Builds the parts of an agent: those that its node has at once, and those that need the job it joins.
+
+loop.py drives them. What is opened here is closed by the ExitStack that the caller gives, last first.
+"""
+
+from __future__ import annotations
+
+import queue
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_agent.base.retrying_writes import DesiredWrites
+from bagua_agent.base.timers import Timers
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.history.history_writer import HistoryWriter
+from bagua_agent.job.create_or_join import JobFound, make_live
+from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job.messages import LeadershipReported, LeaseChanged, WorkerSaid
+from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job.subscription import JobSight
+from bagua_agent.job_state import console
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.large_jobs.kept_records import KeptRecords
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.whole_records import WholeRecords
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.lost_store.lost_keys import LostKeys
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import JobView
+from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.live_workers import LiveWorkers
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.restarted_workers import RestartedWorkers
+from bagua_agent.node.runtime_directory import session_socket
+from bagua_agent.node.worker_lifecycle import WorkerWay
+from bagua_agent.rpc.control_server import ControlServer
+from bagua_agent.rpc.job_identity import JobIdentity
+from bagua_agent.rpc.session_server import SessionServer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """What this node has before it joins the job."""
+
+    config: JobConfig
+    agent_id: str
+    node_name: str
+    workers: NodeWorkers
+    inbox: queue.SimpleQueue[object]
+    keys: JobKeys
+    narrator: console.Narrator
+    timers: Timers
+    writes: DesiredWrites
+    sessions: SessionServer
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What an agent has of its job, and by which it takes part. sight: not started yet."""
+
+    job: JoinedJob
+    identity: JobIdentity
+    limits: Limits
+    policy: Policy
+    records: WholeRecords
+    sight: JobSight
+    lost_keys: LostKeys
+    own_key: OwnKey
+    membership: JobMembership
+    outlook: JobOutlook
+    hang_orders: HangOrders
+
+
+def node_parts(
+    config: JobConfig,
+    agent_id: str,
+    node_name: str,
+    directory: Path,
+    workers: NodeWorkers,
+    inbox: queue.SimpleQueue[object],
+    opened: ExitStack,
+) -> NodeParts:
+    timers = Timers(lambda: inbox.put(None))
+    writes = DesiredWrites(timers)
+    opened.callback(writes.stop)
+    socket = session_socket(directory)
+    sessions = SessionServer(
+        str(socket), config.slots, lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message))
+    )
+    opened.callback(sessions.stop)
+    workers.admit_to(socket)
+    for worker_id in workers.worker_ids:
+        sessions.expect(worker_id)
+    workers.on_spawning = sessions.expect
+    workers.on_not_spawned = sessions.forget
+    narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
+    keys = JobKeys(config.job_id)
+    return NodeParts(config, agent_id, node_name, workers, inbox, keys, narrator, timers, writes, sessions)
+
+
+def job_parts(
+    node: NodeParts, store: Store, address: str, found: JobFound, *, hosts_store: bool, opened: ExitStack
+) -> JobParts:
+    """hosts_store: for other nodes."""
+    config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
+    kept, limits = KeptRecords(), Limits.from_environment()
+    control = ControlServer(address, found.identity, agent_id, lambda: node.workers.worker_ids, kept.get)
+    opened.callback(control.stop)
+    seen = JobSeen(spec=found.spec, view=JobView())
+    seen.remembered[keys.identity] = found.identity.encode()
+    lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
+    leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
+    opened.callback(leased.close)
+    writer = HistoryWriter(store)
+    opened.callback(writer.stop)
+    job = JoinedJob(
+        agent_id,
+        node.node_name,
+        keys,
+        seen,
+        store,
+        leased,
+        node.writes,
+        node.timers,
+        node.narrator,
+        HistoryKeeper(keys, node.node_name, writer),
+    )
+    records = WholeRecords(store, keys, found.identity, agent_id, control.address, kept, limits)
+    leadership = Leadership(
+        store,
+        keys,
+        leased,
+        found.identity,
+        config.probe_window_s,
+        lambda report: inbox.put(LeadershipReported(report)),
+        records.stored,
+    )
+    opened.callback(leadership.stop)
+    sight = JobSight(
+        store, keys, agent_id, records, limits, inbox, hosts_store=hosts_store, nodes=found.nodes
+    )
+    lost_keys = LostKeys(job, sight.state, limits, config.submission)
+    policy = _policy(config, seen.failures_allowed, lease_ttl_s)
+    own_key = OwnKey(
+        leased,
+        keys,
+        agent_id=agent_id,
+        node_name=node.node_name,
+        control_address=control.address,
+        slots=config.slots,
+        node_rank=config.node_rank,
+    )
+    membership = JobMembership(
+        job,
+        policy,
+        leadership,
+        control.address,
+        sight.value,
+        lost_keys.settling_for_s,
+        has_checkpoints=bool(config.checkpoint_dir),
+        limits=limits,
+    )
+    outlook = JobOutlook(job, sight, membership, lost_keys)
+    hang_orders = HangOrders(job, node.workers, node.sessions.tell_disagreement)
+    opened.callback(hang_orders.stop)
+    return JobParts(
+        job,
+        found.identity,
+        limits,
+        policy,
+        records,
+        sight,
+        lost_keys,
+        own_key,
+        membership,
+        outlook,
+        hang_orders,
+    )
+
+
+def way_of_workers(node: NodeParts, parts: JobParts) -> WorkerWay:
+    """The one that the job's mode calls for."""
+    job = parts.job
+    if not job.seen.restarts:
+        return LiveWorkers(
+            job,
+            node.workers,
+            node.sessions,
+            parts.policy,
+            parts.membership.suspect_leader,
+            parts.own_key.one_slot_less,
+        )
+    nonce = job.seen.spec.nonce
+    return RestartedWorkers(
+        job,
+        node.workers,
+        node.sessions,
+        parts.own_key,
+        on_session=lambda: job.writes.until_done("mode", lambda: make_live(job.store, job.keys, nonce)),
+        on_suspicion=parts.membership.suspect_leader,
+        shutdown_timeout_s=node.config.shutdown_timeout_s,
+    )
+
+
+def _policy(config: JobConfig, max_restarts: int, lease_ttl_s: float) -> Policy:
+    return Policy(
+        last_call_s=config.last_call_s,
+        node_window_s=config.node_window_s,
+        holder_timeout_s=config.holder_timeout_s if config.holder_timeout_s is not None else float("inf"),
+        below_minimum_timeout_s=config.below_minimum_timeout_s,
+        join_timeout_s=config.join_timeout_s,
+        probe_window_s=config.probe_window_s,
+        lease_ttl_s=lease_ttl_s,
+        ends_when_all_leave=config.ends_when_all_leave,
+        max_restarts=max_restarts,
+        hang_notice_s=config.hang_notice_s,
+        hang_renew_s=config.hang_renew_s,
+        hang_timeout_s=config.hang_timeout_s,
+    )
