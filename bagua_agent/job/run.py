@@ -22,9 +22,10 @@ from bagua_agent.base.plain_logging import log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig, launcher_variables
+from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
 from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import node_address
-from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script.script_mode import Mode, guess_mode
 from bagua_agent.node.torchrun.health_server import HealthServer, health_port

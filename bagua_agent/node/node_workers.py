@@ -1,7 +1,8 @@
 """Runs the workers of this node: starts one for each slot, and its successor when it ends.
 
-Owns worker ids, slots, their files and their environment. restart_policy.py decides on successors, exit_cause.py
-interprets exits. Imports no gRPC, so that workers are started before the agent has loaded it.
+Owns worker ids, slots and their files; environment_of_workers.py makes their environment, worker_ends.py keeps how they
+ended. restart_policy.py decides on successors. Imports no gRPC, so that workers are started before the agent has loaded
+it.
 """
 
 from __future__ import annotations
@@ -12,24 +13,21 @@ import resource
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.background import Failed, background_thread
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.base.exec_limits import why_not_passed
-from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
-from bagua_agent.node.kills_in_a_row import kills_after
-from bagua_agent.node.runtime_directory import session_socket
+from bagua_agent.config.job_config import JobConfig
+from bagua_agent.node.environment_of_workers import EnvironmentOfWorkers
 from bagua_agent.node.script.script_environment import why_a_fresh_interpreter
-from bagua_agent.node.torchrun.file_timers import FILE_VARIABLE as TIMER_FILE_VARIABLE
-from bagua_agent.node.torchrun.file_timers import FileTimers, timer_file
-from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
+from bagua_agent.node.torchrun.file_timers import FileTimers
+from bagua_agent.node.worker_ends import NodeWorker, WorkerEnds
+from bagua_agent.workers.exits.exit_cause import ExitCause
 from bagua_agent.workers.exits.exit_watch import ExitWatch
-from bagua_agent.workers.exits.memory_kills import MemoryKills
 from bagua_agent.workers.exits.termination import end_groups, kill_group
 from bagua_agent.workers.guardian import Guardian
 from bagua_agent.workers.output.log_access import open_file
@@ -37,7 +35,6 @@ from bagua_agent.workers.output.log_layout import LogLayout, WorkerFiles, open_l
 from bagua_agent.workers.output.output_options import OutputOptions, Streams
 from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.process.account import find_account
-from bagua_agent.workers.process.foreign_files import read_ordinary
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_agent.workers.stacks import StackTarget
 from bagua_agent.workers.start.numa_binding import processors_of_slot
@@ -46,11 +43,11 @@ from bagua_agent.workers.start.spawn import spawn_worker
 from bagua_agent.workers.start.warm_fit import can_be_warm
 from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_agent.workers.start.worker_command import PREIMPORT
-from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
+from bagua_agent.workers.start.worker_environment import TorchrunPlace
 from bagua_agent.workers.store_host import StoreHost
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.addresses import joined
-from bagua_contract.environment import PREFIX, WorkerEnvironment
+from bagua_contract.environment import PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +57,6 @@ TRAINING_IMPORTS = ("torch._dynamo",)
 CLOSING_GRACE_S = 0.0
 CLOSING_TIMEOUT_S = 5.0
 
-# gRPC's fork handlers are of no use to an agent, which forks only to execute at once, and complain on its terminal.
-# DataLoader processes are forked from a worker whose session is open. They never use gRPC, and its own fork handlers
-# are what can hang or crash such a fork (grpc issue 32992); a script that needs them sets the variable itself.
-NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
-
 
 @dataclass(frozen=True, slots=True)
 class StartedFor:
@@ -72,27 +64,6 @@ class StartedFor:
 
     worker_id: str
     place: TorchrunPlace
-
-
-@dataclass(slots=True)
-class NodeWorker:
-    """One started worker. was_ready: it reached its first step boundary. has_committed: it has committed a step.
-
-    asked_to_end: the agent signalled it. kills_in_a_row: see Failure; known once it has ended.
-    """
-
-    process: WorkerProcess
-    files: WorkerFiles
-    slot: int
-    was_ready: bool = False
-    has_committed: bool = False
-    asked_to_end: bool = False
-    kills_in_a_row: int = 0
-    started_at_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def worker_id(self) -> str:
-        return self.process.worker_id
 
 
 class NodeWorkers:
@@ -116,12 +87,14 @@ class NodeWorkers:
 
         bind_host: empty where it is found later, and set as an attribute before a worker is started.
         """
-        self._environ = environment
         self._config = config
         self._agent_id = agent_id
         self.bind_host = bind_host
         self._runtime_directory = runtime_directory
         self._account = find_account(config.run_as) if config.run_as is not None else None
+        self._environment = EnvironmentOfWorkers(
+            config, agent_id, runtime_directory, self._account, environment
+        )
         self._layout = LogLayout(open_log_dir(config.log_dir), config.job_id, node_name, self._account)
         self._made_log_dir = config.log_dir is None
         options = OutputOptions.parse(
@@ -151,13 +124,9 @@ class NodeWorkers:
         self.on_spawning: Callable[[str], None] = lambda worker_id: None
         self.on_not_spawned: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
-        self._early_crashes: dict[int, int] = {}
-        self._kills_in_a_row: dict[int, int] = {}  # by slot
-        self._killed_for: dict[str, str] = {}
-        self._restarts = 0
-        self._memory_kills = MemoryKills()
+        self._ends = WorkerEnds()
         self._timers: FileTimers | None = None
-        self._topology = read_topology(self._environ) if config.numa_binding else None
+        self._topology = read_topology(environment) if config.numa_binding else None
         self._warm: WarmParent | None = None
         self._warming: threading.Thread | None = None
         self._store_host: StoreHost | None = None
@@ -188,7 +157,7 @@ class NodeWorkers:
             self._account.admit(self._runtime_directory)
         self._exit_watch.start()
         self.output.start()
-        timers = timer_file(launcher_variables(self._config, self._environ), self._runtime_directory)
+        timers = self._environment.timer_file
         if timers is not None:
             self._timers = FileTimers(timers, self._signal_process)
             self._timers.start()
@@ -286,7 +255,9 @@ class NodeWorkers:
             cpus = processors_of_slot(config.numa_binding, slot, config.slots, self._topology)
         process = spawn_worker(
             config.command.for_worker(slot),
-            self._environment(worker_id, slot, files, place),
+            self._environment.of_worker(
+                worker_id, slot, files.error, self.bind_host, place, self._ends.count
+            ),
             worker_id=worker_id,
             slot=slot,
             stdout=self.output.inherited(slot, Streams.OUT),
@@ -311,86 +282,16 @@ class NodeWorkers:
                 os.close(descriptor)
         process.close()
 
-    def _environment(
-        self, worker_id: str, slot: int, files: WorkerFiles, place: TorchrunPlace | None = None
-    ) -> Mapping[str, str]:
-        config = self._config
-        # What torchrun's variables can say before a generation is formed: this node alone. The core
-        # knows the ranks in force; see bagua_core.get_rank().
-        place = place or TorchrunPlace(
-            local_rank=slot,
-            global_rank=slot,
-            node_rank=config.node_rank or 0,
-            local_world_size=config.slots,
-            world_size=config.slots,
-            node_count=1,
-            master_addr=config.master_addr or self.bind_host,
-            master_port=config.master_port or STATIC_MASTER_PORT,
-            run_id=config.job_id,
-            restart_count=self._restarts,
-            max_restarts=config.max_restarts,
-        )
-        place = replace(place, role=config.role, error_file=str(files.error))
-        own = WorkerEnvironment(
-            job_id=config.job_id,
-            worker_id=worker_id,
-            agent_id=self._agent_id,
-            session_socket=str(session_socket(self._runtime_directory)),
-            bind_host=self.bind_host,
-            slot=slot,
-            slots=config.slots,
-            ledger_dir=str(Path(config.ledger_dir).absolute()) if config.ledger_dir else "",
-            failpoints=config.failpoints,
-            digest_every_steps=config.digest_every_steps,
-            checkpoint_dir=str(Path(config.checkpoint_dir).absolute()) if config.checkpoint_dir else "",
-            checkpoint_every=config.checkpoint_every,
-            error_file=str(files.error),
-            virtual_local_rank=int(config.virtual_local_rank),
-        )
-        torchrun = torchrun_variables(place, self._environ, virtual_local_rank=config.virtual_local_rank)
-        torchrun["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(config.signals_to_handle)
-        if (
-            timers := timer_file(launcher_variables(self._config, self._environ), self._runtime_directory)
-        ) is not None:
-            torchrun[TIMER_FILE_VARIABLE] = str(timers)
-        whose = {} if self._account is None else self._account.environment
-        return {**NO_GRPC_FORK_HANDLERS, **self._environ, **whose, **torchrun, **own.encode()}
-
     def _helper_environment(self) -> Mapping[str, str]:
-        """A worker's, without what makes it one."""
-        env = dict(self._environment("", 0, self._layout.worker_files(0, "")))
-        del env[PREFIX + "WORKER_ID"]
-        return env
+        return self._environment.of_helper(self._layout.worker_files(0, "").error, self.bind_host)
 
     def ended(self, worker_id: str, returncode: int) -> tuple[NodeWorker, ExitCause]:
         """Take an exited worker off the books; what it left in its pipes is written first."""
         worker = self._workers.pop(worker_id)
         stderr_tail = self.output.finish(worker_id)
         self._guardian.unregister(worker.process.pid)
-        error_text = _error_text(worker)
+        cause = self._ends.add(worker, returncode, stderr_tail)
         worker.process.close()
-        if worker.was_ready:
-            self._early_crashes[worker.slot] = 0
-        elif worker_id not in self._killed_for:
-            self._early_crashes[worker.slot] = self._early_crashes.get(worker.slot, 0) + 1
-        self._restarts += 1
-        killed_for = self._killed_for.pop(worker_id, "")
-        from_outside = returncode < 0 and not killed_for and not worker.asked_to_end
-        out_of_memory = ""
-        if from_outside and -returncode == signal.SIGKILL:
-            out_of_memory = self._memory_kills.record_of(worker.process.pid)
-        cause = exit_cause(
-            returncode, error_text, stderr_tail, killed_for=killed_for, out_of_memory=out_of_memory
-        )
-        killed = from_outside and not cause.script_failure
-        count = kills_after(
-            self._kills_in_a_row.get(worker.slot, 0),
-            killed=killed,
-            has_committed=worker.has_committed,
-            ran_s=time.monotonic() - worker.started_at_s,
-        )
-        self._kills_in_a_row[worker.slot] = count
-        worker.kills_in_a_row = count if killed else 0
         return worker, cause
 
     def an_exit_is_on_its_way(self) -> bool:
@@ -398,8 +299,7 @@ class NodeWorkers:
         return any(w.process.has_ended() for w in self._workers.values())
 
     def early_crashes(self, slot: int) -> int:
-        """Workers of this slot in a row that ended before their first step boundary."""
-        return self._early_crashes.get(slot, 0)
+        return self._ends.early_crashes(slot)
 
     def signal_all(self, number: signal.Signals) -> None:
         """To every worker's whole group; returns at once."""
@@ -422,7 +322,7 @@ class NodeWorkers:
         """SIGKILL to one worker's group; its exit cause will say why."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            self._killed_for[worker_id] = why
+            self._ends.will_be_killed(worker_id, why)
             worker.process.signal_group(signal.SIGKILL)
 
     def stack_targets(self) -> list[StackTarget]:
@@ -471,17 +371,6 @@ class NodeWorkers:
         self._guardian.stop()
         if self._made_log_dir:
             _remove_empty(self._layout.log_dir)
-
-
-def _error_text(worker: NodeWorker) -> str | None:
-    """Content of its error file; None if there is none that can be used."""
-    try:
-        return read_ordinary(worker.files.error).decode(errors="replace") or None
-    except FileNotFoundError:
-        return None  # most workers leave none
-    except OSError as error:
-        log.warning("%s is not used: %s", worker.files.error, error.strerror)
-        return None
 
 
 def _remove_empty(directory: Path) -> None:

@@ -21,7 +21,8 @@ from bagua_agent.membership.failures.root_cause import tells_of_another
 from bagua_agent.membership.hang import HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView
-from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.worker_ends import NodeWorker
 from bagua_agent.rpc.message_pace import BytesBudget, etcd_budget
 from bagua_agent.workers.exits.exit_cause import ExitCause, shell_exit_code
 from bagua_contract import membership_pb2 as pb

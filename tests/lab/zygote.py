@@ -22,7 +22,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bagua_agent.node.node_workers import NO_GRPC_FORK_HANDLERS, TRAINING_IMPORTS
+from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
+from bagua_agent.node.node_workers import TRAINING_IMPORTS
 from bagua_agent.workers.exits.orphans import adopting
 from bagua_agent.workers.process.request_socket import RequestSocket
 from bagua_agent.workers.start.library_variables import is_read_at_load

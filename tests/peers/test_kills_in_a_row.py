@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.membership.policy import Policy
-from bagua_agent.node.kills_in_a_row import KILLS_FORGOTTEN_S, kills_after
+from bagua_agent.node.worker_ends import KILLS_FORGOTTEN_S, kills_after
 from bagua_agent.workers.exits.exit_cause import exit_cause
 from bagua_agent.workers.exits.memory_kills import MemoryKills
 from tests.lab.wait import eventually

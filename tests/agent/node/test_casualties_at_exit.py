@@ -26,7 +26,8 @@ from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, FailureView, JobView
 from bagua_agent.node.live_workers import LiveWorkers
-from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.worker_ends import NodeWorker
 from bagua_agent.node.worker_exits import LOOK_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause

@@ -22,8 +22,9 @@ from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView, JobView
-from bagua_agent.node.node_workers import NodeWorker, NodeWorkers
+from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
+from bagua_agent.node.worker_ends import NodeWorker
 from bagua_agent.node.worker_exits import Consequence, LastSeen, Record, WorkerExits, consequence
 from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.output.log_layout import WorkerFiles
