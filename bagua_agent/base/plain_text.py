@@ -77,3 +77,8 @@ def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
     every = list(items)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return joint.join(every[:most]) + more
+
+
+def counted(number: int, what: str, several: str = "") -> str:
+    """As "1 node", "2 nodes". several: the plural that is made otherwise."""
+    return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bagua_agent.base.plain_text import some
+from bagua_agent.base.plain_text import counted, some
 from bagua_agent.cluster.cluster_plan import JobPlan, JobState
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView, UnitState
 from bagua_agent.cluster.one_pass import Considered, Shortage
@@ -117,7 +117,7 @@ class _Sentences:
             if not node.present:
                 troubles.append(f"{name} is not heard of")
             elif unit is not None and unit.failures and not unit.alive:
-                times = f"{unit.failures} failure{_s(unit.failures)} in a row"
+                times = f"{counted(unit.failures, 'failure')} in a row"
                 troubles.append(f"{name} is tried again after {times}{_detail(unit.reason, ': ')}")
             elif name in self.going and (unit is None or unit.state is UnitState.WAITING):
                 troubles.append(_given_back(name, self.going[name]))
@@ -161,19 +161,13 @@ def _given_back(node_name: str, jobs: Sequence[str]) -> str:
 
 
 def _kind(job: SubmissionView) -> str:
-    slots = (
-        f"{job.slots_per_node} free slot{_s(job.slots_per_node)}" if job.slots_per_node else "all slots free"
-    )
+    slots = counted(job.slots_per_node, "free slot") if job.slots_per_node else "all slots free"
     labels = " and " + ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items())) if job.labels else ""
-    return f"{job.min_nodes} node{_s(job.min_nodes)} with {slots}{labels}"
+    return f"{counted(job.min_nodes, 'node')} with {slots}{labels}"
 
 
 def _jobs(names: Sequence[str]) -> str:
-    return f"job{_s(len(names))} {some(names, MOST_NAMES)}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    return f"{'job' if len(names) == 1 else 'jobs'} {some(names, MOST_NAMES)}"
 
 
 def _detail(reason: str, joint: str) -> str:

@@ -9,7 +9,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bagua_agent.base.plain_text import shortened, some
+from bagua_agent.base.plain_text import counted, shortened, some
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.membership.failures import root_cause
 from bagua_agent.membership.view import FailureView
@@ -59,14 +59,14 @@ def generation_written(before: Generation | None, after: Generation) -> str:
         if not after.members:
             return after.reason
         return (
-            f"generation {after.number}, before the loop: {_count(after.world_size, 'worker')} on "
-            f"{_count(after.node_count, 'node')} have their ranks; {after.reason}"
+            f"generation {after.number}, before the loop: {counted(after.world_size, 'worker')} on "
+            f"{counted(after.node_count, 'node')} have their ranks; {after.reason}"
         )
     if not after.members:
         return f"generation {after.number}, {when}: no workers; {after.reason}"
     return (
-        f"generation {after.number}, {when}: {_count(after.world_size, 'worker')} on "
-        f"{_count(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
+        f"generation {after.number}, {when}: {counted(after.world_size, 'worker')} on "
+        f"{counted(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
     )
 
 
@@ -78,9 +78,9 @@ def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, fl
 
 def joining(config: JobConfig, endpoint: str) -> str:
     least, most = config.min_nodes, config.max_nodes
-    nodes = _count(most, "node") if least == most else f"{least} to {_count(most, 'node')}"
+    nodes = counted(most, "node") if least == most else f"{least} to {counted(most, 'node')}"
     store = endpoint if most > 1 or config.endpoints else "private"
-    return f"job {config.job_id}: {_count(config.slots, 'worker')} here, {nodes}, store {store}"
+    return f"job {config.job_id}: {counted(config.slots, 'worker')} here, {nodes}, store {store}"
 
 
 def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
@@ -133,7 +133,7 @@ def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -
 
 
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
-    return f"{wanted[0]} to {_count(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
+    return f"{wanted[0]} to {counted(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
 
 
 def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:
@@ -169,10 +169,6 @@ def result(
     yield from root_cause.lines(found, is_shown=is_shown(ended.failure))
     if ended.casualties:
         yield ended.casualties
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 class Narrator:

@@ -7,6 +7,7 @@ reports it, not only the leader.
 
 from __future__ import annotations
 
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import EndedBeforeJoining, JobView
 
@@ -27,8 +28,7 @@ def described(view: JobView) -> str:
     nodes = list(dict.fromkeys(e.node_name for e in ends_of(view)))
     if not nodes:
         return ""
-    more = f" and {len(nodes) - MOST_NAMES} more" if len(nodes) > MOST_NAMES else ""
-    return f"a worker on {', '.join(nodes[:MOST_NAMES])}{more} ended with 0 before it joined the job"
+    return f"a worker on {some(nodes, MOST_NAMES)} ended with 0 before it joined the job"
 
 
 def fails_at_s(view: JobView, policy: Policy) -> float | None:

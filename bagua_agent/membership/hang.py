@@ -261,13 +261,11 @@ def _floor(least_s: float, situation: HangSituation, limits: HangLimits) -> floa
 
 
 def _waited_for(slow: list[MemberState], late_s: dict[str, float], situation: HangSituation) -> str:
-    first = slow[0]
     waiting = sum(1 for m in situation.members if m.waiting_since_s is not None)
-    others = "".join(f", global rank {m.global_rank} on {m.node_name}" for m in slow[1:MOST_NAMED])
-    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    awaited = some((f"global rank {m.global_rank} on {m.node_name}" for m in slow), MOST_NAMED)
     return (
-        f"{waiting} of {len(situation.members)} wait for global rank {first.global_rank} on {first.node_name}{others}"
-        f"{more}: {late_s[first.worker_id]:.0f} s outside the step's collectives{_usual(situation)}"
+        f"{waiting} of {len(situation.members)} wait for {awaited}: {late_s[slow[0].worker_id]:.0f} s outside the "
+        f"step's collectives{_usual(situation)}"
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from bagua_agent.base.plain_text import counted
 from bagua_agent.membership.view import FailureView
 
 MOST_OTHERS = 3
@@ -182,9 +183,7 @@ def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
 def casualties_line(found: RootCause) -> str:
     """As "and 7 casualties on 2 nodes": failures that tell of the cause and not of themselves."""
     nodes = len({c.node_name for c in found.casualties})
-    return (
-        f"and {_count(len(found.casualties), 'casualty', 'casualties')} on {_count(nodes, 'node', 'nodes')}"
-    )
+    return f"and {counted(len(found.casualties), 'casualty', 'casualties')} on {counted(nodes, 'node')}"
 
 
 def _where(ending: FailureView) -> str:
@@ -199,7 +198,3 @@ def _how(exit_code: int) -> str:
         return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:
         return f"killed by signal {-exit_code}"  # a real-time signal has no name
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

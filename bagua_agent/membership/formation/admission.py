@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bagua_agent.base.plain_text import shortened
+from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.membership.view import JobView
 from bagua_contract.records import Stage
 
@@ -31,13 +31,12 @@ def difference(job: Mapping[str, str], worker: Mapping[str, str]) -> str:
     """Empty if they fit, else every field that differs, for the refused worker's log."""
     if job == worker:
         return ""
-    parts = [
+    parts = (
         f"{_said(name)}: the job has {_said(job.get(name))!r}, this worker {_said(worker.get(name))!r}"
         for name in sorted(job.keys() | worker.keys())
         if job.get(name) != worker.get(name)
-    ]
-    more = f"; and {len(parts) - _MOST_FIELDS} more" if len(parts) > _MOST_FIELDS else ""
-    return "; ".join(parts[:_MOST_FIELDS]) + more
+    )
+    return some(parts, _MOST_FIELDS, "; ")
 
 
 def _said(text: str | None) -> str:

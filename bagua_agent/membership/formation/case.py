@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from bagua_agent.base.plain_text import some
+from bagua_agent.base.plain_text import counted, some
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
@@ -95,7 +95,7 @@ def too_few(
     stages: Collection[Stage] = (Stage.LOOP,),
 ) -> Decision:
     lacking = readiness(case.view, case.standing.present, stages)
-    so_far = f"{nodes} of {counted(case.desired.min_nodes)}{lacking}{why}"
+    so_far = f"{nodes} of {counted(case.desired.min_nodes, 'node')}{lacking}{why}"
     early = ended_before_joining.expected(case.view, case.policy)
     if early:
         fails_at_s = ended_before_joining.fails_at_s(case.view, case.policy)
@@ -123,7 +123,3 @@ def asking(case: Case, inquiry: Inquiry) -> Decision:
 
 def earlier(one_s: float | None, other_s: float | None) -> float | None:
     return min((t for t in (one_s, other_s) if t is not None), default=None)
-
-
-def counted(number: int, what: str = "node") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

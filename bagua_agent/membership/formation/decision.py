@@ -38,13 +38,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
-from bagua_agent.base.plain_text import some
+from bagua_agent.base.plain_text import counted, some
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire
 from bagua_agent.membership.formation import gathering, targets
 from bagua_agent.membership.formation.candidates import Offer, readiness
-from bagua_agent.membership.formation.case import Case, asking, counted, earlier, too_few, written
+from bagua_agent.membership.formation.case import Case, asking, earlier, too_few, written
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.formation.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision, HangOutcome
@@ -172,10 +172,12 @@ def _first(case: Case) -> Decision:
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < most and case.now_s < last_call_until_s:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
-        return Decision(None, f"last call: {len(complete)} of at most {counted(most)} ready", wake_s)
+        return Decision(None, f"last call: {len(complete)} of at most {counted(most, 'node')} ready", wake_s)
     chosen = targets.first(case.view, complete[:most])
     # base 0: it follows nothing, so no worker has to bring a state
-    return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most))} ready")
+    return written(
+        case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most), 'node')} ready"
+    )
 
 
 def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
@@ -300,7 +302,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         return Decision(
             None,
             f"generation {record.number} has {counted(record.world_size, 'worker')}"
-            + f" on {counted(record.node_count)}"
+            + f" on {counted(record.node_count, 'node')}"
             + (f"; {held} leaves once another node has the state" if held else "")
             + (f"; spare: {spare}" if spare else "")
             + _in_quarantine(case, waiters.reserve),
@@ -314,7 +316,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
     # While another is pending, it is unknown which workers a second planned one reaches, so it is entered at once.
     kind = GenerationKind.FAILOVER if case.standing.pending else GenerationKind.PLANNED
-    remain = f"{target.nodes} of at least {counted(case.desired.min_nodes)} remain, so all step aside"
+    remain = f"{target.nodes} of at least {counted(case.desired.min_nodes, 'node')} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
 
 
@@ -381,7 +383,7 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
         return decision if decision.action is not None else replace(decision, waiting=Waiting.HOLDER)
     if len(complete) < case.desired.min_nodes:
         lacking = readiness(case.view, case.standing.present)
-        so_far = f"{len(complete)} of {counted(case.desired.min_nodes)}{lacking}; {why}"
+        so_far = f"{len(complete)} of {counted(case.desired.min_nodes, 'node')}{lacking}; {why}"
         limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
         if limit_s is not None and case.now_s >= since_s + limit_s:
             return fail(f"too few nodes for {limit_s:g} s to {what}: {so_far}")

@@ -18,14 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
-from bagua_agent.base.plain_text import some
+from bagua_agent.base.plain_text import counted, some
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import inquire
 from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.candidates import Offer
-from bagua_agent.membership.formation.case import Case, asking, counted, earlier, too_few, written
+from bagua_agent.membership.formation.case import Case, asking, earlier, too_few, written
 from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.ranks import Chosen
@@ -76,10 +76,10 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
         )
     last_call_until_s = max(o.complete_at_s for o in usable) + case.policy.last_call_s
     if len(usable) < most and case.now_s < last_call_until_s:
-        reason = f"last call: {len(usable)} of at most {counted(most)} ready{reason}"
+        reason = f"last call: {len(usable)} of at most {counted(most, 'node')} ready{reason}"
         return Decision(None, reason, earlier(waiters.released_at_s, last_call_until_s))
     chosen = targets.first(case.view, usable[:most])
-    found = f"{counted(min(len(usable), most))} before the loop"
+    found = f"{counted(min(len(usable), most), 'node')} before the loop"
     return written(case, GenerationKind.GATHERING, chosen, 0, f"{found}{reason}", again=again)
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from bagua_agent.base.plain_text import counted
 from bagua_agent.membership.actions import (
     AskWhetherAlive,
     Decision,
@@ -94,7 +95,7 @@ def _begin(
     ready = _candidates(view, there)
     if len(ready) < desired.min_nodes:
         limit_s, wake_s = policy.below_minimum_timeout_s, None
-        reason = f"{len(ready)} of {_count(desired.min_nodes)} ready"
+        reason = f"{len(ready)} of {counted(desired.min_nodes, 'node')} ready"
         if limit_s is not None:
             wake_s = evidence.waited_since_s(Waiting.MINIMUM, now_s) + limit_s
             if now_s >= wake_s:
@@ -104,9 +105,11 @@ def _begin(
     last_call_until_s = max(a.ready_since_s for a in ready) + policy.last_call_s
     if len(ready) < desired.max_nodes and now_s < last_call_until_s:
         return Decision(
-            None, f"last call: {len(ready)} of at most {_count(desired.max_nodes)} ready", last_call_until_s
+            None,
+            f"last call: {len(ready)} of at most {counted(desired.max_nodes, 'node')} ready",
+            last_call_until_s,
         )
-    return _write(view, ready[: desired.max_nodes], view.generation, f"{_count(len(ready))} ready")
+    return _write(view, ready[: desired.max_nodes], view.generation, f"{counted(len(ready), 'node')} ready")
 
 
 def _may_come_back(
@@ -194,7 +197,7 @@ def _after_failure(
             return Decision(WriteResult(ResultOutcome.FAILED, 1, why, failure), f"the job failed: {why}")
     what = "a worker failed" if cause is None else f"a worker on {cause.node_name} failed ({cause.summary})"
     if used > policy.max_restarts:
-        why = f"{_count(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
+        why = f"{counted(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
         return Decision(WriteResult(ResultOutcome.FAILED, 1, why, cause), f"the job failed: {why}")
     return _next(view, desired, there, record, what, (used, record.restarts + 1))
 
@@ -210,7 +213,7 @@ def _change(
 ) -> Decision:
     target = _candidates(view, there)[: desired.max_nodes]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
-    stands = f"generation {record.number} has {_count(record.world_size, 'worker')}"
+    stands = f"generation {record.number} has {counted(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
         return Decision(None, stands)
     if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
@@ -237,7 +240,7 @@ def _next(
     """The generation of the present agents; an empty one, in which no worker runs, if they are too few."""
     target = _candidates(view, there)[: desired.max_nodes]
     if len(target) < desired.min_nodes:
-        target, why = [], f"{why}; {len(target)} of {_count(desired.min_nodes)} remain"
+        target, why = [], f"{why}; {len(target)} of {counted(desired.min_nodes, 'node')} remain"
     return _write(view, target, record, why, failed)
 
 
@@ -283,7 +286,7 @@ def _write(
     previous = view.generation_number
     return Decision(
         WriteGeneration(generation, previous),
-        f"generation {number} ({_count(len(chosen), 'worker')}): {reason}",
+        f"generation {number} ({counted(len(chosen), 'worker')}): {reason}",
     )
 
 
@@ -316,7 +319,3 @@ def _runs(agent: AgentView, record: Generation | None) -> bool:
 def _names(record: Generation, agents: Iterable[str]) -> str:
     names = {m.agent_id: m.node_name for m in record.members}
     return ", ".join(names[a] for a in agents)
-
-
-def _count(number: int, what: str = "node") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
