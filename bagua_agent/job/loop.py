@@ -39,7 +39,7 @@ from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_f
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
-from bagua_agent.leadership.leadership import ProbeResult
+from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends

@@ -13,11 +13,11 @@ from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leadership.host_watch import ROUND_S, HostWatch
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
-from bagua_agent.leadership.leadership import (
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import (
     Act,
     Elected,
     GenerationRefused,
-    Leadership,
     NotElected,
     ProbeFailed,
     ProbeResult,

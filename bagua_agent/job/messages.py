@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bagua_agent.etcd.leased_keys import LeaseEvent
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.large_jobs.scope import Scope
-from bagua_agent.leadership.leadership import ProbeResult, Report
+from bagua_agent.leadership.reports import ProbeResult, Report
 from bagua_contract import session_pb2
 
 

@@ -10,7 +10,7 @@ from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job.messages import LeadershipReported, ScopeFollowed
 from bagua_agent.job.subscription import JobSight
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.leadership.leadership import Elected
+from bagua_agent.leadership.reports import Elected
 from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.lost_store.recreation import nonce_of
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.leadership.leadership import Leadership, ProbeResult
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.failures.detection import judge_probe
 from bagua_agent.membership.view import Probe, ProbeVerdict

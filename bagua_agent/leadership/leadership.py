@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 from bagua_agent.base.background import Background, Failed, OperationEnd
 from bagua_agent.base.errors import InfrastructureLost
@@ -27,6 +25,18 @@ from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.large_jobs.record_parts import StoredRecord
+from bagua_agent.leadership.reports import (
+    Act,
+    Elected,
+    GenerationRefused,
+    NotElected,
+    ProbeFailed,
+    ProbeResult,
+    Report,
+    Touched,
+    WriteFailed,
+    Written,
+)
 from bagua_agent.membership.actions import Question, ResultOutcome
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import ProbeVerdict
@@ -42,86 +52,6 @@ log = logging.getLogger(__name__)
 # An agent that can't reach etcd for longer than this may itself be cut off: its report is stale by then.
 REMOVAL_TIMEOUT_S = 1.0
 MOST_PROBES_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Elected:
-    create_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotElected:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRefused:
-    """The transaction was not done, or its outcome is unknown: read the current record."""
-
-    number: int
-    reason: str
-
-
-class Act(Enum):
-    """The purpose of a write of the leader, or of a candidate."""
-
-    ELECTION = "election"
-    LEADER_REMOVAL = "leader-removal"
-    GENERATION = "generation"
-    RESULT = "result"
-    REFUSAL = "refusal"
-    HANG_ORDER = "hang-order"
-    AGENT_REMOVAL = "agent-removal"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    act: Act
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
-    """ends_leading: trying again would fail again, so another agent should lead."""
-
-    act: Act
-    what: str
-    reason: str
-    ends_leading: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeFailed:
-    """The question could not be asked: this says nothing about the agent."""
-
-    agent_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    agent_id: str
-    sequence: int
-    relayed: bool
-    verdict: ProbeVerdict
-    workers: tuple[str, ...] | None = None  # alive there, if it answered
-
-
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """The end of a round of touches. found: empty if they could not be sent."""
-
-    found: Mapping[str, Touch]
-
-
-def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
-    verdict = ProbeVerdict(reply.verdict)
-    workers = tuple(reply.workers) if verdict is ProbeVerdict.ALIVE else None
-    return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)
-
-
-Report = (
-    Elected | NotElected | Written | GenerationRefused | WriteFailed | ProbeResult | ProbeFailed | Touched
-)
 
 
 def ends_leading(error: BaseException) -> bool:
@@ -419,3 +349,9 @@ class Leadership:
         self._toucher.stop()
         self._writer.stop()
         self._probers.stop()
+
+
+def _result(question: Question, sequence: int, relayed: bool, reply: control_pb2.ProbeReply) -> ProbeResult:
+    verdict = ProbeVerdict(reply.verdict)
+    workers = tuple(reply.workers) if verdict is ProbeVerdict.ALIVE else None
+    return ProbeResult(question.agent_id, sequence, relayed, verdict, workers)

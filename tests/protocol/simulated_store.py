@@ -14,7 +14,8 @@ from typing import Any, cast
 
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
-from bagua_agent.leadership.leadership import Leadership, ProbeResult
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
     Action,

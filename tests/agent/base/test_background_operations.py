@@ -37,7 +37,8 @@ from bagua_agent.history import history_writer
 from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.leadership import leadership
-from bagua_agent.leadership.leadership import Leadership, Report
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import Report
 from bagua_agent.membership.actions import Question, ResultOutcome
 from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.node import hang_orders

@@ -13,7 +13,7 @@ from bagua_agent.job.outlook import JobOutlook
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.scope import Scope
-from bagua_agent.leadership.leadership import Elected, NotElected
+from bagua_agent.leadership.reports import Elected, NotElected
 from bagua_agent.membership.view import AgentView, JobView
 from bagua_contract import membership_pb2 as pb
 

@@ -12,7 +12,8 @@ from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
-from bagua_agent.leadership.leadership import Elected, Leadership, ProbeResult, Touched
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import Elected, ProbeResult, Touched
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.policy import Policy

@@ -13,7 +13,8 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from bagua_agent.leadership.leadership import Act, Leadership, Report, WriteFailed, Written
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import Act, Report, WriteFailed, Written
 from bagua_agent.rpc.job_identity import JobIdentity
 from tests.lab.wait import eventually
 

@@ -8,7 +8,8 @@ import pytest
 
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
-from bagua_agent.leadership.leadership import Leadership, ProbeResult
+from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.view import ProbeVerdict
 
