@@ -227,6 +227,7 @@ def run(seeds: range, sanitizer: str = "", **env: str) -> Counter[str]:
             assert after[name] == before[name], f"{name}: {before[name]} before, {after[name]} after"
         grown = resident_pages(driver.pid) - pages
         assert sanitizer or grown < MOST_PAGES, f"the driver grew by {grown} pages"
+        driver.ask("finalize")
         code = driver.close()
         assert code == 0, driver.errors()
     return outcomes

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import time
+from collections import Counter
 
 import pytest
 
+from benchmarks.net_driver.process import CallFailedError
 from tests.net import fuzzing
+from tests.net.conftest import MakeDriver
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -38,6 +43,38 @@ def test_valid_exchanges_are_received_whole() -> None:
         for seed in range(20):
             outcome, exchange = target.run(seed, mutated=False)
             assert outcome == "whole" and not exchange.mutations
+
+
+def test_mutated_handles_are_refused_or_lead_to_no_communicator(make_driver: MakeDriver) -> None:
+    """A peer's handle comes from NCCL. Its ports and addresses stay, so that no other host is asked."""
+    driver, draw = (
+        make_driver("plugin", words=[fuzzing.library(), "12"], BAGUA_NET_TIMEOUT_S="1"),
+        random.Random(19),
+    )
+    driver.ask("init")
+    handle = bytes.fromhex(driver.ask("listen l 0")[0])
+    before, outcomes = driver.usage(), Counter[str]()
+    for _ in range(300):
+        mutated = bytearray(handle)
+        for at in draw.choices(range(fuzzing.HANDLE.size + 2), k=draw.randint(1, 2)):
+            mutated[at] ^= 1 << draw.randrange(8)
+        try:
+            outcome = driver.ask(f"connect c 0 {mutated.hex()}")[0]
+        except CallFailedError as failure:
+            assert failure.result in (2, 6), failure
+            outcome = "failed"
+        outcomes[outcome] += 1
+        if outcome == "ready":
+            driver.ask("close-send c")
+        if driver.ask("accept r l") == ["ready"]:
+            driver.ask("close-receive r")
+    driver.ask("finalize")
+    assert outcomes["failed"] and outcomes["ready"]
+    deadline_s = time.monotonic() + 20
+    while (now := driver.usage())["descriptors"] != before["descriptors"]:  # those whose token was wrong
+        if driver.ask("accept r l") == ["ready"]:
+            driver.ask("close-receive r")
+        assert time.monotonic() < deadline_s, now
 
 
 def test_wrong_data_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

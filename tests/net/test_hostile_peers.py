@@ -228,3 +228,15 @@ def test_closing_in_flight_leaves_nothing(make_driver: MakeDriver, plugin: Path)
     for driver, usage in zip((sender, receiver), before, strict=True):
         now = driver.usage()
         assert (now["descriptors"], now["threads"]) == (usage["descriptors"], usage["threads"])
+
+
+def test_congestion_control_is_the_chosen_one_or_the_kernels(make_driver: MakeDriver, plugin: Path) -> None:
+    for given in ("reno", "no-such"):
+        env = {"BAGUA_NET_CONGESTION": given, "BAGUA_NET_STREAMS": "0", "NET_DRIVER_LOG": "1"}
+        sender, receiver = (a_driver(make_driver, plugin, **env) for _ in range(2))
+        connect(receiver, sender, "c")
+        move(sender, receiver, "c", 100_000, 1)
+        said = sender.errors()
+        assert ("congestion control reno" in said) is (given == "reno")
+        assert ("BAGUA_NET_CONGESTION='no-such' is none" in said) is (given == "no-such")
+        assert "BAGUA_NET_STREAMS='0' is not a number from 1 to 64, its default is used" in said

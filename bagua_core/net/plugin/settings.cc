@@ -1,5 +1,10 @@
 #include "settings.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -20,12 +25,29 @@ struct Read {
     errno = 0;
     double given = std::strtod(text, &end);
     if (*end != 0 || errno != 0 || !std::isfinite(given) || given < least || given > most) {
-      complaints += std::string(complaints.empty() ? "" : "; ") + name + "='" + std::string(text).substr(0, 32) +
-                    "' is not a number from " + std::to_string(static_cast<long long>(least)) + " to " +
-                    std::to_string(static_cast<long long>(most)) + ", its default is used";
+      complain(name, text, "not a number from " + std::to_string(static_cast<long long>(least)) + " to " +
+                               std::to_string(static_cast<long long>(most)));
       return;
     }
     value = static_cast<Number>(given);
+  }
+
+  void congestion(const char* name) {
+    const char* text = std::getenv(name);
+    if (text == nullptr || *text == 0) return;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    std::string given(text);
+    bool there = fd < 0 || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, given.data(), given.size()) == 0;
+    if (fd >= 0) close(fd);
+    if (there)
+      values.congestion = given;
+    else
+      complain(name, text, "none that this kernel offers to this user");
+  }
+
+  void complain(const char* name, const char* text, const std::string& what) {
+    complaints += std::string(complaints.empty() ? "" : "; ") + name + "='" + std::string(text).substr(0, 32) + "' is " +
+                  what + ", its default is used";
   }
 };
 
@@ -41,7 +63,7 @@ const Read& read_once() {
     r.number("BAGUA_NET_TIMEOUT_S", v.timeout_s, 0.1, 86400);
     r.number("BAGUA_NET_HANDSHAKE_TIMEOUT_S", v.handshake_timeout_s, 0.1, 86400);
     if (v.least_chunk_bytes > v.chunk_bytes) v.least_chunk_bytes = v.chunk_bytes;
-    if (const char* name = std::getenv("BAGUA_NET_CONGESTION")) v.congestion = name;
+    r.congestion("BAGUA_NET_CONGESTION");
     return r;
   }();
   return read;
