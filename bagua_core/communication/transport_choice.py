@@ -1,73 +1,86 @@
-"""Chooses the transport of a generation's GPU tensors: NCCL, or Gloo by way of the CPU. Pure.
+"""Chooses the transport of a generation's GPU tensors: a registered one, or Gloo by way of the CPU. Pure.
 
 Takes what every member says about itself; one member asks, and tells the others (transport_agreement.py), so all do the
 same. Tensors of the CPU travel by Gloo in any case.
 
-A member wants NCCL when its script has something on a GPU by the time it joins (gpu_in_use.py), and not because its
-machine has one: NCCL takes memory of each GPU and seconds to begin, which a job on the CPU must not pay.
+A member wants a transport for GPUs when its script has something on a GPU by the time it joins (gpu_in_use.py), and not
+because its machine has one: such a transport takes memory of each GPU and seconds to begin, which a job on the CPU must
+not pay.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, TypeVar
 
 from bagua_contract.environment import variable
 
 VARIABLE = variable("transport")
+AUTO, GLOO = "auto", "gloo"
+"""Values of BAGUA_TRANSPORT. AUTO: the first transport that all members can use. GLOO: none of them. Any other value is
+the name of a transport: that one, or the worker fails."""
+
+T = TypeVar("T")
+Facts = Mapping[str, str]
 
 
-class Setting(Enum):
-    """BAGUA_TRANSPORT. AUTO: NCCL where all members can. GLOO: never NCCL. NCCL: nothing else, or the worker fails."""
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What a member says of one transport. obstacle: why it can't be used here, and what to do about it; empty if it
+    can. facts: what the other members must know of it; only where there is no obstacle."""
 
-    AUTO = "auto"
-    GLOO = "gloo"
-    NCCL = "nccl"
+    obstacle: str = ""
+    facts: Facts = field(default_factory=dict)
 
-    @staticmethod
-    def read(text: str) -> Setting:
-        """Raises ValueError naming the variable and what it may be."""
-        try:
-            return Setting(text)
-        except ValueError as error:
-            choices = ", ".join(s.value for s in Setting)
-            raise ValueError(f"{VARIABLE}={text!r} is none of {choices}") from error
+
+class Compared(Protocol):
+    """What a choice needs of a transport."""
+
+    name: str
+    """In BAGUA_TRANSPORT."""
+
+    def title(self, said: Sequence[Facts]) -> str:
+        """Its name for people."""
+
+    def against(self, said: Sequence[Facts]) -> str | None:
+        """Why members with these facts (by global_rank) can't use it together, and what to do; None if they can."""
+
+
+def check_setting(setting: str, transports: Sequence[Compared]) -> str:
+    """Raises ValueError naming the variable and what it may be."""
+    choices = [AUTO, GLOO, *(t.name for t in transports)]
+    if setting not in choices:
+        raise ValueError(f"{VARIABLE}={setting!r} is none of {', '.join(choices)}")
+    return setting
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A member's report about itself.
+    """A member's report about itself. uses_gpu: the script has something on a GPU. abilities: by transport."""
 
-    uses_gpu: the script has something on a GPU. obstacle: why NCCL can't be used here, and what to do about it; empty
-    if it can. The rest counts only where there is none: nccl_version as NCCL numbers it; gpu: its name among all GPUs
-    of the job, as NCCL tells them apart; may_share: other ranks may use the same one.
-    """
-
-    setting: Setting
+    setting: str
     uses_gpu: bool = False
-    obstacle: str = ""
-    nccl_version: int = 0
-    gpu: str = ""
-    may_share: bool = False
+    abilities: Mapping[str, Ability] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        return json.dumps({**asdict(self), "setting": self.setting.value})
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_text(text: str) -> Statement:
-        """Raises ValueError, TypeError, KeyError for what is none."""
+        """Raises ValueError, TypeError, KeyError, AttributeError for what is none."""
         found = json.loads(text)
-        return Statement(**{**found, "setting": Setting(found["setting"])})
+        abilities = {str(name): Ability(**ability) for name, ability in found["abilities"].items()}
+        return Statement(**{**found, "abilities": abilities})
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """is_nccl: else Gloo. is_refused: a member insists on NCCL, and it can't be. is_notable: a member's GPU is slower
-    for it, so the user should read `reason`, which says what to do."""
+    """transport: its name; empty for Gloo by way of the CPU. is_refused: a member insists on a transport, and it can't
+    be. is_notable: a member's GPU is slower for it, so the user should read `reason`, which says what to do."""
 
-    is_nccl: bool
+    transport: str
     reason: str
     is_refused: bool = False
     is_notable: bool = False
@@ -81,31 +94,39 @@ class Choice:
         return Choice(**json.loads(text))
 
 
-def choose(said: Sequence[Statement]) -> Choice:
-    """said: by all members of the generation, by global_rank."""
-    insisting = _ranks(said, lambda s: s.setting is Setting.NCCL)
-    users = _ranks(said, lambda s: s.uses_gpu)
-    obstacle = _against(said, insisting, users)
-    if obstacle is None:
-        return Choice(True, f"tensors of GPUs travel by NCCL {_version(said[0].nccl_version)}")
+def choose(said: Sequence[Statement], transports: Sequence[Compared]) -> Choice:
+    """said: by all members of the generation, by global_rank. transports: the preferred one first."""
+    insisting = _ranks(said, lambda s: s.setting not in (AUTO, GLOO))
+    wanted = [t for t in transports if not insisting or t.name == said[insisting[0]].setting]
+    obstacles = []
+    for transport in wanted:
+        obstacle = _against(transport, said, insisting)
+        if obstacle is None:
+            title = transport.title([s.abilities[transport.name].facts for s in said])
+            return Choice(transport.name, f"tensors of GPUs travel by {title}")
+        if obstacle not in obstacles:
+            obstacles.append(obstacle)
+    why = "; ".join(obstacles) or "there is no transport for them"
     if insisting:
         return Choice(
-            False,
-            f"{VARIABLE}=nccl (global ranks {insisting}) can't be: {obstacle}. {VARIABLE}=auto takes Gloo instead",
+            "",
+            f"{VARIABLE}={said[insisting[0]].setting} (global ranks {insisting}) can't be: {why}. "
+            f"{VARIABLE}=auto takes Gloo instead",
             is_refused=True,
         )
-    refusing = any(s.setting is Setting.GLOO for s in said)
+    refusing = any(s.setting == GLOO for s in said)
     return Choice(
-        False,
-        f"tensors of GPUs travel by Gloo, through the CPU: {obstacle}",
-        is_notable=bool(users) and not refusing,
+        "",
+        f"tensors of GPUs travel by Gloo, through the CPU: {why}",
+        is_notable=any(s.uses_gpu for s in said) and not refusing,
     )
 
 
-def _against(said: Sequence[Statement], insisting: list[int], users: list[int]) -> str | None:
-    """Why it can't be NCCL, with what to do; None if it can."""
-    if refusing := _ranks(said, lambda s: s.setting is Setting.GLOO):
-        return f"{VARIABLE}=gloo on global ranks {refusing}"
+def _against(transport: Compared, said: Sequence[Statement], insisting: list[int]) -> str | None:
+    """Why it can't be this transport, with what to do; None if it can."""
+    for setting in sorted({s.setting for s in said} - {AUTO, transport.name}):
+        return f"{VARIABLE}={setting} on global ranks {_ranks(said, lambda s, of=setting: s.setting == of)}"  # type: ignore[misc]
+    users = _ranks(said, lambda s: s.uses_gpu)
     if not users and not insisting:
         return "no member's script uses one"
     if idle := _ranks(said, lambda s: not s.uses_gpu):
@@ -113,28 +134,13 @@ def _against(said: Sequence[Statement], insisting: list[int], users: list[int]) 
             f"global ranks {idle} had nothing on a GPU when they joined. Move the model there before it is wrapped; a "
             "script that begins without one calls torch.cuda.set_device(local rank) before init_process_group"
         )
-    if hindered := _ranks(said, lambda s: bool(s.obstacle)):
-        return f"on global ranks {hindered}: {said[hindered[0]].obstacle}"
-    versions = sorted({s.nccl_version for s in said})
-    if len(versions) > 1:
-        names = " and ".join(_version(v) for v in versions)
-        return f"members have NCCL {names}; install the same nvidia-nccl on all nodes"
-    by_gpu: dict[str, list[int]] = {}
-    for global_rank, statement in enumerate(said):
-        by_gpu.setdefault(statement.gpu, []).append(global_rank)
-    for gpu, ranks in by_gpu.items():
-        if len(ranks) > 1 and not all(said[r].may_share for r in ranks):
-            return (
-                f"global ranks {ranks} use one GPU ({gpu}), which NCCL refuses. Give each its own (slot i of a node: "
-                "torch.cuda.set_device(local rank)), or each its own NCCL_HOSTID"
-            )
-    return None
+    if lacking := _ranks(said, lambda s: transport.name not in s.abilities):
+        return f"global ranks {lacking} have no transport {transport.name!r}; register it in every worker"
+    abilities = [s.abilities[transport.name] for s in said]
+    if hindered := _ranks(abilities, lambda a: bool(a.obstacle)):
+        return f"on global ranks {hindered}: {abilities[hindered[0]].obstacle}"
+    return transport.against([a.facts for a in abilities])
 
 
-def _ranks(said: Sequence[Statement], holds: Callable[[Statement], bool]) -> list[int]:
-    return [global_rank for global_rank, statement in enumerate(said) if holds(statement)]
-
-
-def _version(number: int) -> str:
-    """22707 is 2.27.7."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+def _ranks(said: Sequence[T], holds: Callable[[T], bool]) -> list[int]:
+    return [global_rank for global_rank, one in enumerate(said) if holds(one)]

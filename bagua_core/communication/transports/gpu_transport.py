@@ -1,4 +1,7 @@
-"""The interface of the GPU transport to the rendezvous: NCCL, or a test's replacement."""
+"""The transports of GPU tensors: their interface to the rendezvous, and the list from which a generation chooses.
+
+A further transport is a class and a call of `register`, or a line in TRANSPORTS.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,22 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.nccl import nccl_ability
 from bagua_core.communication.nccl.nccl import build_nccl
-from bagua_core.communication.transport_choice import Setting, Statement
+from bagua_core.communication.transport_choice import (
+    AUTO,
+    GLOO,
+    Ability,
+    Compared,
+    Facts,
+    Statement,
+)
 
 
-class GpuTransport(Protocol):
-    def statement(self, setting: Setting, gpus: Sequence[torch.device]) -> Statement:
-        """See nccl_ability.statement."""
+class GpuTransport(Compared, Protocol):
+    """One way for tensors of GPUs. `name`, `title` and `against` are those of transport_choice.Compared."""
+
+    def ability(self, gpus: Sequence[torch.device]) -> Ability:
+        """Whether this worker can use it. gpus: that its script uses, at least one. Fast where it can't, and without
+        memory of a GPU."""
 
     def build(
         self,
@@ -28,12 +41,24 @@ class GpuTransport(Protocol):
         timeout_s: float,
         abort_flag: AbortFlag,
     ) -> Communicator:
-        """See nccl.build_nccl."""
+        """This rank's communicator among world_size; all ranks call it at about the same time.
+
+        store: shared by the ranks, with keys for this communicator alone. Raises CollectiveFailed if the ranks do not
+        meet within timeout_s, CollectiveAborted as soon as abort_flag is set.
+        """
 
 
 class NcclTransport:
-    def statement(self, setting: Setting, gpus: Sequence[torch.device]) -> Statement:
-        return nccl_ability.statement(setting, gpus)
+    name = "nccl"
+
+    def title(self, said: Sequence[Facts]) -> str:
+        return nccl_ability.title(said)
+
+    def against(self, said: Sequence[Facts]) -> str | None:
+        return nccl_ability.against(said)
+
+    def ability(self, gpus: Sequence[torch.device]) -> Ability:
+        return nccl_ability.ability(gpus)
 
     def build(
         self,
@@ -46,3 +71,24 @@ class NcclTransport:
         abort_flag: AbortFlag,
     ) -> Communicator:
         return build_nccl(generation, global_rank, world_size, store, device, timeout_s, abort_flag)
+
+
+TRANSPORTS: list[GpuTransport] = [NcclTransport()]
+"""The preferred one first."""
+
+
+def register(transport: GpuTransport) -> None:
+    """Prefer a transport for GPU tensors to those there are; it replaces one of its name.
+
+    To be called on every worker before `init_process_group()`. The members of a generation use it if all can;
+    BAGUA_TRANSPORT=<its name> insists on it. Raises ValueError for a name that BAGUA_TRANSPORT uses otherwise.
+    """
+    if transport.name in (AUTO, GLOO):
+        raise ValueError(f"a transport can't be called {transport.name!r}: BAGUA_TRANSPORT uses it otherwise")
+    TRANSPORTS[:] = [transport, *(t for t in TRANSPORTS if t.name != transport.name)]
+
+
+def statement(setting: str, gpus: Sequence[torch.device], transports: Sequence[GpuTransport]) -> Statement:
+    """gpus: that this worker's script uses."""
+    asked = [t for t in transports if gpus and setting in (AUTO, t.name)]
+    return Statement(setting, bool(gpus), {t.name: t.ability(gpus) for t in asked})

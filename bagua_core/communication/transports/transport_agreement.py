@@ -5,10 +5,12 @@ Owns the keys in the meeting store: one is written and one read by every member.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import CollectiveFailed
-from bagua_core.communication.transport_choice import Choice, Statement, choose
+from bagua_core.communication.transport_choice import Choice, Compared, Statement, choose
 
 _CHOICE = "transport/choice"
 
@@ -25,14 +27,14 @@ def tell(store: Store, global_rank: int, statement: Statement) -> None:
         raise CollectiveFailed(f"agreeing on a transport: {error}") from error
 
 
-def agree(store: Store, global_rank: int, world_size: int) -> Choice:
+def agree(store: Store, global_rank: int, world_size: int, transports: Sequence[Compared]) -> Choice:
     """The first member's choice. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
     try:
         if global_rank == 0:
             said = [Statement.from_text(_text(store, _said_by(r))) for r in range(world_size)]
-            store.set(_CHOICE, choose(said).to_text())
+            store.set(_CHOICE, choose(said, transports).to_text())
         return Choice.from_text(_text(store, _CHOICE))
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CollectiveFailed(f"agreeing on a transport: {error}") from error
 
 

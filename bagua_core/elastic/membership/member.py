@@ -21,8 +21,9 @@ from bagua_core.communication.communicator import (
     CollectiveFailed,
     Communicator,
 )
-from bagua_core.communication.transport_choice import Setting
+from bagua_core.communication.transport_choice import check_setting
 from bagua_core.communication.transports import retired_groups
+from bagua_core.communication.transports.gpu_transport import TRANSPORTS
 from bagua_core.elastic.checks.step_timing import WaitMonitor
 from bagua_core.elastic.membership import entry, switch_pair
 from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
@@ -63,7 +64,7 @@ class Member(MemberWaits):
             environment.bind_host,
             self.changed,
             self._building_failed,
-            Setting.read(environment.transport),
+            check_setting(environment.transport, TRANSPORTS),
         )
         self.session = Session(environment.session_socket, environment.worker_id, self.changed)
         self.stalls = StallReports(self.session, self._records.get, RECORDS_KEPT)

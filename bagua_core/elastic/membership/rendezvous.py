@@ -10,7 +10,8 @@ from __future__ import annotations
 import resource
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -19,11 +20,11 @@ from bagua_contract.addresses import joined, parted
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
 from bagua_core.communication.topology import lanes
-from bagua_core.communication.transport_choice import Choice, Setting
+from bagua_core.communication.transport_choice import AUTO, Choice
 from bagua_core.communication.transports import transport_agreement
 from bagua_core.communication.transports.by_device import ByDevice
 from bagua_core.communication.transports.gloo import build_gloo
-from bagua_core.communication.transports.gpu_transport import GpuTransport, NcclTransport
+from bagua_core.communication.transports.gpu_transport import TRANSPORTS, GpuTransport, statement
 from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
 from bagua_core.communication.transports.staged import Staged
 from bagua_core.errors import UserError
@@ -52,11 +53,17 @@ class TransportRefused(UserError, RuntimeError):
     """The script's environment insists on a transport that the members can't all use."""
 
 
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    transport: GpuTransport
+    device: torch.device
+
+
 class Building:
     """A communicator under construction. Read `communicator`/`error` once `done`.
 
     is_connected: what is left must not run beside kernels of another communicator; it begins when all members have
-    called `drained`. Communicators without NCCL are done without it.
+    called `drained`. Communicators without one on a GPU are done without it.
     """
 
     def __init__(self, generation: Generation, suffix: str, members: tuple[int, ...]) -> None:
@@ -108,18 +115,17 @@ class Rendezvous:
         bind_host: str,
         changed: threading.Condition,
         on_failure: Callable[[int, Exception], None],
-        setting: Setting = Setting.AUTO,
-        gpu_transport: GpuTransport | None = None,
+        setting: str = AUTO,
+        transports: Sequence[GpuTransport] = TRANSPORTS,
     ) -> None:
-        """on_failure(generation, error): from the builder's thread, unless the building was abandoned."""
+        """on_failure(generation, error): from the builder's thread, unless the building was abandoned. setting: of
+        BAGUA_TRANSPORT, checked."""
         allow_descriptors()
         self.lanes: frozenset[Lane] = frozenset()  # that every main communicator built from now on brings
         self.gpus: tuple[torch.device, ...] = ()  # that the script uses, as far as is known
         self._setting = setting
-        self._gpu_transport: GpuTransport = NcclTransport() if gpu_transport is None else gpu_transport
-        self._devices: dict[
-            int, torch.device | None
-        ] = {}  # by generation: what NCCL is on there, None for Gloo
+        self._transports = transports
+        self._on_gpu: dict[int, OnGpu | None] = {}  # by generation; None for Gloo
         self._adopting = threading.Lock()
         self._said = ""
         self._on_failure = on_failure
@@ -179,24 +185,24 @@ class Rendezvous:
         own_store = PrefixStore(prefix, store)
         gpus = self.gpus
         if building.suffix == ALL:
-            transport_agreement.tell(
-                own_store, global_rank, self._gpu_transport.statement(self._setting, gpus)
-            )
+            transport_agreement.tell(own_store, global_rank, statement(self._setting, gpus, self._transports))
         of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
         if building.suffix != ALL:
-            device = self._devices[building.generation.number]
-            return self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
+            on_gpu = self._on_gpu[building.generation.number]
+            return self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu)
         # By now all that connected have told theirs.
-        choice = transport_agreement.agree(own_store, global_rank, building.generation.world_size)
-        device = self._adopt(building, global_rank, choice, gpus)
+        choice = transport_agreement.agree(
+            own_store, global_rank, building.generation.world_size, self._transports
+        )
+        on_gpu = self._adopt(building, global_rank, choice, gpus)
         nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
         begun = self._lanes(building, nodes, global_rank, PrefixStore(f"{prefix}/lanes", store))
-        if device is not None and building.generation.kind is GenerationKind.PLANNED:
+        if on_gpu is not None and building.generation.kind is GenerationKind.PLANNED:
             self._await_all_drained(building, of_cpu)
-        main = self._with_gpus(building, building.members, global_rank, own_store, device, of_cpu)
+        main = self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu)
         main.nodes = nodes
         main.lanes = {
-            lane: self._with_gpus(building, members, global_rank, lane_store, device, lane_of_cpu)
+            lane: self._with_gpus(building, members, global_rank, lane_store, on_gpu, lane_of_cpu)
             for lane, (members, lane_store, lane_of_cpu) in begun.items()
         }
         return main
@@ -212,19 +218,20 @@ class Rendezvous:
 
     def _adopt(
         self, building: Building, global_rank: int, choice: Choice, gpus: tuple[torch.device, ...]
-    ) -> torch.device | None:
-        """What NCCL is on here; None for Gloo. Raises TransportRefused."""
+    ) -> OnGpu | None:
+        """What carries tensors of GPUs here; None for Gloo. Raises TransportRefused."""
         if choice.is_refused:
             raise TransportRefused(choice.reason)
-        if global_rank == 0 and (choice.is_nccl or choice.is_notable) and choice.reason != self._said:
+        if global_rank == 0 and (choice.transport or choice.is_notable) and choice.reason != self._said:
             self._said = choice.reason
             print(f"bagua: {choice.reason}", file=sys.stderr, flush=True)
-        device = gpus[0] if choice.is_nccl else None
+        chosen = next((t for t in self._transports if t.name == choice.transport), None)
+        on_gpu = None if chosen is None else OnGpu(chosen, gpus[0])
         with self._adopting:  # the builder of an older generation may still run
-            self._devices[building.generation.number] = device
-            if len(self._devices) > CHOICES_KEPT:
-                del self._devices[min(self._devices)]
-        return device
+            self._on_gpu[building.generation.number] = on_gpu
+            if len(self._on_gpu) > CHOICES_KEPT:
+                del self._on_gpu[min(self._on_gpu)]
+        return on_gpu
 
     def _lanes(
         self, building: Building, nodes: tuple[tuple[int, ...], ...], global_rank: int, store: PrefixStore
@@ -268,17 +275,17 @@ class Rendezvous:
         members: tuple[int, ...],
         global_rank: int,
         store: PrefixStore,
-        device: torch.device | None,
+        on_gpu: OnGpu | None,
         of_cpu: Communicator,
     ) -> Communicator:
-        if device is None:
+        if on_gpu is None:
             return ByDevice(of_cpu, Staged(of_cpu))
-        of_gpu = self._gpu_transport.build(
+        of_gpu = on_gpu.transport.build(
             building.generation.number,
             members.index(global_rank),
             len(members),
-            store,
-            device,
+            PrefixStore(on_gpu.transport.name, store),
+            on_gpu.device,
             CONNECT_TIMEOUT_S,
             of_cpu.abort_flag,
         )

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl
-from bagua_core.communication.transport_choice import Setting, Statement
+from bagua_core.communication.transport_choice import Ability
 from bagua_core.communication.transports.gloo import build_gloo
 from bagua_core.communication.transports.gpu_transport import NcclTransport
 from bagua_core.communication.transports.meeting_store import MeetingServer, MeetingStore
@@ -298,11 +298,13 @@ class TransportOfRank(NcclTransport):
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """gpu None: its script uses none. before: called before it builds."""
-        self._said = (gpu is not None, obstacle, version, gpu or "")
+        self.gpus = () if gpu is None else (DEVICE,)
+        facts = {"version": str(version), "gpu": gpu or "", "may_share": ""}
+        self._ability = Ability(obstacle) if obstacle else Ability("", facts)
         self._before = before
 
-    def statement(self, setting: Setting, gpus: Sequence[torch.device]) -> Statement:
-        return Statement(setting, *self._said)
+    def ability(self, gpus: Sequence[torch.device]) -> Ability:
+        return self._ability
 
     def build(self, *arguments: Any) -> Communicator:
         self._before()

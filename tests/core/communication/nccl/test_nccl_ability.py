@@ -10,7 +10,8 @@ import torch
 
 from bagua_core.communication.nccl import nccl_ability, nccl_join, nccl_library
 from bagua_core.communication.nccl.nccl_library import Nccl, NcclUnavailableError
-from bagua_core.communication.transport_choice import Setting, Statement, choose
+from bagua_core.communication.transport_choice import AUTO, GLOO, Statement
+from bagua_core.communication.transports import gpu_transport
 from bagua_core.communication.transports.gpu_in_use import gpus_of
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -34,13 +35,14 @@ def no_loading() -> Nccl:
     raise AssertionError("CuPy is imported without need")
 
 
-@pytest.mark.parametrize("setting", Setting)
+@pytest.mark.parametrize("setting", [AUTO, GLOO, "nccl"])
 def test_a_script_without_a_gpu_does_not_even_import_cupy(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nccl_library, "load", no_loading)
-    assert nccl_ability.statement(setting, ()) == Statement(setting)
-    assert nccl_ability.statement(Setting.GLOO, (GPU,)) == Statement(Setting.GLOO, True)
+    transports = [gpu_transport.NcclTransport()]
+    assert gpu_transport.statement(setting, (), transports) == Statement(setting)
+    assert gpu_transport.statement(GLOO, (GPU,), transports) == Statement(GLOO, True)
 
 
 def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,30 +50,30 @@ def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.Monkey
         raise NcclUnavailableError("NCCL is used through CuPy; install bagua-elastic[cuda12]")
 
     monkeypatch.setattr(nccl_library, "load", missing)
-    said = nccl_ability.statement(Setting.AUTO, (GPU,))
-    assert said.uses_gpu and said.obstacle.endswith("install bagua-elastic[cuda12]")
+    said = nccl_ability.ability((GPU,))
+    assert said.obstacle.endswith("install bagua-elastic[cuda12]")
 
 
 def test_what_joins_without_a_bound_is_not_used(able: dict[str, Any]) -> None:
     able.update(bounded=False, version=21304)
-    said = nccl_ability.statement(Setting.AUTO, (GPU,))
-    assert "could not be given up with NCCL 21304" in said.obstacle and not choose([said]).is_nccl
+    said = nccl_ability.ability((GPU,))
+    assert "could not be given up with NCCL 21304" in said.obstacle
 
 
 def test_models_on_several_gpus_go_by_gloo(able: dict[str, Any]) -> None:
-    said = nccl_ability.statement(Setting.AUTO, (GPU, OTHER))
+    said = nccl_ability.ability((GPU, OTHER))
     assert "cuda:0, cuda:1; run one worker for each GPU" in said.obstacle
 
 
 def test_a_gpu_has_one_name_on_its_host_and_another_where_nccl_is_told_so(
     able: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = nccl_ability.statement(Setting.AUTO, (GPU,))
-    assert here.nccl_version == 23004 and not here.obstacle and not here.may_share
-    assert nccl_ability.statement(Setting.AUTO, (OTHER,)).gpu != here.gpu
-    assert not choose([here, nccl_ability.statement(Setting.AUTO, (GPU,))]).is_nccl
+    here = nccl_ability.ability((GPU,))
+    assert here.facts["version"] == "23004" and not here.obstacle and not here.facts["may_share"]
+    assert nccl_ability.ability((OTHER,)).facts["gpu"] != here.facts["gpu"]
+    assert nccl_ability.against([here.facts, nccl_ability.ability((GPU,)).facts]) is not None
     monkeypatch.setenv("NCCL_HOSTID", "another")
-    assert choose([here, nccl_ability.statement(Setting.AUTO, (GPU,))]).is_nccl
+    assert nccl_ability.against([here.facts, nccl_ability.ability((GPU,)).facts]) is None
 
 
 @pytest.mark.parametrize(("version", "shares"), [(22707, False), (23000, True)])
@@ -80,7 +82,7 @@ def test_several_ranks_share_a_gpu_where_nccl_is_told_to_let_them_and_can(
 ) -> None:
     able["version"] = version
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    assert nccl_ability.statement(Setting.AUTO, (GPU,)).may_share is shares
+    assert nccl_ability.ability((GPU,)).facts["may_share"] == ("yes" if shares else "")
 
 
 # -- which GPU that is

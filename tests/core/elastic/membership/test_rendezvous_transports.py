@@ -19,7 +19,7 @@ from bagua_core.communication.communicator import (
     ReduceOp,
 )
 from bagua_core.communication.nccl.nccl import NcclCommunicator
-from bagua_core.communication.transport_choice import Setting
+from bagua_core.communication.transport_choice import AUTO, GLOO
 from bagua_core.communication.transports import by_device
 from bagua_core.communication.transports.meeting_store import (
     GENERATIONS_KEPT,
@@ -30,7 +30,7 @@ from bagua_core.communication.transports.meeting_store import (
 from bagua_core.communication.transports.staged import Staged
 from bagua_core.elastic.membership import rendezvous
 from bagua_core.elastic.membership.rendezvous import Building, Rendezvous, TransportRefused
-from tests.core.communication.nccl_over_gloo import DEVICE, Emulation, TransportOfRank, is_of_gpu
+from tests.core.communication.nccl_over_gloo import Emulation, TransportOfRank, is_of_gpu
 from tests.core.communication.worlds import DEADLINE_S, await_true, run_ranks
 from tests.core.elastic.records import generation
 
@@ -43,7 +43,7 @@ class Meeting:
     def __init__(
         self,
         transports: Sequence[TransportOfRank],
-        setting: Setting = Setting.AUTO,
+        setting: str = AUTO,
         lanes: frozenset[Lane] = frozenset(),
         agents: Sequence[str] = (),
     ) -> None:
@@ -51,12 +51,12 @@ class Meeting:
         self.failures: list[tuple[int, int, Exception]] = []
         self.agents = list(agents) or [f"agent-{r}" for r in range(len(transports))]
         self.members = [
-            Rendezvous(f"w{r}", "127.0.0.1", self.changed, self._failure_of(r), setting, transport)
+            Rendezvous(f"w{r}", "127.0.0.1", self.changed, self._failure_of(r), setting, [transport])
             for r, transport in enumerate(transports)
         ]
-        for member in self.members:
+        for member, transport in zip(self.members, transports, strict=True):
             member.lanes = lanes
-            member.gpus = (DEVICE,)
+            member.gpus = transport.gpus
         self.made: list[Building] = []
 
     def _failure_of(self, rank: int) -> Callable[[int, Exception], None]:
@@ -210,7 +210,7 @@ def test_without_any_gpu_there_is_gloo_and_not_a_word(
 
 
 def test_insisting_on_nccl_in_vain_is_the_scripts_own_failure(meeting: Make) -> None:
-    one = meeting([TransportOfRank("host 0"), TransportOfRank(None)], Setting.NCCL)
+    one = meeting([TransportOfRank("host 0"), TransportOfRank(None)], "nccl")
     buildings = one.start(1)
     one.await_done(buildings)
     for building in buildings:
@@ -220,7 +220,7 @@ def test_insisting_on_nccl_in_vain_is_the_scripts_own_failure(meeting: Make) -> 
 
 
 def test_asking_for_gloo_is_enough(meeting: Make, emulation: Emulation) -> None:
-    assert_reduces(meeting(able(2), Setting.GLOO).built(1))
+    assert_reduces(meeting(able(2), GLOO).built(1))
     assert not emulation.joined
 
 

@@ -1,0 +1,47 @@
+"""The worked examples of CONTRIBUTING.md run as they are printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_core.communication.transports import by_device, gpu_transport
+from bagua_core.communication.transports.staged import Staged
+from tests.core.communication.nccl_over_gloo import is_of_gpu
+from tests.core.elastic.membership.test_rendezvous_transports import Meeting, assert_reduces, of_gpu
+
+CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+
+
+def example(heading: str) -> dict[str, Any]:
+    """What the Python code below this heading defines."""
+    section = CONTRIBUTING.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    assert code, heading
+    namespace: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, f"{CONTRIBUTING.name}: {heading}", "exec"), namespace)
+    return namespace
+
+
+def test_a_transport(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu_transport, "TRANSPORTS", list(gpu_transport.TRANSPORTS))
+    monkeypatch.setattr(by_device, "is_of_gpu", is_of_gpu)
+    monkeypatch.delenv("SECOND_NETWORK_ADDRESS", raising=False)
+    made = example("Adding a transport")["SecondNetwork"]
+    registered = gpu_transport.TRANSPORTS[0]
+    assert isinstance(registered, made)
+    assert "is not set" in registered.ability((torch.device("cpu"),)).obstacle
+    monkeypatch.setenv("SECOND_NETWORK_ADDRESS", "127.0.0.1")
+    registered.gpus = (torch.device("cpu"),)  # what the script of a member of the meeting uses
+    meeting = Meeting([registered, registered])
+    try:
+        world = meeting.built(1)
+        assert all(isinstance(of_gpu(c), Staged) for c in world)
+        assert_reduces(world)
+    finally:
+        meeting.close()
+    assert "tensors of GPUs travel by the second network" in capfd.readouterr().err
