@@ -143,12 +143,8 @@ class JobLoop:
         self._membership, self._outlook, self._own_key = parts.membership, parts.outlook, parts.own_key
         self._way = way_of_workers(node, parts)
         self._news = StoreNews(
-            self._agent_id,
-            node.keys,
-            self._seen,
+            self._job,
             self._way,
-            self._narrator,
-            self._job.history,
             self._membership.follow_leader,
             self._job.leased.recheck,
             self._become_live,

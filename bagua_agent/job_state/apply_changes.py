@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
-from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state import console
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey, StoreEvents
-from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import membership_pb2 as pb
@@ -44,29 +41,25 @@ class StoreNews:
 
     def __init__(
         self,
-        agent_id: str,
-        keys: JobKeys,
-        seen: JobSeen,
+        job: JoinedJob,
         followers: Followers,
-        tells: Narrator,
-        history: HistoryKeeper,
         on_leader_changed: Callable[[float], None],
         on_own_key_gone: Callable[[], None],
         on_live: Callable[[], None],
         on_hang_order: Callable[[HangOrder | None], None] = lambda order: None,
     ) -> None:
-        self._agent_id = agent_id
-        self._keys = keys
-        self._seen = seen
+        self._agent_id = job.agent_id
+        self._keys = job.keys
+        self._seen = job.seen
+        self._narrator = job.narrator
+        self._history = job.history
         self._followers = followers
-        self._narrator = tells
-        self._history = history
         self._on_leader_changed = on_leader_changed
         self._on_own_key_gone = on_own_key_gone
         self._on_live = on_live
         self._on_hang_order = on_hang_order
         self._agents: set[str] = set()  # that have a key
-        self._events = StoreEvents(keys, self._unreadable)
+        self._events = StoreEvents(job.keys, self._unreadable)
 
     def follow_with(self, followers: Followers) -> None:
         """From now on these receive records."""

@@ -24,7 +24,7 @@ from bagua_agent.membership.view import (
     Run,
     SuspicionView,
 )
-from bagua_agent.rpc.prober import endpoint_of
+from bagua_agent.rpc.control_client import endpoint_of
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import LARGEST_NUMBER, Generation, Stage, StateName, SuspicionKind

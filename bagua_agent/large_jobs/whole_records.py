@@ -25,8 +25,8 @@ from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import Head, StoredRecord
 from bagua_agent.large_jobs.stored_record import packed_parts
+from bagua_agent.rpc.control_client import read_record
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.rpc.record_client import read_record
 from bagua_contract.records import Generation
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ from bagua_agent.leadership.reports import (
 from bagua_agent.membership.actions import Question, ResultOutcome
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import ProbeVerdict
+from bagua_agent.rpc.control_client import probe, probe_through
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.rpc.prober import probe, probe_through
 from bagua_agent.rpc.touch import Touch, touch_all
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from bagua_agent.rpc.control_client import probe
 from bagua_agent.rpc.job_identity import JobIdentity, listen, server_options
-from bagua_agent.rpc.prober import probe
 from bagua_contract import control_pb2, control_pb2_grpc
 from bagua_contract.addresses import joined
 

@@ -1,6 +1,7 @@
 """Touches agents: whether the kernel of an agent's host accepts a connection to the agent's port, which costs no call.
 
-Says less than a probe (prober.py): a frozen agent still accepts. A refusal or silence is a reason to probe, no proof.
+Says less than a probe (control_client.py): a frozen agent still accepts. A refusal or silence is a reason to probe, no
+proof.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 
-from bagua_agent.rpc.prober import endpoint_of
+from bagua_agent.rpc.control_client import endpoint_of
 
 _UNDER_WAY = {0, errno.EINPROGRESS}
 _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.apply_changes import StoreNews
 from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.membership import events as ev
@@ -47,13 +50,16 @@ class Node:
         self.seen = JobSeen(SPEC, JobView())
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
+        job = SimpleNamespace(
+            agent_id="a",
+            keys=KEYS,
+            seen=self.seen,
+            narrator=Narrator(self.said.append, "host"),
+            history=history,
+        )
         self.news = StoreNews(
-            "a",
-            KEYS,
-            self.seen,
+            cast(JoinedJob, job),
             self,
-            Narrator(self.said.append, "host"),
-            history,
             lambda now_s: self.heard.append("leader changed"),
             lambda: self.heard.append("own key gone"),
             lambda: self.heard.append("live"),

@@ -1,4 +1,7 @@
-"""Probes whether an agent is alive, certainly gone, or silent: one bounded call, directly or through another agent."""
+"""Calls another agent's control service, each time once and bounded.
+
+A probe tells whether an agent is alive, certainly gone, or silent: directly, or through a third agent.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import errno
 import ipaddress
 import socket
 import time
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -14,6 +19,7 @@ from bagua_contract import control_pb2, control_pb2_grpc
 
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET}
 _UNANSWERED = control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
+MOST_PACKED_BYTES = 64 << 20
 _VERDICTS = {control_pb2.ProbeReply.ALIVE, control_pb2.ProbeReply.REFUSED, control_pb2.ProbeReply.UNANSWERED}
 
 
@@ -36,15 +42,8 @@ def probe(identity: JobIdentity, address: str, agent_id: str, timeout_s: float) 
     except ValueError:  # a time that no connection can be given
         return _UNANSWERED
     request = control_pb2.ProbeRequest(job_id=identity.job_id, agent_id=agent_id)
-    with open_channel(address, identity) as channel:
-        stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply: control_pb2.ProbeReply = stub.Probe(
-                request, timeout=max(0.01, deadline_s - time.monotonic())
-            )
-        except grpc.RpcError:
-            return _UNANSWERED
-    return _known(reply)
+    remaining_s = max(0.01, deadline_s - time.monotonic())
+    return _known(_ask(identity, address, lambda agent: agent.Probe(request, timeout=remaining_s)))
 
 
 def probe_through(
@@ -56,13 +55,21 @@ def probe_through(
         control_address=address,
         timeout_s=timeout_s,
     )
-    with open_channel(helper_address, identity) as channel:
-        stub = control_pb2_grpc.AgentControlStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply: control_pb2.ProbeReply = stub.ProbeFor(request, timeout=timeout_s + 0.2)
-        except grpc.RpcError:
-            return _UNANSWERED
-    return _known(reply)
+    return _known(
+        _ask(identity, helper_address, lambda agent: agent.ProbeFor(request, timeout=timeout_s + 0.2))
+    )
+
+
+def read_record(identity: JobIdentity, address: str, sha256: bytes, timeout_s: float) -> bytes | None:
+    """The packed parts of a large record that another agent keeps; None if it does not have them (yet), does not
+    answer in time, or is no agent of the job."""
+    if endpoint_of(address) is None:
+        return None
+    request = control_pb2.ReadRecordRequest(job_id=identity.job_id, sha256=sha256)
+    reply: control_pb2.ReadRecordReply | None = _ask(
+        identity, address, lambda agent: agent.ReadRecord(request, timeout=timeout_s), MOST_PACKED_BYTES
+    )
+    return reply.packed or None if reply is not None else None
 
 
 def endpoint_of(address: str) -> tuple[str, int] | None:
@@ -78,6 +85,20 @@ def endpoint_of(address: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def _known(reply: control_pb2.ProbeReply) -> control_pb2.ProbeReply:
+def _ask(
+    identity: JobIdentity,
+    address: str,
+    call: Callable[[control_pb2_grpc.AgentControlStub], Any],
+    most_bytes: int | None = None,
+) -> Any:
+    """The reply; None if there was none. call: bounded."""
+    with open_channel(address, identity, most_bytes) as channel:
+        try:
+            return call(control_pb2_grpc.AgentControlStub(channel))  # type: ignore[no-untyped-call]
+        except grpc.RpcError:
+            return None
+
+
+def _known(reply: control_pb2.ProbeReply | None) -> control_pb2.ProbeReply:
     """A verdict that no agent of this version gives proves nothing."""
-    return reply if reply.verdict in _VERDICTS else _UNANSWERED
+    return reply if reply is not None and reply.verdict in _VERDICTS else _UNANSWERED
