@@ -17,7 +17,7 @@ from bagua_core.fused_optimizer.errors import FusedOptimizerError, PerParameterE
 from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
 from bagua_core.fused_optimizer.layout_choice import CutOrNot, LayoutChoice
-from bagua_core.fused_optimizer.options import switches
+from bagua_core.fused_optimizer.options import for_each_parameter, switches
 from bagua_core.fused_optimizer.trial import (
     TrialVerdict,
     judge,
@@ -128,6 +128,20 @@ def _attach(optimizer: torch.optim.Optimizer, step: FusedStep) -> None:
     attached.fuse_step = types.MethodType(fuse_step, optimizer)
 
 
+# Of torch's own optimizers; a trial takes 0.1 to 0.3 s, and these keep nothing that it could depend on.
+_of_torch: dict[Hashable, TrialVerdict] = {}
+
+
+def _verdict(optimizer: torch.optim.Optimizer, group: int, switched: Hashable) -> TrialVerdict:
+    kind: Any = type(optimizer)
+    if not kind.__module__.startswith("torch.optim."):
+        return judge(optimizer, group)
+    key = kind, kind.step, switched, for_each_parameter(optimizer.param_groups[group])
+    if key not in _of_torch:
+        _of_torch[key] = judge(optimizer, group)
+    return _of_torch[key]
+
+
 class _Judgement:
     """For each group, whether its parameters may share blocks; tried once for each way in which options are
     switched, and each precision."""
@@ -146,7 +160,7 @@ class _Judgement:
         key = switches(options), frozenset(kinds_of(options["params"]))
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._verdicts[key] = judge(optimizer, group)
+            verdict = self._verdicts[key] = _verdict(optimizer, group, key)
             if not verdict.is_elementwise:
                 self._say(optimizer, group, verdict)
         return verdict.is_elementwise

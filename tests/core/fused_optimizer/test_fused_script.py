@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import bagua_core as bagua
-from bagua_core.fused_optimizer import FusedOptimizerError, fuse_optimizer, is_fused
+from bagua_core.fused_optimizer import FusedOptimizerError, fuse, fuse_optimizer, is_fused, trial
 from bagua_core.fused_optimizer.flat_memory import may_move
 from bagua_core.torch_api.contrib import fuse_optimizer as original_name
 from tests.core.fused_optimizer.third_party import Lion
@@ -162,6 +162,25 @@ def test_groups_of_their_own_options_and_one_added_later() -> None:
     twins.check()
     assert [len(b.members) for b in twins.blocks] == [2, 3, 3]
     assert {float(s["step"]) for s in twins.optimizers[1].state.values()} == {5.0, 3.0}
+
+
+def test_torchs_own_optimizers_are_tried_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def judge(optimizer: torch.optim.Optimizer, group: int) -> Any:
+        tried.append(type(optimizer).__name__)
+        return trial.judge(optimizer, group)
+
+    monkeypatch.setattr(fuse, "judge", judge)
+    monkeypatch.setattr(fuse, "_of_torch", {})
+    for lr in (0.1, 0.2):
+        fuse_optimizer(torch.optim.SGD(small_net().parameters(), lr))
+    assert tried == ["SGD"]
+    fuse_optimizer(torch.optim.SGD(small_net().parameters(), 0.1, nesterov=True, momentum=0.9))
+    assert tried == ["SGD"] * 2, "another rule"
+    for _ in range(2):
+        fuse_optimizer(Lion(small_net().parameters()))
+    assert tried == ["SGD"] * 2 + ["Lion"] * 2, "what others keep may decide"
 
 
 @pytest.mark.parametrize("first", ["schedule", "fuse"])
