@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from collections.abc import Sequence
 
 from benchmarks.net_driver.process import CallFailedError, Driver
+from tests.lab.network import Host
 
 WAIT_S = 30
 NO_INTERFACE = 2  # ncclSystemError
@@ -96,3 +98,9 @@ def close(sender: Driver, receiver: Driver, name: str) -> None:
     sender.ask(f"close-send {name}")
     receiver.ask(f"close-receive {name}")
     receiver.ask(f"close-listen {name}-listen")
+
+
+def established(host: Host, *options: str) -> str:
+    """The TCP connections of a host, one a line."""
+    command = ["ss", "-Htn", *options, "state", "established"]
+    return host.inside(lambda: subprocess.check_output(command, text=True, timeout=10))

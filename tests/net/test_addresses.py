@@ -18,7 +18,7 @@ from tests.lab import namespaces
 from tests.lab.fixtures import MakeLab
 from tests.lab.network import Host, Lab
 from tests.net.conftest import MakeDriver
-from tests.net.exchange import WAIT_S, begin, close, move
+from tests.net.exchange import WAIT_S, begin, close, established, move
 from tests.net.fuzzing import HANDLE
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -90,12 +90,6 @@ def addresses(driver: Driver, device: int = 0) -> tuple[bytearray, list[tuple[in
         family, _, speed, raw = ADDRESS.unpack_from(handle, HANDLE.size + i * ADDRESS.size)
         found.append((family, socket.inet_ntop(family, raw[: 4 if family == socket.AF_INET else 16]), speed))
     return handle, found
-
-
-def established(host: Host, *options: str) -> str:
-    """The TCP connections of a host, one a line."""
-    command = ["ss", "-Htn", *options, "state", "established"]
-    return host.inside(lambda: subprocess.check_output(command, text=True, timeout=10))
 
 
 def test_socket_ifname_is_read_as_nccl_reads_it(make_driver: MakeDriver, make_lab: MakeLab) -> None:
