@@ -27,7 +27,7 @@ from bagua_agent.node.local_address import UnknownStoreName, local_address
 from bagua_agent.node.node_address import address_towards
 from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
-from bagua_contract.addresses import joined
+from bagua_contract.addresses import family_of, joined
 from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
 
@@ -178,7 +178,7 @@ def exit_code(codes: Sequence[int]) -> int:
 
 
 def _listen_at(address: str) -> str:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+    with socket.socket(family_of(address)) as probe:
         probe.bind((address, 0))
         port = probe.getsockname()[1]
     return joined(address, port)

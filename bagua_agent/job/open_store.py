@@ -18,6 +18,7 @@ from bagua_agent.etcd.server.embedded import START_TIMEOUT_S, PortTaken
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.listening_address import listening_target
 from bagua_agent.node.local_address import LOOPBACK
+from bagua_contract.addresses import family_of
 
 _IS_ANYONE_THERE_S = 0.5
 _LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
@@ -143,8 +144,7 @@ def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | N
 def _free_port(address: str) -> int:
     """etcd's own port if it is free, else any other free port."""
     for port in (DEFAULT_PORT, 0):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(family_of(address)) as probe:
             try:
                 probe.bind((address or LOOPBACK, port))
             except OSError:

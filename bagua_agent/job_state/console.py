@@ -5,7 +5,6 @@ Lines read the same on a terminal and in a log file: a time, the node, what happ
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -16,6 +15,7 @@ from bagua_agent.membership.view import FailureView
 from bagua_agent.rpc.message_pace import LineBudget
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
+from bagua_contract.addresses import is_loopback, parted
 from bagua_contract.distribution import original_beside
 from bagua_contract.records import Generation, GenerationKind, Placement
 
@@ -85,19 +85,13 @@ def joining(config: JobConfig, endpoint: str) -> str:
 
 def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
     workers = "" if slots == 1 else f" --nproc-per-node {slots}"
-    who = "other agents on this host join with" if _is_loopback(endpoint) else "other nodes join with"
+    who = (
+        "other agents on this host join with" if is_loopback(parted(endpoint)[0]) else "other nodes join with"
+    )
     return (
         f"{who}:\n"
         f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
     )
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = endpoint.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
@@ -113,7 +107,7 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
             config.slots,
             str(config.command),
         )
-        if _is_loopback(endpoint):
+        if is_loopback(parted(endpoint)[0]):
             yield (
                 f"WARNING: other hosts can't reach {endpoint}: for nodes there, start all nodes with a name or address "
                 "of this host, as --rdzv-endpoint HOST:PORT"

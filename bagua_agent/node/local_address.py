@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from bagua_agent.base.errors import UserError
-from bagua_contract.addresses import is_loopback, parted
+from bagua_contract.addresses import family_of, is_loopback, parted
 
 LOOPBACK = "127.0.0.1"
 
@@ -52,7 +52,7 @@ def _resolved(host: str, flag: str) -> str:
 
 
 def _source_towards(destination: tuple[str, int]) -> str | None:
-    family = socket.AF_INET6 if ":" in destination[0] else socket.AF_INET
+    family = family_of(destination[0])
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(destination)  # a datagram socket's connect sends nothing

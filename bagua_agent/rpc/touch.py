@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from bagua_agent.rpc.control_client import endpoint_of
+from bagua_contract.addresses import family_of
 
 _UNDER_WAY = {0, errno.EINPROGRESS}
 _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
@@ -65,9 +66,8 @@ def _begin(address: str) -> tuple[socket.socket, int] | None:
     endpoint = endpoint_of(address)
     if endpoint is None:
         return None
-    family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
     try:
-        connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        connection = socket.socket(family_of(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError:
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 
 def joined(host: str, port: int | str) -> str:
@@ -14,6 +15,11 @@ def parted(address: str) -> tuple[str, int]:
     """Of what `joined` made. Raises ValueError if the port is no number."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Of a socket for this address, or for a name, which is taken for one of IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(host: str) -> bool:

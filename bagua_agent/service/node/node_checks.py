@@ -24,6 +24,7 @@ from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.node.node_facts import gpus_of_the_driver
 from bagua_agent.service.units.systemd_units import is_there
 from bagua_agent.workers.process.account import find_account
+from bagua_contract.addresses import family_of
 from bagua_contract.distribution import CUPY_HINT, original_beside
 
 ETCD_TIMEOUT_S = 5.0
@@ -219,7 +220,7 @@ def _systemd() -> Finding:
 
 
 def _port(config: AgentConfig) -> Finding:
-    with socket.socket(socket.AF_INET6 if ":" in config.listen_address else socket.AF_INET) as probe:
+    with socket.socket(family_of(config.listen_address)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((config.listen_address, config.listen_port))
