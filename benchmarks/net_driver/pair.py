@@ -28,14 +28,29 @@ class Stream:
         return sum(self.cpu_s) / self.moved_bytes * 1e9
 
 
-def connect(receiver: Driver, sender: Driver, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+def connect(
+    receiver: Driver, sender: Driver, name: str, timeout_s: float = CONNECT_TIMEOUT_S, device: int = 0
+) -> None:
     """A communicator from sender to receiver, called `name` on both, with its listener `name`-listen."""
-    handle = receiver.ask(f"listen {name}-listen 0")[0]
+    handle = receiver.ask(f"listen {name}-listen {device}")[0]
+    connect_by(handle, receiver, f"{name}-listen", sender, name, timeout_s, device)
+
+
+def connect_by(
+    handle: str,
+    receiver: Driver,
+    listener: str,
+    sender: Driver,
+    name: str,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    device: int = 0,
+) -> None:
+    """A communicator called `name` on both sides, by the handle of `listener`."""
     deadline_s = time.monotonic() + timeout_s
     sent = received = False
     while not (sent and received):
-        sent = sent or sender.ask(f"connect {name} 0 {handle}") == ["ready"]
-        received = received or receiver.ask(f"accept {name} {name}-listen") == ["ready"]
+        sent = sent or sender.ask(f"connect {name} {device} {handle}") == ["ready"]
+        received = received or receiver.ask(f"accept {name} {listener}") == ["ready"]
         if time.monotonic() > deadline_s:
             raise DriverError(
                 f"{name}: not connected in {timeout_s:g} s (sender {sent}, receiver {received})"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bagua_core.net import build
-from benchmarks.net_driver.pair import connect
+from benchmarks.net_driver.pair import connect, connect_by
 from benchmarks.net_driver.process import CallFailedError, Driver
 from tests.lab import namespaces
 from tests.lab.fixtures import MakeLab
@@ -156,19 +156,32 @@ def test_merged_nics_have_connections_by_their_speeds(make_driver: MakeDriver, m
     assert hosts == [lab.hosts[1].address, "10.78.0.2"]
     for i, speed in enumerate((40_000, 10_000)):  # as real NICs of these ratios would say
         struct.pack_into("<I", handle, HANDLE.size + i * ADDRESS.size + 4, speed)
-    deadline_s, ready = time.monotonic() + WAIT_S, set[str]()
-    while len(ready) < 2:
-        assert time.monotonic() < deadline_s
-        ready |= (
-            {"sent"}
-            if "sent" not in ready and sender.ask(f"connect c 2 {handle.hex()}") == ["ready"]
-            else set()
-        )
-        ready |= {"got"} if "got" not in ready and receiver.ask("accept c l") == ["ready"] else set()
+    connect_by(handle.hex(), receiver, "l", sender, "c", device=2)
     lines = established(lab.hosts[0]).splitlines()
     links = [line.split()[3].rpartition(":")[0] for line in lines]
     assert [links.count(host) for host in hosts] == [6, 2]  # of the default of eight, in proportion to 4 : 1
     move(sender, receiver, "c", 4_000_000, 1)
+
+
+def test_link_local_addresses_of_merged_nics_are_reached_each_through_its_own(
+    make_driver: MakeDriver, make_lab: MakeLab
+) -> None:
+    lab = make_lab(2)
+    more_interfaces(lab)
+    for host in lab.hosts:
+        lines = [
+            f"addr del fd77::{host.number}/64 dev eth0",
+            f"addr add fe80::1{host.number}/64 dev eth1 nodad",
+        ]
+        namespaces.ip_batch(host.namespace, lines)
+    env = {"NCCL_SOCKET_IFNAME": "eth", "NCCL_SOCKET_FAMILY": "AF_INET6", "BAGUA_NET_STREAMS": "2"}
+    sender, receiver = (a_driver(make_driver, host, **env) for host in lab.hosts)
+    assert [driver.ask("merge 0 1")[0] for driver in (sender, receiver)] == ["2", "2"]
+    connect(receiver, sender, "c", device=2)
+    lines = [line.split() for line in established(lab.hosts[0]).splitlines()]
+    links = {(words[2].split("%")[1].split(":")[0], words[3].rpartition(":")[0]) for words in lines}
+    assert links == {("eth0", "[fe80::2]"), ("eth1", "[fe80::12]")}
+    move(sender, receiver, "c", 300_000, 1)
 
 
 def test_traffic_class_of_a_communicator_is_that_of_its_packets(

@@ -1,5 +1,6 @@
 #include "connecting.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -36,15 +37,16 @@ std::unique_ptr<Connecting> begin(int traffic_class, const std::vector<Interface
   c->handle = handle;
   Token random = random_token();
   std::memcpy(&c->group, random.data(), sizeof c->group);
-  std::uint32_t scope = 0;
-  for (const Interface& i : interfaces)
-    if (i.address.any.sa_family == AF_INET6) scope = i.address.v6.sin6_scope_id;
-  c->peer = address_of(handle, 0, scope).text();
+  auto scope = [&](std::size_t a) {  // of merged NICs, the peer's n-th is on the link of this host's n-th
+    const Address& mine = interfaces[std::min(a, interfaces.size() - 1)].address;
+    return mine.any.sa_family == AF_INET6 ? mine.v6.sin6_scope_id : 0;
+  };
+  c->peer = address_of(handle, 0, scope(0)).text();
   int streams = std::max<int>(std::min<int>(settings().streams, handle.streams), handle.addresses);
   std::vector<int> to = shares(handle, streams);
   for (std::size_t a = 0; a < to.size(); a++)
     for (int i = 0; i < to[a]; i++) {
-      Address address = address_of(handle, a, scope);
+      Address address = address_of(handle, a, scope(a));
       c->sockets.push_back(begin_connect(address));
       if (!c->sockets.back())
         throw std::runtime_error("can't connect to " + address.text() + ": " + std::strerror(errno));
