@@ -7,6 +7,7 @@ from bagua_core.algorithms.async_model_average import AsyncModelAverage
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.decentralized import Decentralized
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
+from bagua_core.algorithms.hook import Hook
 from bagua_core.algorithms.local_sgd import LocalSGD
 from bagua_core.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_core.algorithms.qadam import QAdam
@@ -50,6 +51,7 @@ __all__ = [
     "ByteGrad",
     "Decentralized",
     "GradientAllreduce",
+    "Hook",
     "LocalSGD",
     "LowPrecisionDecentralized",
     "QAdam",

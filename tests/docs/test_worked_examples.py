@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_core.algorithms import GradientAllreduce
 from bagua_core.communication.transports import by_device, gpu_transport
 from bagua_core.communication.transports.staged import Staged
+from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact
 from tests.core.communication.nccl_over_gloo import is_of_gpu
+from tests.core.communication.worlds import gloo_world, run_ranks
 from tests.core.elastic.membership.test_rendezvous_transports import Meeting, assert_reduces, of_gpu
 
 CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
@@ -25,6 +28,17 @@ def example(heading: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "example"}
     exec(compile(code, f"{CONTRIBUTING.name}: {heading}", "exec"), namespace)
     return namespace
+
+
+def test_an_algorithm() -> None:
+    made = example("Adding an algorithm")["algorithm"]
+    members = [Rank(c, made) for c in gloo_world(3)]
+    run_ranks(members, lambda r: r.backward())
+    assert_equal_bits([m.gradients() for m in members])
+    _, parts = exact(Rank(None, GradientAllreduce()), 3)
+    for place, got in enumerate(members[0].gradients()):
+        wanted = torch.stack([of_rank[place].sign() for of_rank in parts]).sum(0).sign()
+        assert torch.equal(got, wanted)
 
 
 def test_a_transport(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

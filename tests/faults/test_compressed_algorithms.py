@@ -23,6 +23,7 @@ OPTIONS = ["--digest-every", "10"]  # and one that differs would end the job
 BYTEGRAD = ("bytegrad", {})
 EIGHT_BITS = ("qadam", {"bits": 8})
 ONE_BIT = ("qadam", {"bits": 1})
+POWER_SGD = ("power_sgd", {})  # torch's hook
 NODES_FIRST = ("gradient_allreduce", {"hierarchical": True})
 
 Choice = tuple[str, dict[str, Any]]
@@ -50,6 +51,8 @@ def check_next_step(one: Job, choice: Choice, before: int, after: int) -> None:
     [
         # The last bucket has not left: the others wait for its first message.
         cell(BYTEGRAD, "reduction.before"),
+        cell(POWER_SGD, "reduction.before"),
+        cell(POWER_SGD, "reduction.done", long=True),
         cell(EIGHT_BITS, "reduction.before", long=True),
         cell(ONE_BIT, "reduction.before"),
         # The step is final on it, and maybe not on others, who then lack its sum.

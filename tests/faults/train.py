@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import bagua_core as bagua
 
@@ -113,6 +114,10 @@ net = Net()
 if args.algorithm == "qadam":
     optimizer = bagua.algorithms.QAdamOptimizer(net.parameters(), lr=1e-2, warmup_steps=20)
     algorithm = bagua.algorithms.QAdam(optimizer, **args.algorithm_arguments)
+elif args.algorithm == "power_sgd":
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10, min_compression_rate=1)
+    algorithm = bagua.algorithms.Hook(powerSGD_hook.powerSGD_hook, state)
 else:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     algorithm = type(bagua.algorithms.find_algorithm(args.algorithm))(**args.algorithm_arguments)

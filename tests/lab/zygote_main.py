@@ -23,6 +23,7 @@ import select
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,6 +206,7 @@ def take_on(argv: list[str], environment: dict[str, str], loaded: Loaded) -> Non
     os.environ.clear()
     os.environ.update(environment)
     face._show(argv, environment)
+    tempfile.tempdir = None  # of TMPDIR at the first use, which is not this process's
     sys.orig_argv[:] = argv
 
 

@@ -28,7 +28,7 @@ class Bucket:
         self.plan = plan
         self.missing = len(plan.members)
         self.pending: Pending | None = None
-        self._parameters = [parameters[i] for i in plan.members]
+        self.parameters = [parameters[i] for i in plan.members]
         self._with_tail = with_tail
         self.renew()
 
@@ -39,7 +39,7 @@ class Bucket:
         self.pending = None
         self.views = [
             _view_like(self.flat, offset, parameter)
-            for offset, parameter in zip(self.plan.offsets, self._parameters, strict=True)
+            for offset, parameter in zip(self.plan.offsets, self.parameters, strict=True)
         ]
         self.tail = self.flat[self.plan.elements :] if self._with_tail else None
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending
-from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, StepPlan
+from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, Stateful, StepPlan
 from bagua_core.communication.transports.gloo import GlooCommunicator, build_gloo
 from tests.core.communication.in_process import build_in_process
 
@@ -75,6 +75,7 @@ class FakeEngine:
         self.pairs: list[tuple[float, float] | None] = []
         self.stalls: list[float] = []
         self.models: list[Model] = []
+        self.registered: dict[str, Stateful] = {}
         self.in_step = True
         self.v = 0.0
         self.waits_before_step = 0
@@ -92,6 +93,9 @@ class FakeEngine:
 
     def attach_source(self, source: DataSource) -> None:
         raise NotImplementedError
+
+    def register_state(self, name: str, stateful: Stateful) -> None:
+        self.registered[name] = stateful
 
     def boundary(self) -> StepPlan:
         raise NotImplementedError

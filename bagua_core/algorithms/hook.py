@@ -1,0 +1,173 @@
+"""An algorithm from one function: a communication hook, in the form of torch's DistributedDataParallel.
+
+torch's own hooks work unchanged: `Hook(powerSGD_hook, PowerSGDState(None, ...))`, `Hook(fp16_compress_hook)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+
+from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.algorithms.hook_state import HookState
+from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.communication.pending import DonePending
+from bagua_core.communication.reduction.bucket_buffer import Bucket
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.conveyor import Conveyor, conveyor_of
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.hook_group import HookError, HookGroup
+from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import StepEngine
+
+HookFunction = Callable[[Any, Any], Any]
+
+
+class HookBucket:
+    """One bucket of gradients, with the methods of torch.distributed.GradBucket.
+
+    `buffer()` is flat. Its mean over the workers is the job's gradient, each worker's share of the samples included.
+    """
+
+    def __init__(self, bucket: Bucket, number: int, is_last: bool) -> None:
+        self._buffer = bucket.flat[: bucket.plan.elements]
+        self._gradients, self._parameters = list(bucket.views), list(bucket.parameters)
+        self._number, self._is_last = number, is_last
+
+    def buffer(self) -> torch.Tensor:
+        """[elements], in the parameters' dtype."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        self._buffer.copy_(buffer)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Views of the buffer, in the shapes of `parameters()`."""
+        return self._gradients
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._parameters
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of the step."""
+        return self._is_last
+
+
+class Hook(Algorithm):
+    """Gradients become what `function(state, bucket)` returns: a tensor like `bucket.buffer()`, or a future of one.
+
+    function: as torch.nn.parallel.DistributedDataParallel.register_comm_hook takes it. It runs for each HookBucket,
+    beside the script's thread and in the same order on all workers. It must return the same bits on all of them.
+    state: its first argument. Its `process_group` is set to the job's group; without a state the group itself is the
+    argument. Its fields belong to the job's state: a failed step leaves them as they were, a joiner and a checkpoint
+    get them. They hold numbers, strings, tensors, containers of these, or numpy's RandomState.
+    local: fields that are a worker's own, such as the error feedback of PowerSGD. A worker that copies the state from
+    another begins with their first values.
+
+    In a step in which a worker copies the state, gradients are averaged without the hook.
+    Raises HookError (at the step) for what a hook can't do here.
+    """
+
+    name = "hook"
+
+    def __init__(
+        self, function: HookFunction, state: Any = None, *, local: Sequence[str] = ("error_dict",)
+    ) -> None:
+        self._function = function
+        self._state = None if state is None else HookState(state, tuple(local))
+        self._is_attached = False
+
+    @property
+    def described(self) -> str:
+        return f"{self.name}({getattr(self._function, '__qualname__', type(self._function).__qualname__)})"
+
+    def attach(self, attachment: Attachment) -> Exchange:
+        """Raises ValueError if its state serves another model."""
+        engine = attachment.engine
+        if self._state is not None:
+            if self._is_attached:
+                raise ValueError("a hook's state serves one model; make another Hook with a state of its own")
+            self._is_attached = True
+            engine.register_state(f"{self.described} {next(_numbers)}", self._state)
+        operation = HookOperation(conveyor_of(engine), engine, self._function, self._state)
+        reducer = Reducer(
+            attachment.parameters,
+            engine,
+            attachment.bucket_cap_bytes,
+            operation=operation,
+            find_unused_parameters=attachment.find_unused_parameters,
+        )
+        operation.buckets = len(reducer.buckets_of_parameters())
+        return reducer
+
+
+_numbers = itertools.count()  # alike on all workers, which wrap their models in one order
+
+
+class HookOperation(BucketOperation):
+    acts_alone = True
+
+    def __init__(
+        self, conveyor: Conveyor, engine: StepEngine, function: HookFunction, state: HookState | None
+    ) -> None:
+        self._conveyor, self._engine = conveyor, engine
+        self._function, self._state = function, state
+        self.buckets = 0
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        if communicator is not None and self._engine.plan.healing:
+            job = _sum(communicator, bucket.reducible)  # one that copies the state does not have the hook's
+            return self._conveyor.launch(communicator, job, (bucket.flat,))
+        group = HookGroup(communicator)
+        state: Any = group if self._state is None else self._state.of_step()
+        job = self._run(group, state, HookBucket(bucket, number, number == self.buckets - 1))
+        if communicator is None:
+            for pending in job:
+                pending.wait()
+            return DonePending()
+        return self._conveyor.launch(communicator, job, (bucket.flat,))
+
+    def reduced(self) -> None:
+        if self._state is not None:
+            self._state.reduced()
+
+    def failed(self) -> None:
+        self._conveyor.flush()
+        if self._state is not None:
+            self._state.failed()
+
+    def _run(self, group: HookGroup, state: Any, bucket: HookBucket) -> Generator[Pending, None, None]:
+        """In the conveyor's thread."""
+        buffer = bucket.buffer().mul_(group.size())  # it held this worker's part of a sum
+        try:
+            if state is not group:
+                state.process_group = group  # now, since a step's buckets share the state
+            with torch.no_grad():
+                result = self._function(state, bucket)
+            future = result if isinstance(result, torch._C.Future) else None
+            yield from group.settle(future)
+            value = result if future is None else future.wait()
+        except Exception as error:
+            if group.failure is not None:  # met by a callback, out of which torch makes another error
+                raise group.failure from error
+            raise
+        if isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, torch.Tensor) or value.numel() != buffer.numel():
+            raise HookError(
+                f"a hook returns a tensor like bucket.buffer(), or a future of one, not {value!r:.200}"
+            )
+        if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:
+            buffer.copy_(value.reshape(-1))
+
+
+def _sum(communicator: Communicator, tensor: torch.Tensor) -> Generator[Pending, None, None]:
+    yield communicator.allreduce(tensor)
