@@ -111,7 +111,7 @@ class HookGroup(dist.ProcessGroup):
             return self._begun(DonePending(), tensors)
         return self._begun(self._communicator.broadcast(tensor, opts.rootRank), tensors)
 
-    def settle(self, result: torch._C.Future | None) -> Generator[Pending, None, None]:
+    def settle(self, result: torch._C.Future[Any] | None) -> Generator[Pending, None, None]:
         """Yields what the hook's collectives wait for, completing each, until all are done. Raises HookError if
         `result` still has no value then."""
         while self._open:
