@@ -5,6 +5,7 @@ from __future__ import annotations
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.async_model_average import AsyncModelAverage
 from bagua_core.algorithms.bytegrad import ByteGrad
+from bagua_core.algorithms.compressed_allreduce import CompressedAllreduce
 from bagua_core.algorithms.decentralized import Decentralized
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 from bagua_core.algorithms.hook import Hook
@@ -12,6 +13,8 @@ from bagua_core.algorithms.local_sgd import LocalSGD
 from bagua_core.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.communication.compressed.compressor import Compressor
+from bagua_core.communication.compressed.compressor import register as register_compressor
 from bagua_core.errors import UserError
 
 _BY_NAME: dict[str, type[Algorithm]] = {
@@ -49,6 +52,8 @@ __all__ = [
     "AsyncModelAverage",
     "Attachment",
     "ByteGrad",
+    "CompressedAllreduce",
+    "Compressor",
     "Decentralized",
     "GradientAllreduce",
     "Hook",
@@ -59,4 +64,5 @@ __all__ = [
     "UnknownAlgorithmError",
     "algorithm_names",
     "find_algorithm",
+    "register_compressor",
 ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bagua_core.algorithms import GradientAllreduce
+from bagua_core.communication.compressed import compressor
 from bagua_core.communication.transports import by_device, gpu_transport
 from bagua_core.communication.transports.staged import Staged
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact
@@ -39,6 +40,19 @@ def test_an_algorithm() -> None:
     for place, got in enumerate(members[0].gradients()):
         wanted = torch.stack([of_rank[place].sign() for of_rank in parts]).sum(0).sign()
         assert torch.equal(got, wanted)
+
+
+def test_a_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressor, "COMPRESSORS", dict(compressor.COMPRESSORS))
+    made = example("Adding a compressor")
+    assert compressor.COMPRESSORS["bfloat16"] is made["BFloat16"]
+    members = [Rank(c, made["algorithm"]) for c in gloo_world(3)]
+    for _ in range(2):
+        run_ranks(members, lambda r: r.backward())
+        assert_equal_bits([m.gradients() for m in members])
+        wanted, _ = exact(Rank(None, GradientAllreduce()), 3)
+        for got, want in zip(members[0].gradients(), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=2**-6 * float(want.abs().max()))
 
 
 def test_a_transport(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,109 @@
+"""Any compressor in ByteGrad's exchange: equal bits on all ranks, error feedback, and the built-in formats by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagua_core.algorithms import ByteGrad, CompressedAllreduce, Compressor, GradientAllreduce
+from bagua_core.algorithms.algorithm import Algorithm
+from bagua_core.communication.compressed import compressor as compressors
+from bagua_core.communication.compressed.compressor import UnknownCompressorError
+from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact
+from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
+
+
+class Signs(Compressor):
+    """One byte a value, its sign, and the row's mean magnitude."""
+
+    name = "signs"
+
+    def size_bytes(self, count: int) -> int:
+        return count + 5  # odd, so that rows begin anywhere
+
+    def compress(self, values: torch.Tensor, out: torch.Tensor) -> None:
+        means = values.float().abs().mean(1, keepdim=True)
+        out[:, :4] = means.view(torch.uint8)
+        out[:, 4] = 0
+        out[:, 5:] = (values.sign() + 1).to(torch.uint8)
+
+    def decompress(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
+        means = compressed[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        return (compressed[:, 5 : 5 + count].float() - 1) * means
+
+
+def gradients_of(algorithm: Algorithm, size: int = 2, steps: int = 1) -> list[list[torch.Tensor]]:
+    """Rank 0's, of the same backward again and again."""
+    members = [Rank(c, algorithm) for c in in_process_world(size)]
+    found = []
+    for _ in range(steps):
+        run_ranks(members, lambda r: r.backward())
+        assert_equal_bits([m.gradients() for m in members])
+        found.append(members[0].gradients())
+    return found
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_all_ranks_get_the_same_bits(size: int, feedback: bool) -> None:
+    members = [Rank(c, CompressedAllreduce(Signs(), feedback)) for c in gloo_world(size)]
+    for _ in range(3):
+        assert run_ranks(members, lambda r: r.step()) == [True] * size
+        assert_equal_bits([m.parameters() for m in members])
+
+
+def test_with_feedback_the_mean_over_steps_approaches_the_gradient() -> None:
+    wanted, _ = exact(Rank(None, GradientAllreduce()), 2)
+    steps = 60
+
+    def off(feedback: bool) -> float:
+        found = gradients_of(CompressedAllreduce(Signs(), feedback), steps=steps)
+        means = [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
+        return sum(
+            float((mean - want).norm() / want.norm()) for mean, want in zip(means, wanted, strict=True)
+        )
+
+    assert off(True) < off(False) / 3
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_failed_step_is_repeated_with_the_errors_that_it_began_with(feedback: bool) -> None:
+    world = list(in_process_world(2))
+    members = [Rank(c, CompressedAllreduce(Signs(), feedback)) for c in world]
+    run_ranks(members, lambda r: r.step())
+    happened = break_at(world, "alltoall", 1)
+    assert run_ranks(members, lambda r: r.step()) == [False, False] and happened.is_set()
+    for member, communicator in zip(members, in_process_world(2), strict=True):
+        member.move_to(communicator)
+    undisturbed = [Rank(c, CompressedAllreduce(Signs(), feedback)) for c in in_process_world(2)]
+    run_ranks(undisturbed, lambda r: r.step())
+    for ranks in (members, undisturbed):
+        assert run_ranks(ranks, lambda r: r.step()) == [True, True]
+    assert_equal_bits([members[0].parameters(), undisturbed[0].parameters()])
+
+
+def test_the_built_in_formats_by_name() -> None:
+    ours, theirs = (gradients_of(a) for a in (CompressedAllreduce("minmax_uint8", False), ByteGrad()))
+    assert_equal_bits([ours[0], theirs[0]])
+    gradients_of(CompressedAllreduce("one_bit"), size=3)
+
+
+def test_values_that_can_not_be_represented_are_noticed() -> None:
+    values = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
+    out = torch.zeros(2, Signs().size_bytes(2), dtype=torch.uint8)
+    Signs().compress(values, out)
+    for feedback in (False, True):
+        compression = compressors.make(Signs(), feedback)
+        assert bool(compression.nan_flag(out, 2)) and not bool(compression.nan_flag(out[1:], 2))
+
+
+def test_names_that_are_none_and_names_that_are_taken() -> None:
+    with pytest.raises(
+        UnknownCompressorError, match=r"'zip' with feedback=True is unknown; use one of .*one_bit"
+    ):
+        CompressedAllreduce("zip")
+    with pytest.raises(UnknownCompressorError, match="'one_bit' with feedback=False"):
+        CompressedAllreduce("one_bit", feedback=False)
+    with pytest.raises(ValueError, match="there is a compressor 'one_bit' already"):
+        compressors.register("one_bit", Signs)
+    assert "signs" in CompressedAllreduce(Signs()).described
