@@ -278,6 +278,7 @@ class JobLoop:
             EndingSituation(
                 workers_running=len(self._workers.worker_ids),
                 result=None if seen.result is None else (seen.result.outcome, seen.result.exit_code),
+                closed=seen.closing,
                 leaving_signal=seen.leaving_signal,
                 leaving_for_s=None if seen.leaving_since_s is None else now_s - seen.leaving_since_s,
                 shutdown_timeout_s=self._config.shutdown_timeout_s,

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from bagua_contract import membership_pb2 as pb
 
 STORE_AWAY_AT_THE_END_S = 10.0
-RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that failed
+RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that failed, or ended without them
 
 
 @dataclass(frozen=True, slots=True)
 class EndingSituation:
-    """result: outcome and exit code once the job has them. leaving_for_s: since the first signal; infinite
+    """result: outcome and exit code once the job has them. closed: every worker has committed its last step, and those
+    here have been told. leaving_for_s: since the first signal; infinite
     once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
     job ended. prospect: the future of the job without this node. trained: a worker here confirmed the last commit."""
 
     workers_running: int
     result: tuple[int, int] | None
+    closed: bool
     leaving_signal: int
     leaving_for_s: float | None
     shutdown_timeout_s: float
@@ -44,8 +46,9 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
         return _leaving(s, s.leaving_for_s)
     if s.result is not None:
         outcome, exit_code = s.result
-        if outcome == pb.Result.SUCCEEDED and s.workers_running:
+        if outcome == pb.Result.SUCCEEDED and s.workers_running and s.closed:
             return None  # a worker that the job no longer needs is on its way out
+        # Else a node that came as the job ended: its workers would wait for a generation without end.
         grace_s = RESULT_GRACE_S if s.workers_running else None
         return Ending(exit_code, "", grace_s)
     if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:

@@ -1,6 +1,10 @@
-"""Trains a little; if ENDS_EARLY names a file, makes it and ends with 0 before init_process_group() instead."""
+"""Trains a little; if ENDS_EARLY names a file, makes it and ends with 0 before init_process_group() instead.
+
+It ends once there is no <file>.hold.
+"""
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -8,7 +12,10 @@ import torch
 import bagua_core as bagua
 
 if "ENDS_EARLY" in os.environ:
-    Path(os.environ["ENDS_EARLY"]).touch()
+    ended = Path(os.environ["ENDS_EARLY"])
+    ended.touch()
+    while ended.with_suffix(".hold").exists():
+        time.sleep(0.01)
     raise SystemExit(0)
 torch.set_num_threads(1)
 bagua.init_process_group(seed=0)

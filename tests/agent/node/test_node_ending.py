@@ -19,6 +19,7 @@ INFINITE = float("inf")
 TRAINING = EndingSituation(
     workers_running=2,
     result=None,
+    closed=False,
     leaving_signal=0,
     leaving_for_s=None,
     shutdown_timeout_s=30.0,
@@ -47,7 +48,8 @@ LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awai
         (replace(TRAINING, workers_running=0, store_away_for_s=1000.0), None, None),
         # the result
         (replace(TRAINING, workers_running=0, result=SUCCEEDED), 0, None),
-        (replace(TRAINING, result=SUCCEEDED), None, None),  # the last one is on its way out
+        (replace(TRAINING, result=SUCCEEDED, closed=True), None, None),  # the last one is on its way out
+        (replace(TRAINING, result=SUCCEEDED), 0, RESULT_GRACE_S),  # this node came as the job ended
         (replace(TRAINING, workers_running=0, result=FAILED), 7, None),
         (replace(TRAINING, result=FAILED), 7, RESULT_GRACE_S),
         (replace(TRAINING, result=(pb.Result.STOPPED, 143)), 143, RESULT_GRACE_S),
