@@ -91,12 +91,13 @@ def strike(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def play(number):
+def play(number, everyone):
+    """everyone: a group, made before the victim can be gone."""
     words = args.scenarios[number].split()
     name, victim, moment = words[0].removeprefix("group-"), int(words[1]), words[2]
     root = 1
     rank = bagua.get_rank()
-    group = bagua.new_group([0, 1, 2]) if words[0].startswith("group-") else None
+    group = everyone if words[0].startswith("group-") else None
     is_victim = rank == victim
     if is_victim and moment == "before":
         strike(number)
@@ -142,10 +143,11 @@ for _ in loader.epochs(100_000):
         optimizer.step()
         time.sleep(0.01)
     if bagua.get_world_size() == WORLD:
+        everyone = bagua.new_group(list(range(WORLD)))
         scenario = bagua.broadcast_object(next_scenario() if bagua.get_rank() == 0 else None)
         if scenario is None:
             break
-        play(scenario)
+        play(scenario, everyone)
 (args.out / "ends").mkdir(exist_ok=True)
 (args.out / "ends" / f"{WORKER}.json").write_text(json.dumps(net.weight.tolist()))
 loader.close()
