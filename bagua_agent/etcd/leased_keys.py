@@ -143,7 +143,7 @@ class LeasedKeys:
     def recheck(self) -> None:
         """Look whether the keys still stand; for an owner who saw one vanish."""
         with self._changed:
-            self._checks_left = max(1, self._checks_left)
+            self._checks_left = _CHECKS_AFTER_OUTAGE  # one look may come too early
             self._renewal_due = 0.0
             self._changed.notify_all()
 
