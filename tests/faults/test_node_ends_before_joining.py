@@ -76,7 +76,7 @@ def test_the_others_go_on_if_they_are_enough(job: MakeJob, tmp_path: Path, etcd:
 
 
 def test_a_node_that_comes_as_the_job_ends_ends_with_it(job: MakeJob, etcd: EmbeddedEtcd) -> None:
-    """It had read the job before the others ended it, so it does not begin another, and its worker would wait for ever."""
+    """It had read the job before the others ended it, so it does not begin another; its worker waits in vain."""
     one = job(program=[str(SCRIPT)], nodes="2", endpoints=etcd.endpoint)
     node = one.start()
     keys = JobKeys(one.job_id)
