@@ -6,6 +6,7 @@ torch's own hooks work unchanged: `Hook(powerSGD_hook, PowerSGDState(None, ...))
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -81,20 +82,28 @@ class Hook(Algorithm):
     ) -> None:
         self._function = function
         self._state = None if state is None else HookState(state, tuple(local))
-        self._is_attached = False
+        self._name = (
+            f"hook {next(_numbers)}"  # of its registered state; workers make their hooks in one order
+        )
+        self._serves: weakref.ref[Reducer] | None = None
 
     @property
     def described(self) -> str:
-        return f"{self.name}({getattr(self._function, '__qualname__', type(self._function).__qualname__)})"
+        function = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        return (
+            f"{self.name}({function})"
+            if self._state is None
+            else f"{self.name}({function}, {self._state.described})"
+        )
 
     def attach(self, attachment: Attachment) -> Exchange:
         """Raises ValueError if its state serves another model."""
         engine = attachment.engine
         if self._state is not None:
-            if self._is_attached:
+            served = None if self._serves is None else self._serves()
+            if served is not None and not served.is_closed:
                 raise ValueError("a hook's state serves one model; make another Hook with a state of its own")
-            self._is_attached = True
-            engine.register_state(f"{self.described} {next(_numbers)}", self._state)
+            engine.register_state(self._name, self._state)
         operation = HookOperation(conveyor_of(engine), engine, self._function, self._state)
         reducer = Reducer(
             attachment.parameters,
@@ -104,10 +113,11 @@ class Hook(Algorithm):
             find_unused_parameters=attachment.find_unused_parameters,
         )
         operation.buckets = len(reducer.buckets_of_parameters())
+        self._serves = weakref.ref(reducer)
         return reducer
 
 
-_numbers = itertools.count()  # alike on all workers, which wrap their models in one order
+_numbers = itertools.count()
 
 
 class HookOperation(BucketOperation):

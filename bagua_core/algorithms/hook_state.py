@@ -34,7 +34,14 @@ class HookState:
             raise HookStateError(f"a hook's state is an object with fields, not {type(state).__name__}")
         self._state = state
         self._of_step: Any = None  # the copy that the step under way works on
+        plain = {n: v for n, v in self._fields().items() if isinstance(v, bool | int | float | str)}
+        self._settings = ", ".join(f"{name}={plain[name]!r}" for name in sorted(plain))
         self._first = {name: _copied(value) for name, value in self._fields().items() if name in local}
+
+    @property
+    def described(self) -> str:
+        """The settings that it was made with."""
+        return self._settings
 
     def of_step(self) -> Any:
         """The object for the step under way."""
@@ -47,7 +54,7 @@ class HookState:
         """The step is final."""
         of_step, self._of_step = self._of_step, None
         if of_step is not None:
-            _set(self._state, {name: getattr(of_step, name) for name in _names(of_step)})
+            _set(self._state, {name: getattr(of_step, name) for name in _names(of_step) if name != _GROUP})
 
     def failed(self) -> None:
         """The step did not happen."""

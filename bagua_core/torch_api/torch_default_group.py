@@ -11,6 +11,7 @@ nothing. What the collectives do is torch_calls.py.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core.communication.reduction.hook_group import HookGroup
 from bagua_core.elastic.script_collectives import default_group
 from bagua_core.torch_api import torch_calls
 from bagua_core.torch_api.process_group import BaguaProcessGroup, member_of, new_group
@@ -110,6 +112,18 @@ def _refused(name: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
+def _beside_hooks(name: str) -> Callable[..., Any]:
+    """Of torch_calls.py, but for the collectives of communication hooks, which are torch's functions on a HookGroup."""
+    ours = getattr(torch_calls, name)
+
+    @functools.wraps(ours)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        of_hook = any(isinstance(given, HookGroup) for given in (*args, *kwargs.values()))
+        return (_torchs_own[name] if of_hook else ours)(*args, **kwargs)
+
+    return call
+
+
 CALLS = (
     *(
         "barrier",
@@ -138,6 +152,7 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "destroy_process_group": destroy_process_group,
     "new_group": make_group,
     **{name: getattr(torch_calls, name) for name in CALLS},
+    **{name: _beside_hooks(name) for name in ("all_reduce", "broadcast")},
     "isend": _refused("isend", _BLOCKING),
     "irecv": _refused("irecv", _BLOCKING),
     "batch_isend_irecv": _refused("batch_isend_irecv", _BLOCKING),

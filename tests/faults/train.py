@@ -121,7 +121,10 @@ elif args.algorithm == "power_sgd":
 else:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     algorithm = type(bagua.algorithms.find_algorithm(args.algorithm))(**args.algorithm_arguments)
-model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+buckets = (
+    {"bucket_cap_mb": 0.01} if args.algorithm == "power_sgd" else {}
+)  # several: a hook has no order of its own
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm, **buckets)
 loader = bagua.ElasticDataLoader(
     Samples(), global_batch_size=args.batch, seed=1, num_workers=args.loader_workers
 )

@@ -7,8 +7,9 @@ hook's collectives in one order, whatever their times. A future that the hook wa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -31,12 +32,55 @@ class HookError(UserError, RuntimeError):
     """A communication hook did what it can't do here, or returned what is no gradient."""
 
 
-class HookFuture(torch.futures.Future[Any]):
+class _DrivenFuture(torch.futures.Future[Any]):
+    """Completed by the thread that waits for it, which no other thread could do."""
+
+    def __init__(self, devices: list[int | str | torch.device]) -> None:
+        super().__init__(devices=devices)
+        self._devices = devices
+
+    @abstractmethod
+    def _drive(self) -> None:
+        """Complete it. Raises what its collective raises."""
+
+    def wait(self) -> Any:
+        if not self.done():
+            self._drive()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        return _ThenFuture(self, callback, self._devices)
+
+
+class _ThenFuture(_DrivenFuture):
+    """What a callback makes of another future."""
+
+    def __init__(
+        self, before: _DrivenFuture, callback: Callable[[Any], Any], devices: list[int | str | torch.device]
+    ) -> None:
+        super().__init__(devices)
+        self._before, self._callback = before, callback
+        before.add_done_callback(self._call)
+
+    def _call(self, before: Any) -> None:
+        try:
+            self.set_result(self._callback(before))
+        except Exception as error:  # noqa: BLE001  the hook's; raised where the value is asked for
+            self.set_exception(error)
+
+    def _drive(self) -> None:
+        try:
+            self._before.wait()
+        except Exception:
+            if not self.done():  # else the callback has made something of it
+                raise
+
+
+class HookFuture(_DrivenFuture):
     """The result of a collective: a list of tensors, as torch's process groups give it."""
 
     def __init__(self, group: HookGroup, pending: Pending, tensors: list[torch.Tensor], divisor: int) -> None:
-        devices: list[int | str | torch.device] = [t.device for t in tensors if t.device.type != "cpu"]
-        super().__init__(devices=devices)
+        super().__init__([t.device for t in tensors if t.device.type != "cpu"])
         self._group, self.pending, self._tensors, self._divisor = group, pending, tensors, divisor
 
     def complete(self) -> None:
@@ -49,15 +93,13 @@ class HookFuture(torch.futures.Future[Any]):
         with torch.no_grad():
             self.set_result(self._tensors)
 
-    def wait(self) -> Any:
-        if not self.done():
-            try:
-                self.pending.wait()
-            except Exception as error:
-                self._group.failure = self._group.failure or error
-                raise
-            self.complete()
-        return super().wait()
+    def _drive(self) -> None:
+        try:
+            self.pending.wait()
+        except Exception as error:
+            self._group.failure = self._group.failure or error
+            raise
+        self.complete()
 
 
 class _Work:

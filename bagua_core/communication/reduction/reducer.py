@@ -102,6 +102,10 @@ class Reducer(Contributions):
         whole = not self._backward.is_open and not self._has_local
         return whole and index is not None and parameter.grad is self._views[index]
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._hooks
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()

@@ -18,6 +18,7 @@ from bagua_core.algorithms import GradientAllreduce, Hook
 from bagua_core.algorithms.hook_state import HookState, HookStateError
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.reduction.hook_group import HookError
+from bagua_core.torch_api import torch_default_group
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 
@@ -193,8 +194,52 @@ def test_a_state_that_the_job_can_not_keep_is_named() -> None:
         HookState(3, ())
 
 
-def test_a_state_serves_one_model() -> None:
+def test_a_state_serves_one_model_at_a_time() -> None:
     hook = Hook(powerSGD_hook.powerSGD_hook, power_sgd())
-    Rank(None, hook)
+    first = Rank(None, hook)
     with pytest.raises(ValueError, match="state serves one model"):
         Rank(None, hook)
+    exchange: Any = first.model._exchange
+    exchange.close()
+    Rank(None, hook)
+
+
+def test_a_hook_may_wait_for_what_a_callback_makes() -> None:
+    """No other thread could complete it."""
+
+    def waits(group: Any, bucket: Any) -> torch.Tensor:
+        summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+        mean: torch.Tensor = (
+            summed.then(lambda f: f.value()[0].div_(group.size())).then(lambda f: f.wait()).wait()
+        )
+        return mean
+
+    members = [Rank(c, Hook(waits)) for c in gloo_world(2)]
+    run_ranks(members, lambda r: r.backward())
+    assert_equal_bits([m.gradients() for m in members])
+    assert_close_to_mean(members[0], 2, 1e-5)
+
+
+def test_a_callback_that_raises_is_the_scripts_own_error() -> None:
+    def raises(group: Any, bucket: Any) -> Any:
+        summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+        return summed.then(lambda f: 1 / 0)
+
+    with pytest.raises(Exception, match="division by zero"):
+        Rank(None, Hook(raises)).backward()
+
+
+def test_it_works_where_the_originals_surface_has_replaced_torchs_functions() -> None:
+    torch_default_group.take_over()
+    try:
+        member = Rank(None, Hook(default_hooks.bf16_compress_hook))
+        member.backward()
+    finally:
+        torch_default_group.give_back()
+    assert_close_to_mean(member, 1, 3e-2)
+
+
+def test_its_settings_are_part_of_the_fingerprint() -> None:
+    one, other = power_sgd(), powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4)
+    described = [Hook(powerSGD_hook.powerSGD_hook, s).described for s in (one, power_sgd(), other)]
+    assert described[0] == described[1] != described[2]
