@@ -31,6 +31,24 @@ print("said on stderr", file=sys.stderr)
 if len(sys.argv) > 2:
     raise ValueError(sys.argv[2])
 """
+ENDLESS = """
+import os, sys, time, torch
+import bagua_core as bagua
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ddp = bagua.DistributedDataParallel(model, [optimizer])
+data = torch.utils.data.TensorDataset(torch.randn(4_000_000, 2))
+said = False
+for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
+    if not said and bagua.get_world_size() == int(sys.argv[1]):
+        said = True
+        print(sys.argv[2], "of", bagua.get_world_size(), flush=True)
+        open(f"{sys.argv[2]}-{os.getpid()}", "w").close()
+    optimizer.zero_grad()
+    ddp(rows).mean().backward()
+    optimizer.step()
+    time.sleep(0.02)  # spares the processor
+"""
 
 
 class Terminal:
@@ -41,6 +59,7 @@ class Terminal:
         self.directory = cluster.directory / "shared"
         self.directory.mkdir()
         (self.directory / "train.py").write_text(TRAIN)
+        (self.directory / "endless.py").write_text(ENDLESS)
         self._count = 0
 
     def type(self, *words: str) -> LabProcess:
@@ -60,6 +79,15 @@ class Terminal:
         process = self.type(*words)
         assert process.wait(DEADLINE_S) == code, f"{words}\n{process.text()}\n{self.cluster.logs()}"
         return process.text()
+
+    def submit_endless(self, name: str, nodes: int, word: str) -> None:
+        """Returns when workers on all nodes have printed `word` in a common generation."""
+        self.said("submit", "--nnodes", str(nodes), "--name", name, *JOB, "endless.py", str(nodes), word)
+        eventually(
+            lambda: len(list(self.directory.glob(f"{word}-*"))) == nodes,
+            DEADLINE_S,
+            lambda: f"{nodes} workers print\n{self.cluster.logs()}",
+        )
 
 
 JOB = ("--env", "PYTHONPATH,OMP_NUM_THREADS", "--user", "root")
@@ -120,7 +148,7 @@ def test_a_job_that_must_wait_says_why_and_a_drained_node_gets_none(make_cluster
         "node": "h2",
         "done": "node 'h2' gets no more jobs; its jobs leave it as soon as they can do without it",
     }
-    wide = ("submit", "--json", "--nnodes", "2", "--name", "wide", *JOB, "train.py", "4000")
+    wide = ("submit", "--json", "--nnodes", "2", "--name", "wide", *JOB, "endless.py", "2", "trains")
     assert json.loads(terminal.said(*wide)) == {"job": "wide"}
     waits = json.loads(terminal.said("status", "wide", "--json"))[0]
     assert waits["state"] == "queued" and "2 nodes" in waits["reason"], waits

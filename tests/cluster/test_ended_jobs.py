@@ -10,35 +10,6 @@ from tests.cluster.conftest import MakeCluster
 from tests.cluster.test_cluster_commands import DEADLINE_S, JOB, Terminal
 from tests.lab.wait import eventually
 
-ENDLESS = """
-import os, sys, torch
-import bagua_core as bagua
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-ddp = bagua.DistributedDataParallel(model, [optimizer])
-data = torch.utils.data.TensorDataset(torch.randn(4_000_000, 2))
-said = False
-for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
-    if not said and bagua.get_world_size() == int(sys.argv[1]):
-        said = True
-        print(sys.argv[2], "of", bagua.get_world_size(), flush=True)
-        open(f"{sys.argv[2]}-{os.getpid()}", "w").close()
-    optimizer.zero_grad()
-    ddp(rows).mean().backward()
-    optimizer.step()
-"""
-
-
-def submit_endless(terminal: Terminal, name: str, nodes: int, word: str) -> None:
-    """Returns when workers on all nodes have printed `word` in a common generation."""
-    (terminal.directory / "endless.py").write_text(ENDLESS)
-    terminal.said("submit", "--nnodes", str(nodes), "--name", name, *JOB, "endless.py", str(nodes), word)
-    eventually(
-        lambda: len(list(terminal.directory.glob(f"{word}-*"))) == nodes,
-        DEADLINE_S,
-        lambda: f"{nodes} workers print\n{terminal.cluster.logs()}",
-    )
-
 
 def stop(terminal: Terminal, name: str) -> None:
     terminal.said("stop", name)
@@ -51,7 +22,7 @@ def test_logs_of_a_stopped_job_are_read_on_all_nodes_that_ran_it(make_cluster: M
     """Also of nodes that had left by the last generation."""
     cluster = make_cluster(2)
     terminal = Terminal(cluster)
-    submit_endless(terminal, "demo", 2, "trains")
+    terminal.submit_endless("demo", 2, "trains")
     stop(terminal, "demo")
     lines = [
         json.loads(line) for line in terminal.said("logs", "demo", "--stream", "out", "--json").splitlines()
@@ -66,7 +37,7 @@ def test_logs_of_a_stopped_job_are_read_on_all_nodes_that_ran_it(make_cluster: M
 def test_a_deleted_jobs_name_is_used_again_and_nothing_of_it_is_there(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(2)
     terminal = Terminal(cluster)
-    submit_endless(terminal, "demo", 2, "first")
+    terminal.submit_endless("demo", 2, "first")
     assert "`bagua-launch stop demo` first" in terminal.said("delete", "demo", code=2)
     stop(terminal, "demo")
     told = terminal.said("submit", "--name", "demo", *JOB, "endless.py", "1", "x", code=2)
@@ -84,7 +55,7 @@ def test_a_deleted_jobs_name_is_used_again_and_nothing_of_it_is_there(make_clust
     for daemon in cluster.daemons:
         daemon.await_line("job demo was removed, and its logs here with it")
         assert list((daemon.directory / "log").iterdir()) == []
-    submit_endless(terminal, "demo", 2, "second")
+    terminal.submit_endless("demo", 2, "second")
     assert "first" not in terminal.said("logs", "demo") + terminal.said("events", "demo")
     stop(terminal, "demo")
     lines = [
