@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
+from bagua_agent.base.errors import PeerViolation
 from bagua_agent.base.ids import is_id
 from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_view import (
@@ -39,7 +40,7 @@ MOST_ORDERS = 1000  # of one node: each is listed in the node's own record, whos
 MOST_TROUBLES = 20
 
 
-class UnreadableRecord(ValueError):
+class UnreadableRecord(PeerViolation, ValueError):
     """Says why."""
 
 

@@ -11,6 +11,8 @@ from enum import Enum, auto
 
 import grpc
 
+from bagua_agent.base.errors import InfrastructureLost
+
 LONGEST_DETAIL = 300
 
 
@@ -39,7 +41,7 @@ class Failure:
         return self.trouble is not Trouble.MAYBE_DONE
 
 
-class CallFailed(Exception):
+class CallFailed(InfrastructureLost):
     """One attempt at one endpoint failed. Stays inside the store package."""
 
     def __init__(self, failure: Failure) -> None:

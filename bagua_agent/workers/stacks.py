@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.workers.output.log_access import open_file
 from bagua_agent.workers.process.account import Account
 from bagua_agent.workers.process.bounded_run import run_bounded
@@ -65,7 +66,7 @@ class SavedStacks:
     problem: str = ""
 
 
-class NoAnswer(Exception):
+class NoAnswer(InfrastructureLost):
     """A process did not write its stacks, or not all of them. partial: what came."""
 
     def __init__(self, why: str, partial: str = "") -> None:

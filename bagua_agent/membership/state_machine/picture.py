@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from bagua_agent.base.errors import InternalError
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.detection import judge_probe
 from bagua_agent.membership.hang import HangOrder, HangOutcome, wait_began_s
@@ -32,7 +33,7 @@ V = TypeVar("V")
 _RECORDS_KEPT = 64
 
 
-class IllegalEvent(ValueError):
+class IllegalEvent(InternalError):
     """Contradicts the picture in a way that neither delay nor loss explains."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.process.foreign_files import UnusableFile, read_ordinary
 
@@ -21,7 +22,7 @@ class ScriptText:
     source: bytes
 
 
-class NoScriptText(Exception):
+class NoScriptText(UserError):
     """The command runs no readable Python file; the message says why. is_unusable: there is one, and it is no ordinary
     file or too large."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.base.ids import is_id
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import MAX_LOG_MIB
@@ -29,7 +30,7 @@ _MEMORY = re.compile(r"[1-9][0-9]{0,8}[MGT]|(100|[1-9][0-9]?)%")  # as systemd r
 Value = bool | int | float | str | tuple[str, ...] | Mapping[str, str]
 
 
-class WrongValue(Exception):
+class WrongValue(UserError):
     """What is wrong with one value, and what to write instead."""
 
     def __init__(self, what: str, instead: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.rpc.first_message import first_of
 
 # `logs --follow` reads two streams of each worker on the node: 24 workers.
@@ -23,7 +24,7 @@ MOST_AWAITED = MOST_OF_A_CALLER + 16  # of a caller: all its readers may come at
 REQUEST_TIMEOUT_S = 5.0  # a client sends the request with the call
 
 
-class TooManyReaders(Exception):
+class TooManyReaders(UserError):
     """Says which limit was reached."""
 
 

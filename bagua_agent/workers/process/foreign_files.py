@@ -10,6 +10,8 @@ import os
 import stat
 from pathlib import Path
 
+from bagua_agent.base.errors import UserError
+
 # Of anything that a worker writes for its agent: an error file is some kilobytes.
 MOST_BYTES = 1 << 20
 
@@ -25,7 +27,7 @@ _KINDS = {
 }
 
 
-class UnusableFile(OSError):
+class UnusableFile(UserError, OSError):
     """It is no ordinary file, or larger than may be read; strerror says which."""
 
 

@@ -13,11 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bagua_agent.base.errors import InfrastructureLost
+
 LENGTH = struct.Struct("!I")
 MAX_ANSWER_BYTES = 1 << 20
 
 
-class HelperGone(Exception):
+class HelperGone(InfrastructureLost):
     """The helper ended, or did not answer in time; what it did with the last request is unknown."""
 
 
