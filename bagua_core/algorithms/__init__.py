@@ -33,6 +33,7 @@ class UnknownAlgorithmError(UserError, ValueError):
 
 
 def algorithm_names() -> tuple[str, ...]:
+    """Names that `algorithm=` takes, in alphabetical order."""
     return tuple(sorted(_BY_NAME))
 
 

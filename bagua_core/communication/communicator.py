@@ -1,6 +1,6 @@
 """The collectives of one generation: one interface, whatever carries the bytes.
 
-Every implementation passes tests/contracts/test_communicator.py. Operations are asynchronous; the
+Every implementation passes the suite in tests/contracts. Operations are asynchronous; the
 abort flag releases any waiter, even when a peer never answers.
 """
 
@@ -19,6 +19,8 @@ from bagua_core.errors import InfrastructureLost
 
 
 class ReduceOp(Enum):
+    """How a reduction combines elements; AVG divides their sum by the number of ranks, B* are bitwise."""
+
     SUM = "sum"
     AVG = "avg"
     MIN = "min"

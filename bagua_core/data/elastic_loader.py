@@ -266,6 +266,7 @@ class ElasticDataLoader:
         return self._global_batch_size
 
     def fingerprint(self) -> dict[str, str]:
+        """What the loaders of all workers must have in common; a joiner that differs is refused with the difference."""
         return {
             "dataset_length": str(self._length),
             "global_batch_size": str(self._global_batch_size),
@@ -277,19 +278,23 @@ class ElasticDataLoader:
         }
 
     def position(self) -> dict[str, int]:
+        """The next batch, by epoch and number: the part of a checkpoint that says where the data continues."""
         return {"epoch": self._epoch, "batch": self._batch}
 
     def seek(self, position: dict[str, int]) -> None:
+        """Continue at `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
         if epoch < 0 or not 0 <= batch < self._division.batch_count(epoch):
             raise ValueError(f"position {position} is not in epochs of {len(self)} batches")
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
+        """The position behind the batch at `position`."""
         epoch, batch = self._after(position["epoch"], position["batch"])
         return {"epoch": epoch, "batch": batch}
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
+        """Indices of the dataset that this rank processes in the batch at `position`; none where it has no share."""
         active_index = replace(plan, global_rank=global_rank).active_index
         if active_index is None:
             return []
@@ -304,10 +309,12 @@ class ElasticDataLoader:
     # -- for the prefetcher (Plan)
 
     def indices_of(self, key: BatchKey) -> list[int]:
+        """Indices to load for `key`: a worker without a share loads filler samples, which do not count."""
         indices = [] if key.active_index is None else self._division.piece(key).indices
         return indices or self._division.filler(key.epoch)
 
     def following(self, key: BatchKey) -> BatchKey:
+        """The key to load after `key`, unless a membership change comes between them."""
         if key.micro + 1 < self._division.micro_batches(key.epoch, key.batch, key.active_count):
             return key._replace(micro=key.micro + 1)
         # a worker that heals now takes its share in the next step
