@@ -18,7 +18,7 @@ from bagua_core.elastic.checkpoint import layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import STATE, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, whole
-from tests.core.elastic.state.test_state_registry import Training
+from tests.core.elastic.state.trainings import Training
 
 Run = Callable[..., tuple[int, str]]
 

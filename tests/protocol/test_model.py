@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
 
-import model
+import model_state
 import pytest
-from model import Exploration, Lines, Rules, Setup, Violation, explore
+from exploration import Exploration, explore
+from model_state import Lines, Rules, Setup, Violation
 
 from bagua_core.elastic.membership import switch_pair
 from bagua_core.elastic.state.commit_history import History, Line, Roster
@@ -255,13 +256,13 @@ def test_the_model_goes_by_the_engine_s_table_of_a_step(
 ) -> None:
     """Without an entry of the table the exploration meets a step that cannot go on."""
     rest = {key: after for key, after in TRANSITIONS.items() if key != missing}
-    monkeypatch.setattr(model, "TRANSITIONS", rest)
-    model.step_after.cache_clear()
+    monkeypatch.setattr(model_state, "TRANSITIONS", rest)
+    model_state.step_after.cache_clear()
     try:
         with pytest.raises(Violation, match=f"a step that is {missing[0].value} cannot {missing[1].value}"):
             explore(Setup(workers=2, kills=1))
     finally:
-        model.step_after.cache_clear()
+        model_state.step_after.cache_clear()
 
 
 def test_a_dropped_worker_that_kept_its_name_would_bring_back_an_undone_step() -> None:

@@ -1,32 +1,24 @@
-"""NcclCommunicator beyond the contract: the order of its work on a GPU, and its end. By fakes."""
+"""The NCCL communicator without a GPU: order of work, failures, messages."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import (
-    AbortFlag,
     CollectiveAborted,
     CollectiveFailed,
     Lane,
     Pending,
     ReduceOp,
 )
-from bagua_core.communication.nccl import nccl_library
-from bagua_core.communication.nccl.nccl import NcclCommunicator, build_nccl
-from bagua_core.communication.nccl.nccl_end import abort_handle, bounded
-from bagua_core.communication.nccl.nccl_library import Nccl, NcclUnavailableError
+from bagua_core.communication.nccl.nccl import NcclCommunicator
+from bagua_core.communication.nccl.nccl_library import Nccl
 from bagua_core.communication.reducible import NATIVE
 from tests.core.communication.emulated_nccl import (
     NUMBERS,
@@ -36,125 +28,8 @@ from tests.core.communication.emulated_nccl import (
     _World,
     emulated_world,
 )
-from tests.core.communication.nccl_worlds import nccl_world, skip_without_nccl
-from tests.core.communication.worlds import DEADLINE_S, await_true, run_ranks
-
-STREAM, MESSAGES = 11, 12
-
-
-class NotingMark:
-    def __init__(self, stream: NotingStream) -> None:
-        self._stream = stream
-        self.past = stream.is_quick
-
-    def is_past(self) -> bool:
-        return self.past
-
-    def before_current(self) -> None:
-        self._stream.note("current waits for mark")
-
-    def wait(self, look: Callable[[], None]) -> None:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not self.past:
-            look()
-            assert time.monotonic() < deadline_s
-            threading.Event().wait(0.001)
-        look()
-
-
-class NotingNow:
-    """A moment of the script's stream."""
-
-    def __init__(self, stream: NotingStream) -> None:
-        self._stream = stream
-
-    def is_past(self) -> bool:
-        return False
-
-    def before_current(self) -> None:
-        self._stream.note("stream waits for script")
-
-    def wait(self, look: Callable[[], None]) -> None:
-        raise AssertionError("the host does not wait for the script's work")
-
-
-class NotingStream:
-    """Writes down what it is asked. is_quick: a mark is past as soon as it is made."""
-
-    def __init__(self, address: int, notes: list[str], is_quick: bool = True) -> None:
-        self.address = address
-        self.is_quick = is_quick
-        self.notes = notes
-        self.used: list[torch.Tensor] = []
-        self.marks: list[NotingMark] = []
-
-    def note(self, what: str) -> None:
-        self.notes.append(what)
-
-    def now(self) -> NotingNow:
-        self.note("moment of script")
-        return NotingNow(self)
-
-    def mark(self) -> NotingMark:
-        self.note("mark")
-        self.marks.append(NotingMark(self))
-        return self.marks[-1]
-
-    def on_it(self) -> AbstractContextManager[object]:
-        @contextmanager
-        def noted() -> Iterator[None]:
-            self.note("stream is current")
-            try:
-                yield
-            finally:
-                self.note("stream is current no more")
-
-        return noted()
-
-    def uses(self, tensor: torch.Tensor) -> None:
-        self.used.append(tensor)
-
-    def give_back(self) -> None:
-        self.note("given back")
-
-
-class One:
-    """A world of one rank over noting streams, or one rank of a larger one whose others never come."""
-
-    def __init__(self, is_quick: bool = True, world_size: int = 1) -> None:
-        self.notes: list[str] = []
-        self.stream = NotingStream(STREAM, self.notes, is_quick)
-        self.module = Module()
-        self.handles = [Handle(self.module, _World(world_size), 0) for _ in range(2)]
-        for handle in self.handles:
-            self._note_calls(handle)
-        self.communicator = NcclCommunicator(
-            Nccl(self.module),
-            (self.handles[0], self.stream),
-            (self.handles[1], NotingStream(MESSAGES, self.notes)),
-            torch.device("cpu"),
-            1,
-            0,
-            world_size,
-            AbortFlag(),
-        )
-
-    def _note_calls(self, handle: Handle) -> None:
-        admit = handle._admit
-
-        def noting(what: str, stream: int) -> None:
-            self.notes.append(f"{what} on {stream}")
-            admit(what, stream)
-
-        handle._admit = noting  # type: ignore[method-assign]
-
-
-@pytest.fixture
-def one() -> Iterator[One]:
-    made = One()
-    yield made
-    made.communicator.abort("the test is over")
-
+from tests.core.communication.nccl.noting_gpu import STREAM, NotingStream, One
+from tests.core.communication.worlds import await_true, run_ranks
 
 # -- the order of the work
 
@@ -394,184 +269,3 @@ def test_a_message_does_not_wait_for_a_collective() -> None:
             c.allreduce(torch.ones(1)).wait()
 
     run_ranks(world, act)
-
-
-# -- the end
-
-
-def test_an_abort_ends_the_kernels_of_both_once() -> None:
-    one = One(is_quick=False)
-    pending = one.communicator.allreduce(torch.ones(1))
-    one.communicator.abort("lost")
-    one.communicator.abort("again")
-    await_true(lambda: [h.ended for h in one.handles] == ["aborted"] * 2, "both to be aborted")
-    await_true(lambda: one.notes.count("given back") == 2, "both streams to be free for others")
-    with pytest.raises(CollectiveAborted, match="lost"):
-        pending.wait()
-    for refused in (
-        one.communicator.allreduce(torch.ones(1)),
-        one.communicator.send(torch.ones(1), 0, 0),
-        one.communicator.barrier(),
-    ):
-        with pytest.raises(CollectiveAborted, match="lost"):
-            refused.wait()
-
-
-def test_an_abort_gets_through_while_a_call_hangs() -> None:
-    """A communicator that blocks, in a call for a peer that is silent: only its abort ends that."""
-    one = One()
-    released = threading.Event()
-    handle = one.handles[0]
-    handle.allReduce = lambda *_: released.wait(20.0)  # type: ignore[method-assign, assignment]
-    handle.abort = released.set  # type: ignore[method-assign]
-    hanging = threading.Thread(target=lambda: one.communicator.allreduce(torch.ones(1)))
-    hanging.start()
-    began_s = time.monotonic()
-    one.communicator.abort("lost")
-    hanging.join(10.0)
-    assert not hanging.is_alive() and time.monotonic() - began_s < 5.0
-
-
-@pytest.mark.parametrize("how", ["abort", "destroy"])
-def test_the_end_runs_with_the_communicators_device(how: str) -> None:
-    """NCCL selects the device again that the thread had, which in a new thread is GPU 0, and that makes a context."""
-    one = One()
-    setattr(one.handles[0], how, lambda: one.notes.append(how))
-    setattr(one.handles[1], how, lambda: one.notes.append(f"{how} of messages"))
-    if how == "abort":
-        one.communicator.abort("lost")
-    else:
-        one.communicator.close()
-    await_true(lambda: one.notes.count("given back") == 2, "both to end")
-    for ended in (how, f"{how} of messages"):
-        place = one.notes.index(ended)
-        entered, left = (
-            one.notes[:place].count("stream is current"),
-            one.notes[:place].count("stream is current no more"),
-        )
-        assert entered > left
-
-
-def test_an_abort_that_does_not_return_ends_the_process() -> None:
-    hangs, told = threading.Event(), threading.Event()
-
-    class Stuck(Handle):
-        def abort(self) -> None:
-            assert hangs.wait(20.0)
-
-    limits: list[float] = []
-
-    def stuck(limit_s: float) -> None:
-        limits.append(limit_s)
-        told.set()
-
-    handle = Stuck(Module(), _World(1), 0)
-    aborting = threading.Thread(target=bounded, args=(handle.abort, 0.05, stuck), daemon=True)
-    aborting.start()
-    assert told.wait(10.0) and limits == [0.05]
-    hangs.set()
-    aborting.join(10.0)
-    assert not aborting.is_alive()
-
-
-def test_an_abort_that_returns_is_not_held_against_the_process() -> None:
-    guards_before = {t for t in threading.enumerate() if t.name == "nccl-abort-guard"}
-    handle = Handle(Module(), _World(1), 0)
-    abort_handle(handle)
-    assert handle.ended == "aborted"
-    await_true(
-        lambda: {t for t in threading.enumerate() if t.name == "nccl-abort-guard"} <= guards_before,
-        "the guard to end",
-    )
-
-
-def test_closing_gives_the_communicators_back() -> None:
-    one = One()
-    one.communicator.close()
-    await_true(lambda: [h.ended for h in one.handles] == ["destroyed"] * 2, "both to be destroyed")
-    with pytest.raises(CollectiveAborted, match="closed"):
-        one.communicator.allreduce(torch.ones(1)).wait()
-
-
-# -- what it cannot do
-
-
-def test_other_tensors_are_refused(one: One) -> None:
-    with pytest.raises(ValueError, match="carries tensors of cpu, not meta"):
-        one.communicator.allreduce(torch.ones(1, device="meta"))
-    with pytest.raises(ValueError, match="contiguous"):
-        one.communicator.broadcast(torch.ones(2, 3).t(), 0)
-
-
-@pytest.mark.parametrize(
-    ("missing", "words"),
-    [("cupy", r"bagua-elastic\[cuda12\]"), ("libnccl", "nvidia-nccl-cu12 or nvidia-nccl-cu13")],
-)
-def test_what_is_missing_is_named_with_what_to_install(
-    missing: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cupy: Any = None
-    cuda: Any = None
-    if missing == "libnccl":
-        cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-        cuda.nccl = SimpleNamespace(available=False)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    load: Callable[[], Nccl] = nccl_library.load.__wrapped__
-    with pytest.raises(NcclUnavailableError, match=words):
-        load()
-
-
-def test_its_numbers_are_those_of_this_cupy() -> None:
-    try:
-        module = nccl_library.load().module
-    except NcclUnavailableError as error:
-        pytest.skip(str(error))
-    assert {name: getattr(module, name) for name in NUMBERS} == NUMBERS
-    for name in ("NCCL_SUM", "NCCL_PROD", "NCCL_MAX", "NCCL_MIN"):
-        assert getattr(module, name) == getattr(Module, name)
-
-
-# -- on a GPU
-
-
-@pytest.mark.gpu
-def test_work_queued_before_and_after_needs_no_wait_of_the_script() -> None:
-    skip_without_nccl(2)
-    world = nccl_world(2)
-
-    def act(c: NcclCommunicator) -> list[float]:
-        with torch.cuda.stream(torch.cuda.Stream(c.device)):  # type: ignore[no-untyped-call]
-            tensor = torch.zeros(1 << 24, device=c.device)
-            for _ in range(20):
-                tensor += 1.0  # still under way when the reduction is asked for
-            c.allreduce(tensor).wait()
-            tensor += 1.0
-            return [float(tensor.min()), float(tensor.max())]
-
-    assert run_ranks(world, act) == [[41.0, 41.0]] * 2
-    for communicator in world:
-        communicator.abort("the test is over")
-
-
-@pytest.mark.gpu
-def test_an_abort_on_a_gpu_ends_the_kernels_in_time() -> None:
-    skip_without_nccl(2)
-    lonely, silent = nccl_world(2)
-    tensors = [torch.ones(4, device=c.device) for c in (lonely, silent)]
-    run_ranks([0, 1], lambda r: (lonely, silent)[r].allreduce(tensors[r]).wait())  # they are connected
-    pending = lonely.allreduce(tensors[0])
-    began_s = time.monotonic()
-    lonely.abort("lost")
-    await_true(pending.is_done, "the kernel to end")
-    print(f"ended {time.monotonic() - began_s:.3f} s after the abort")
-    silent.abort("the test is over")
-
-
-@pytest.mark.gpu
-def test_a_peer_that_does_not_join_is_given_up() -> None:
-    skip_without_nccl(2)
-    store = HashStore()
-    store.set_timeout(timedelta(seconds=0.5))
-    with pytest.raises(CollectiveFailed, match="meeting for NCCL"):
-        build_nccl(1, 0, 2, store, torch.device("cuda", 0), 1.0, AbortFlag())

@@ -12,7 +12,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
-from tests.core.elastic.state.test_state_registry import Training
+from tests.core.elastic.state.trainings import Training
 
 DEADLINE_S = 10.0
 made: list[Rank] = []

@@ -14,7 +14,7 @@ from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import EDGES, CorruptPart, Header
-from tests.core.elastic.state.test_state_registry import Training, wire_form
+from tests.core.elastic.state.trainings import Training, wire_form
 
 PLACE = Place(1, StateName(1, 4, 0))
 Part = tuple[Header, torch.Tensor]

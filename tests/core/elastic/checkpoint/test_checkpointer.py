@@ -17,7 +17,7 @@ from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, Rank, together, world
-from tests.core.elastic.state.test_state_registry import Training, wire_form
+from tests.core.elastic.state.trainings import Training, wire_form
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -27,7 +27,7 @@ from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, together, world
 from tests.core.elastic.records import generation
-from tests.core.elastic.state.test_state_registry import Training, wire_form
+from tests.core.elastic.state.trainings import Training, wire_form
 
 
 class FakeMember:

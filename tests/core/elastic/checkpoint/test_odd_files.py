@@ -15,7 +15,7 @@ from bagua_core.elastic.checkpoint import catalogue, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, part_of, read, whole
-from tests.core.elastic.state.test_state_registry import Training
+from tests.core.elastic.state.trainings import Training
 
 
 def fifo(path: Path) -> None:

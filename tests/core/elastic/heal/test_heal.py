@@ -14,7 +14,7 @@ from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, send_state
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
-from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form
+from tests.core.elastic.state.trainings import Training, through_the_wire, wire_form
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, gloo_world, run_ranks
 from tests.core.elastic.records import generation
-from tests.core.elastic.state.test_state_registry import Training, through_the_wire, wire_form
+from tests.core.elastic.state.trainings import Training, through_the_wire, wire_form
 
 
 @pytest.fixture(autouse=True)
