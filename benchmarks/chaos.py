@@ -299,7 +299,7 @@ def _middle_and_p99(values: Sequence[float]) -> tuple[str, str]:
     return f"{statistics.median(values):.2f} s", f"{percentile(values, 0.99):.2f} s"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--events", type=int, default=1000)
@@ -308,7 +308,7 @@ def main() -> int:
     parser.add_argument("--schedule", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--logs", type=Path, help="directory that gets the run's logs")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.schedule:
         print("\n".join(map(str, schedule(args.seed, args.events, args.every))))
         return 0

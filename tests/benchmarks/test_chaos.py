@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import chaos_leaks
+from benchmarks import chaos, chaos_leaks
 from benchmarks.chaos_schedule import schedule
-from benchmarks.result_file import ROOT
 from tests.lab import namespaces
 
 SEED, EVENTS, EVERY_S = 3, 12, 1.5
-DEADLINE_S = 200.0
 
 
-def test_a_short_run_keeps_all_promises(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_starts")
+def test_a_short_run_keeps_all_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if reason := namespaces.unavailable():
         pytest.skip(reason)
-    words = [sys.executable, "-m", "benchmarks.chaos", "--seed", str(SEED), "--events", str(EVENTS)]
-    words += ["--every", str(EVERY_S), "--logs", str(tmp_path / "logs")]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
-    env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{_logs(tmp_path)}"
-    assert "all promises kept" in done.stdout
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ["--seed", str(SEED), "--events", str(EVENTS), "--every", str(EVERY_S)]
+    code = chaos.main([*words, "--logs", str(tmp_path / "logs")])
+    done = capsys.readouterr()
+    assert code == 0, f"{done.out}\n{done.err}\n{_logs(tmp_path)}"
+    assert "all promises kept" in done.out
     for event in schedule(SEED, EVENTS, EVERY_S):
-        assert f"{event} -> " in done.stderr, "the event happened"
+        assert f"{event} -> " in done.err, "the event happened"
     assert [p.name for p in tmp_path.iterdir()] == ["logs"], "its directory is gone"
 
 

@@ -91,6 +91,7 @@ def characters(tmp_path: Path) -> Path:
     return saved
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_short_trainings_come_out_as_under_ddp(tmp_path: Path, characters: Path) -> None:
     task, losses, curves = TASKS["characters"], {}, {}
     for system in ("ddp_sgd", "gradient_allreduce", "bytegrad"):
@@ -105,6 +106,7 @@ def test_short_trainings_come_out_as_under_ddp(tmp_path: Path, characters: Path)
     assert losses["bytegrad"] != losses["gradient_allreduce"], "nothing was compressed"
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_a_training_that_fails_is_reported(tmp_path: Path, characters: Path) -> None:
     with pytest.raises(TrainingFailed, match=r"(?s)exit 1> failed\n.*0 steps instead of -30"):
         train(TASKS["characters"], "gradient_allreduce", [0], -1, characters, tmp_path / "out")

@@ -21,6 +21,7 @@ def test_more_changes_than_jobs_are_refused() -> None:
         cluster_scale.main(["--nodes", "30", "--jobs", "5", "--changes", "2"])
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_a_submitted_job_starts_about_as_soon(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():
         pytest.skip(reason)
@@ -30,6 +31,7 @@ def test_a_submitted_job_starts_about_as_soon(capsys: pytest.CaptureFixture[str]
     assert "in the foreground" in told and "later by" in told
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_scaling_takes_effect(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():
         pytest.skip(reason)

@@ -6,9 +6,8 @@ that fails is run again with `python -m tests.differential --seeds SEED --verbos
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,28 +15,28 @@ import pytest
 from tests.differential import every_draw
 from tests.differential.sabotage import SABOTAGE
 from tests.differential.seed import SeedVerdict
+from tests.lab import zygote
+from tests.lab.launched import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 SHORT_SEEDS = 40
 LONG_SEEDS = 1000
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}:{os.environ.get('PYTHONPATH', '')}"}
+def said(module: str, *arguments: str, limit_s: float) -> list[str]:
+    """What `python -m module` prints, its errors too. In a process of its own, for seeds are forked from one without
+    threads; and forked, for it would import torch again."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory, "said")
+        words = [sys.executable, "-m", module, *arguments]
+        code = zygote.run(words, environment(), output, ROOT, limit_s)
+        text = output.read_text(errors="replace")
+    assert code == 0, text[-4000:]
+    return text.splitlines()
 
 
 def verdicts(module: str, *arguments: str, limit_s: float) -> list[SeedVerdict]:
-    """What `python -m module` finds. In a process of its own, for seeds are forked from one without threads."""
-    ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        timeout=limit_s,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr.decode(errors="replace")[-4000:]
-    return [SeedVerdict.decode(line) for line in ran.stdout.splitlines()]
+    lines = said(module, *arguments, limit_s=limit_s)
+    return [SeedVerdict.decode(line.encode()) for line in lines if line.startswith("{")]
 
 
 def check(found: list[SeedVerdict], count: int) -> None:

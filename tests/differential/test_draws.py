@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 from tests.differential import features, history
-from tests.differential.test_differential import LONG_SEEDS, ROOT, SHORT_SEEDS, environment
+from tests.differential.test_differential import LONG_SEEDS, SHORT_SEEDS, said
 
 # The short form has too few seeds for every optimizer.
 IN_THE_SHORT_FORM = {
@@ -50,12 +48,8 @@ def test_the_long_form_draws_every_choice_with_losses_newcomers_and_leaves() -> 
     assert not {f"{name}, {kind}" for name in changed for kind in kinds if found[f"{name}, {kind}"] < 2}
 
 
-def without_effect(*arguments: str) -> str:
-    """In a process of its own, for scripts are forked from one without threads."""
-    command = [sys.executable, "-m", "tests.differential.effects", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, timeout=600.0, check=True, text=True
-    ).stdout
+def without_effect(*arguments: str) -> list[str]:
+    return said("tests.differential.effects", *arguments, limit_s=600.0)
 
 
 def test_every_drawn_feature_changes_what_the_script_does() -> None:
@@ -64,4 +58,5 @@ def test_every_drawn_feature_changes_what_the_script_does() -> None:
 
 def test_a_feature_that_never_runs_is_found() -> None:
     """Nothing lies between two steps of a loop without a loader."""
-    assert "evaluation=allreduce" in without_effect("loop=next_step", "evaluation=allreduce")
+    (found,) = without_effect("loop=next_step", "evaluation=allreduce")
+    assert "evaluation=allreduce" in found

@@ -3,9 +3,9 @@
 An agent's warm parent takes two to three seconds of processor time to import torch, the agent itself half a second, and
 most tests start several. One process of the test run, the zygote, imports everything once. For each agent it forks the
 process that will be the agent, which enters the host, forks its warm parent and then runs the agent's command line: it
-finds a child that waits for its orders. A daemon of service mode starts its units in this way. A command line that is
-neither `python -m bagua_launch` nor a daemon's, or has another import path, is executed as a program of its own. The
-zygote starts no thread.
+finds a child that waits for its orders. A daemon of service mode starts its units in this way. Another module
+(`python -m MODULE`) runs in a forked process too, without a warm parent. A command line that names no module, or has
+another import path, is executed as a program of its own. The zygote starts no thread.
 
 A start that differs in what libraries read when they are loaded, or whose host has a clock of its own, is not for it.
 """
@@ -36,7 +36,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec'))"
 QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC is imported
-_MODULES = ("bagua_launch", "bagua_agent.service")
+_READ_BY_GROUPS = {"GLOO_SOCKET_IFNAME"}  # when the first group is made, which is after every fork
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -80,7 +80,7 @@ def can_start(environment: Mapping[str, str]) -> bool:
     if os.environ.get(REAL_START_VARIABLE) or "LD_PRELOAD" in environment:
         return False
     ours = _environment()
-    names = {name for name in environment.keys() | ours.keys() if is_read_at_load(name)}
+    names = {name for name in environment.keys() | ours.keys() if is_read_at_load(name)} - _READ_BY_GROUPS
     return all(environment.get(name) == ours.get(name) for name in names)
 
 
@@ -94,8 +94,9 @@ def start(
         "output": str(output),
         "cwd": directory,
         "holder": holder_pid,
-        "module": _module(argv, environment),
+        "module": module_of(argv, environment),
     }
+    output.open("ab").close()  # as Popen's caller has it: there when this returns
     with adopting():
         answer = _zygote().ask(request, (), _START_S)
     assert "pid" in answer, f"the zygote did not start {argv}: {answer}"
@@ -129,12 +130,10 @@ def run(
         raise
 
 
-def _module(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """The module that the zygote can run in the agent's process; None: the command line is to be executed."""
+def module_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The module that the zygote can run in a forked process; None: the command line is to be executed."""
     same_imports = environment.get("PYTHONPATH") == _environment()["PYTHONPATH"]
-    if same_imports and list(argv[:2]) == [sys.executable, "-m"] and argv[2] in _MODULES:
-        return argv[2]
-    return None
+    return argv[2] if same_imports and list(argv[:2]) == [sys.executable, "-m"] else None
 
 
 def _environment() -> dict[str, str]:

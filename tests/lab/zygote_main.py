@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 LENGTH = struct.Struct("!I")
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 ADOPTION_TIMEOUT_MS = 10_000
-DAEMON, UNIT = "bagua_agent.service", "bagua_agent.service.units.run_unit"
+AGENT, DAEMON, UNIT = "bagua_launch", "bagua_agent.service", "bagua_agent.service.units.run_unit"
 
 
 class Loaded(NamedTuple):
@@ -138,8 +138,11 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     module, argv, environment = request["module"], request["argv"], request["env"]
+    if module not in (None, AGENT, DAEMON, UNIT):
+        move(request)
+        return lambda: run_module(module, argv, environment, loaded)
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     if module == DAEMON:
         if os.fork() == 0:
             own.close()

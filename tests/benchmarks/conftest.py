@@ -1,0 +1,43 @@
+"""Lets the zygote start what the short forms of benchmarks start.
+
+A short form measures nothing, and would spend most of its processor time on importing torch in each process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import zygote
+from tests.lab.network import Host
+from tests.lab.process import LabProcess
+
+
+@pytest.fixture
+def forked_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that benchmarks run on the lab's hosts and on this machine are forked from the zygote, not started."""
+    run, init = Host.run, LabProcess.__init__
+
+    def run_forked(host: Host, argv: Sequence[Any], **options: Any) -> LabProcess:
+        words = [str(word) for word in argv]
+        if _can_fork(words, options.get("env"), options.get("output")):
+            return host.run_agent(words, options["env"], options["output"])
+        return run(host, argv, **options)
+
+    def init_forked(self: LabProcess, enter: Sequence[str], argv: Sequence[str], **options: Any) -> None:
+        if not enter and not options.get("forked") and _can_fork(argv, options["env"], options["output"]):
+            options["forked"] = zygote.start(argv, options["env"], options["output"], os.getcwd(), None)
+        init(self, enter, argv, **options)
+
+    monkeypatch.setattr(Host, "run", run_forked)
+    monkeypatch.setattr(LabProcess, "__init__", init_forked)
+
+
+def _can_fork(words: Sequence[str], env: Mapping[str, str] | None, output: Path | None) -> bool:
+    if env is None or output is None or not zygote.can_start(env):
+        return False
+    return zygote.module_of(words, env) is not None
