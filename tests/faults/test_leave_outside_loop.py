@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.node.live_workers import MARGIN_S as WORKERS_END_S
+from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, MARGIN_S
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.faults.saved_steps import newest_step
@@ -15,7 +19,9 @@ from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("train_and_evaluate.py")
 SAMPLES, EPOCHS = 80, 3  # 10 steps an epoch
-GRACE_S = 14.0
+GRACE_S = (
+    WORKERS_END_S + MARGIN_S + FIRST_WRITE_S + 0.5
+)  # the least in which a worker waits for a boundary first
 START_S = 90.0  # imports on a busy machine
 SAVED = "saves the committed state from outside the loop"
 
@@ -24,13 +30,22 @@ class Evaluating:
     """A job whose script takes long somewhere, until it is hurried."""
 
     def __init__(
-        self, job: MakeJob, out: Path, *script: str, grace_s: float = GRACE_S, **more: object
+        self,
+        job: MakeJob,
+        out: Path,
+        *script: str,
+        grace_s: float = GRACE_S,
+        write_s: float = FIRST_WRITE_S,
+        **more: object,
     ) -> None:
+        """write_s: how long a worker expects its first part of a checkpoint to take; it has that and two seconds."""
+        self.grace_s = grace_s + write_s - FIRST_WRITE_S
         self.out = out
         out.mkdir()
         self.saved = out / "saved"
-        options = ["--checkpoint-dir", str(self.saved), "--shutdown-timeout", f"{grace_s:g}"]
-        words = ["--out", str(out), "--samples", str(SAMPLES), "--epochs", str(EPOCHS), *script]
+        options = ["--checkpoint-dir", str(self.saved), "--shutdown-timeout", f"{self.grace_s:g}"]
+        words = ["--out", str(out), "--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
+        words += ["--write-s", str(write_s), *script]
         self.job: Job = job(
             program=[str(SCRIPT), *words], samples=SAMPLES, epochs=EPOCHS, options=options, **more
         )
@@ -44,7 +59,9 @@ class Evaluating:
     def leave(self, nodes: list[Node], code: int = 128 + signal.SIGTERM) -> None:
         for node in nodes:
             node.send(signal.SIGTERM)
-        assert [node.process.wait(GRACE_S + 5.0) for node in nodes] == [code] * len(nodes)
+        assert [node.process.wait(min(self.grace_s, 2 * GRACE_S) + 5.0) for node in nodes] == [code] * len(
+            nodes
+        )
         assert not any(node.says("Traceback") or node.says("did not happen") for node in nodes)
 
     @property
@@ -66,27 +83,46 @@ class Evaluating:
         return {path.read_text() for path in self.out.glob("values-*")}
 
 
-def undisturbed(job: MakeJob, out: Path, slots: int = 1) -> set[str]:
-    run = Evaluating(job, out)
-    run.job.hurry()
-    assert run.job.start(slots=slots).process.wait(120) == 0
-    assert len(run.values) == slots
-    return run.values
+Undisturbed = Callable[[int], set[str]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The values at the end of a run by so many workers of which none was asked to leave."""
+
+    @functools.cache
+    def values(slots: int) -> set[str]:
+        directory = tmp_path_factory.mktemp("undisturbed")
+        run = Evaluating(lambda **keywords: Job(directory, **keywords), directory / "evaluating")  # type: ignore[arg-type]
+        run.job.hurry()
+        try:
+            assert run.job.start(slots=slots).process.wait(120) == 0
+        finally:
+            run.job.end()
+        assert len(run.values) == slots
+        return run.values
+
+    return values
 
 
 @pytest.mark.parametrize("slowly", ["computes", "sleeps", "compiles"])
-def test_the_only_worker_evaluates_in_the_loop(job: MakeJob, tmp_path: Path, slowly: str) -> None:
-    run = Evaluating(job, tmp_path / "out", "--after-step", "7", "--slowly", slowly)
+def test_the_only_worker_evaluates_in_the_loop(
+    job: MakeJob, tmp_path: Path, undisturbed: Undisturbed, slowly: str
+) -> None:
+    # where two threads want the interpreter, a busy machine is slow to let the writing one have it
+    run = Evaluating(
+        job, tmp_path / "out", "--after-step", "7", "--slowly", slowly, write_s=2 * FIRST_WRITE_S
+    )
     node = run.job.start()
     run.await_long(1)
     run.leave([node])
     assert node.says(SAVED) and node.says("the checkpoint of step 7 is written")
     assert run.ends == ["KeyboardInterrupt"] and newest_step(run.saved) == 7
     run.goes_on(7)
-    assert run.values == undisturbed(job, tmp_path / "undisturbed")
+    assert run.values == undisturbed(1)
 
 
-def test_the_only_worker_stands_in_a_step(job: MakeJob, tmp_path: Path) -> None:
+def test_the_only_worker_stands_in_a_step(job: MakeJob, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The step did not happen: its forward began, and nothing more is known of it."""
     run = Evaluating(job, tmp_path / "out", "--in-step", "7")
     node = run.job.start()
@@ -94,14 +130,19 @@ def test_the_only_worker_stands_in_a_step(job: MakeJob, tmp_path: Path) -> None:
     run.leave([node])
     assert node.says(SAVED) and newest_step(run.saved) == 6
     run.goes_on(6)
-    assert run.values == undisturbed(job, tmp_path / "undisturbed")
+    assert run.values == undisturbed(1)
 
 
 @pytest.mark.parametrize(
     ("where", "step"), [(("--after-step", "7"), 7), (("--after-epochs", "1"), 10)], ids=["loop", "epochs"]
 )
 def test_one_of_two_nodes_evaluates_while_the_other_waits_in_the_next_step(
-    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path, where: tuple[str, str], step: int
+    job: MakeJob,
+    etcd: EmbeddedEtcd,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    where: tuple[str, str],
+    step: int,
 ) -> None:
     run = Evaluating(job, tmp_path / "out", *where, "--only-first", endpoints=etcd.endpoint, nodes="2")
     nodes = [run.job.start(), run.job.start()]
@@ -111,7 +152,7 @@ def test_one_of_two_nodes_evaluates_while_the_other_waits_in_the_next_step(
     assert run.ends == ["KeyboardInterrupt"] * 2
     assert any(node.says(f"the checkpoint of step {step} is written") for node in nodes)
     run.goes_on(step, nodes=2)
-    assert run.values == undisturbed(job, tmp_path / "undisturbed", slots=2)
+    assert run.values == undisturbed(2)
 
 
 @pytest.mark.parametrize("algorithm", ["local_sgd", "decentralized"])
@@ -127,7 +168,9 @@ def test_workers_whose_replicas_differ_save_the_first_ones(
     assert len(run.values) == 2, "the buffers differ, as each worker has its own batches"
 
 
-def test_two_nodes_evaluate_between_two_epochs(job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+def test_two_nodes_evaluate_between_two_epochs(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     script = ("--after-epochs", "1", "--slowly", "sleeps")
     run = Evaluating(job, tmp_path / "out", *script, endpoints=etcd.endpoint, nodes="2")
     nodes = [run.job.start(), run.job.start()]
@@ -135,7 +178,7 @@ def test_two_nodes_evaluate_between_two_epochs(job: MakeJob, etcd: EmbeddedEtcd,
     run.leave(nodes)
     assert all(node.says(SAVED) for node in nodes) and newest_step(run.saved) == 10
     run.goes_on(10, nodes=2)
-    assert run.values == undisturbed(job, tmp_path / "undisturbed", slots=2)
+    assert run.values == undisturbed(2)
 
 
 def test_before_the_first_step_workers_leave_at_once(job: MakeJob, tmp_path: Path) -> None:
@@ -160,7 +203,7 @@ def test_a_script_that_ignores_the_interrupt_is_ended_after_its_state_is_saved(
     run.job.check_nothing_left()
 
 
-def test_half_an_optimizer_step_is_not_saved(job: MakeJob, tmp_path: Path) -> None:
+def test_half_an_optimizer_step_is_not_saved(job: MakeJob, tmp_path: Path, undisturbed: Undisturbed) -> None:
     run = Evaluating(job, tmp_path / "out", "--in-optimizer", "7", "--slowly", "sleeps")
     run.job.start(options=["--checkpoint-every", "4"])
     run.await_long(1)
@@ -170,7 +213,7 @@ def test_half_an_optimizer_step_is_not_saved(job: MakeJob, tmp_path: Path) -> No
     assert node.says("the job is not marked stopped", "an optimizer is changing the parameters")
     assert newest_step(run.saved) == 4
     run.goes_on(4, voided=2)
-    assert run.values == undisturbed(job, tmp_path / "undisturbed")
+    assert run.values == undisturbed(1)
 
 
 def test_a_grace_period_that_is_too_short_is_said_when_the_leave_is_asked(

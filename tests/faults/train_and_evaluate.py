@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import bagua_core as bagua
+from bagua_core.elastic.step import leaving
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -25,7 +26,12 @@ parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--only-first", action="store_true", help="global rank 0 evaluates alone")
 parser.add_argument("--in-optimizer", type=int, default=0, help="stand in the optimizer's step in this step")
 parser.add_argument("--ignores", action="store_true", help="the interrupt")
+parser.add_argument(
+    "--write-s", type=float, help="how long the first part of a checkpoint is expected to take"
+)
 args = parser.parse_args()
+if args.write_s is not None:
+    leaving.FIRST_WRITE_S = args.write_s
 
 bagua.init_process_group()
 torch.manual_seed(5)
@@ -58,7 +64,7 @@ def take_long() -> None:
         try:
             if args.slowly == "sleeps":
                 time.sleep(600)
-            if args.slowly == "waits":
+            if args.slowly in ("waits", "compiles"):
                 time.sleep(0.02)
             else:
                 for _ in range(10_000):
