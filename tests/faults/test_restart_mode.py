@@ -186,20 +186,43 @@ def test_a_lost_host_is_found_while_no_worker_says_anything(
     assert stays.process.wait(15) == 128 + signal.SIGTERM
 
 
+# The example, whose steps wait for the test.
+SLOWLY = """
+import runpy, sys, time
+from pathlib import Path
+import torch
+
+hurry, script = Path(sys.argv.pop(1)), sys.argv.pop(1)
+real = torch.optim.AdamW.step
+
+def step(self, *arguments, **keywords):
+    if not hurry.exists():
+        time.sleep(0.4)
+    return real(self, *arguments, **keywords)
+
+torch.optim.AdamW.step = step
+runpy.run_path(script, run_name="__main__")
+"""
+
+
 def test_a_stock_fsdp2_script_goes_on_with_another_world_size(
     job: MakeJob, make_lab: MakeLab, tmp_path: Path
 ) -> None:
     lab = make_lab(2)
     directory = tmp_path / "reverser"
-    program = [str(FSDP2), "--steps", "150", "--every", "10", "--checkpoint-dir", str(directory)]
+    slowly, hurry = tmp_path / "slowly.py", tmp_path / "hurry"
+    slowly.write_text(SLOWLY)
+    program = [str(slowly), str(hurry), str(FSDP2), "--checkpoint-dir", str(directory)]
+    program += ["--steps", "40", "--every", "4", "--batch-size", "4"]
     one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", program=program)
     first = one.start(lab.hosts[0])
     first.await_line("loss", "with 1 processes")  # a checkpoint is written
     one.start(lab.hosts[1])
     first.await_line("from step", "with 2 processes")
     assert not first.says("from step 0 with 2 processes"), "it went on from its checkpoint"
+    hurry.touch()
     one.finish()
-    assert first.says("step 150 loss", "with 2 processes")
+    assert first.says("step 40 loss", "with 2 processes")
     one.check_nothing_left()
 
 
