@@ -24,10 +24,13 @@ def environment(**more: str) -> dict[str, str]:
     return own | {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1", **more}
 
 
-def launch(*words: str, limit_s: float = 180.0, **more: str) -> Launched:
-    """words: behind `bagua-launch`. more: environment variables. Raises subprocess.TimeoutExpired after limit_s."""
+def launch(*words: str, limit_s: float = 180.0, directory: Path | None = None, **more: str) -> Launched:
+    """words: behind `bagua-launch`. directory: where it starts; None: this process's. more: environment variables.
+
+    Raises subprocess.TimeoutExpired after limit_s.
+    """
     command = [sys.executable, "-m", "bagua_launch", *words]
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory, "said")
-        code = zygote.run(command, environment(**more), output, Path.cwd(), limit_s)
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "said")
+        code = zygote.run(command, environment(**more), output, directory or Path.cwd(), limit_s)
         return Launched(code, output.read_text(errors="replace"))

@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import bagua_core as bagua
 from bagua_core.cache import sharing_scope
 from bagua_core.cache.fault_notices import FaultNotices
 from tests.core.cache.scripts_with_caches import ROOT, Counted, python, right
+from tests.lab.launched import launch
 
 MIB = 1 << 20
 
@@ -287,19 +287,10 @@ def test_each_kind_of_fault_is_said_once_by_the_first_process(
 # -- in jobs
 
 
-def launched(tmp_path: Path, *arguments: str, **environment: str) -> str:
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "bagua_launch.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=environ,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def launched(directory: Path, *arguments: str) -> str:
+    done = launch(*arguments, limit_s=150.0, directory=directory)
+    assert done.returncode == 0, done.said
+    return done.said
 
 
 def lines_of(said: str) -> list[tuple[int, int]]:
@@ -384,7 +375,6 @@ def test_a_workers_loss_and_its_replacement(room: Path, tmp_path: Path) -> None:
             str(room),
             str(tmp_path / "log"),
         ),
-        PYTHONPATH=f"{ROOT}:{ROOT / 'protos'}",
     )
     assert (tmp_path / "killed").exists() and "killed by SIGKILL" in said
     computed = Counted(200, tmp_path / "log").computed()
