@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 START_S = 40.0  # importing torch in several workers at once takes seconds where processors are few
 DEADLINE_S = 40.0
-SAMPLES, EPOCHS = 2400, 2
-STEPS = EPOCHS * SAMPLES // 24
+SAMPLES, EPOCHS = 960, 2
+BATCH = 24
+STEPS = EPOCHS * SAMPLES // BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Node:
 class Job:
     """A job and its records. `options` go to bagua-launch on every node, `script` to train.py; or `program` is run
     instead of that. A default job has STEPS steps: few, for each costs every worker some milliseconds of processor
-    time, and the last of them slow, so that it waits for its test."""
+    time, and the last of them slow, so that it waits for its test. A test that needs more steps gives more samples."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from tests.faults.job import DEADLINE_S, START_S, Job
 from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("asking_before_loop.py")
-SAMPLES, EPOCHS = 6000, 2  # steps for a minute, unless hurried: a later worker may start slowly
+SAMPLES, EPOCHS = 720, 2  # steps for 48 s, unless hurried: a later worker may start slowly
 STARTS_AGAIN = "the first workers start again"
 
 

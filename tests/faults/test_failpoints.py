@@ -9,9 +9,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import Node
+from tests.faults.job import EPOCHS, STEPS, Node
 
-# An epoch ends at step 100.
+EPOCH_ENDS = STEPS // EPOCHS
 
 
 def long(point: object) -> ParameterSet:
@@ -108,7 +108,7 @@ def test_a_newcomer_is_killed_after_all_have_switched_to_its_generation(
 @pytest.mark.parametrize("slot", [0, long(1)])
 def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> None:
     one = job(script=["--evaluate"])
-    node = one.start(slots=2, failpoints=f"outside.done=kill@100#{slot}")
+    node = one.start(slots=2, failpoints=f"outside.done=kill@{EPOCH_ENDS}#{slot}")
     fired(node, "outside.done")
     alone = one.await_world(1)
     one.await_world(2, after_step=alone)

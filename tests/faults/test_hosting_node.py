@@ -51,7 +51,7 @@ def overwrite(data: Path) -> None:
 
 
 def hosting_and_guest(job: MakeJob, lab: Lab, nodes: str) -> tuple[Job, Node, Node]:
-    one = job(nodes=nodes)
+    one = job(nodes=nodes, samples=1200, script=["--step-s", "0.3"])
     hosting = one.start(lab.hosts[0], options=["--local-addr", lab.hosts[0].address])
     hosting.await_line("is in force")
     one.endpoints = f"{lab.hosts[0].address}:2379"
@@ -68,7 +68,7 @@ def test_the_etcd_that_a_node_hosts_is_killed(job: MakeJob, make_lab: MakeLab, d
     kill_etcd(hosting, damage=damage)
     for node in (hosting, guest):
         node.await_line("etcd answers again")
-    end = one.await_step(one.step + 20)
+    end = one.await_step(one.step + 10)
     gap_s = one.largest_gap_s(killed_at, end)
     one.measured("largest gap between steps, hosted etcd killed", gap_s, STEP_BOUND_S)
     late = one.start(lab.hosts[2], options=["--rdzv-endpoint", str(one.endpoints)])

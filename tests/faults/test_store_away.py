@@ -9,7 +9,7 @@ from tests.faults.job import STEPS
 def test_etcd_is_killed_and_started_again(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[0])
-    one = job(endpoints=cluster.endpoints, nodes="1:3")
+    one = job(endpoints=cluster.endpoints, nodes="1:3", samples=1440, script=["--step-s", "0.25"])
     nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1])]
     one.await_world(2)
     cluster.kill()
@@ -17,7 +17,7 @@ def test_etcd_is_killed_and_started_again(job: MakeJob, make_lab: MakeLab) -> No
         node.await_line("etcd does not answer")
     # longer than a lease: a job that depended on its keys would notice
     during = one.step
-    one.await_step(during + 80)
+    one.await_step(during + 20)
     cluster.restart()
     for node in nodes:
         node.await_line("etcd answers again")

@@ -6,7 +6,7 @@ from tests.faults.conftest import MakeJob
 
 
 def test_the_slow_one_is_named_and_the_others_go_on_waiting_for_it(job: MakeJob) -> None:
-    one = job(script=["--slow-slot", "1", "--step-s", "0"], options=["--digest-every", "5"])
+    one = job(samples=2400, script=["--slow-slot", "1", "--step-s", "0"], options=["--digest-every", "5"])
     node = one.start(slots=2)
     node.await_line("global rank 1 (", "slot 1) is the slowest", "times as long as the others")
     one.await_step(one.step + 30)  # six windows more

@@ -25,7 +25,7 @@ def store(etcd_endpoint: str) -> Iterator[Store]:
 
 
 def test_garbage_over_each_kind_of_key(job: MakeJob, store: Store, etcd_endpoint: str) -> None:
-    one = job(endpoints=etcd_endpoint, nodes="1:2", samples=6000)
+    one = job(endpoints=etcd_endpoint, nodes="1:2", script=["--step-s", "0.5"])
     node = one.start(slots=2)
     one.await_world(2)
     node.await_line("is in force")
@@ -57,7 +57,7 @@ def test_garbage_over_each_kind_of_key(job: MakeJob, store: Store, etcd_endpoint
     ):
         store.put(key, GARBAGE)
     after = one.step
-    one.await_step(after + 20)
+    one.await_step(after + 5)
     for key in overwritten:
         assert sum("passing over " + key + ":" in line for line in node.log.splitlines()) == 1, key
     # what the line recommends
