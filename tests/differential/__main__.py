@@ -1,6 +1,7 @@
 """Command line of the differential harness: runs seeds and prints a line for each.
 
 python -m tests.differential --seeds 0:100
+python -m tests.differential --seeds short                  # as few as show every feature with every kind of event
 python -m tests.differential --seeds 7 --feature nadam --feature schedule=epoch --history none --verbose
 python -m tests.differential --seeds 7 --only --history "3 workers; kill w1 commit.after@5; join w3 step@7"
 """
@@ -11,8 +12,9 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
-from tests.differential import features, history
+from tests.differential import features, history, short_form
 from tests.differential.lanes import Case, verdicts
 
 
@@ -56,7 +58,9 @@ def _case(seed: int, arguments: argparse.Namespace) -> Case:
     return Case(f, happened)
 
 
-def _seeds(text: str) -> range:
+def _seeds(text: str) -> Sequence[int]:
+    if text == "short":
+        return short_form.seeds()
     first, _, end = text.partition(":")
     return range(int(first), int(end) if end else int(first) + 1)
 
@@ -65,7 +69,7 @@ def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.differential", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--seeds", type=_seeds, required=True, help="A:B (B excluded), or one seed")
+    parser.add_argument("--seeds", type=_seeds, required=True, help="A:B (B excluded), one seed, or `short`")
     parser.add_argument(
         "--feature", action="append", default=[], help="set a feature: field=choice, or an optimizer"
     )

@@ -1,6 +1,7 @@
 """What each drawn feature changes in one plain process: a feature without an effect would compare nothing.
 
-`python -m tests.differential.effects A:B` prints, for the seeds from A to B, the features that change nothing;
+`python -m tests.differential.effects short` prints, for the seeds of the short form, the features that change nothing,
+each choice in the first seed that has it;
 `python -m tests.differential.effects FIELD=CHOICE ...` does so for these, whether they fit together or not.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import torch._dynamo  # see lanes.py
 
-from tests.differential import compare
+from tests.differential import compare, short_form
 from tests.differential.features import Features, draw
 from tests.differential.worker import Part, prepare, state_file
 
@@ -49,16 +50,17 @@ def outcome(f: Features) -> dict[str, Any] | None:
     return {**left["state"], "bodies": left["bodies"]}
 
 
-def without_effect(f: Features) -> list[str]:
-    """Of the features of `f`, those without which the script does the same."""
+def without_effect(f: Features, tried: set[str]) -> list[str]:
+    """Of the features of `f`, those without which the script does the same. tried: choices to pass over; gets more."""
     whole, plain = outcome(f), Features(f.seed)
     if whole is None:
         return ["all of them: the script fails"]
     found = []
     for field in fields(f):
         value = getattr(f, field.name)
-        if field.name in SIZES or value == getattr(plain, field.name):
+        if field.name in SIZES or value == getattr(plain, field.name) or f"{field.name}={value}" in tried:
             continue
+        tried.add(f"{field.name}={value}")
         lacking = outcome(replace(f, **{field.name: getattr(plain, field.name)}))
         # a script that can't do without it is another one too
         if lacking is not None and not _differ(field.name, whole, lacking):
@@ -81,10 +83,11 @@ def main() -> None:
         assigned = dict(argument.split("=") for argument in sys.argv[1:])
         drawn = [replace(Features(1), **assigned)]  # type: ignore[arg-type]
     else:
-        first, _, end = sys.argv[1].partition(":")
-        drawn = [draw(seed) for seed in range(int(first), int(end))]
+        assert sys.argv[1] == "short", sys.argv
+        drawn = [draw(seed) for seed in short_form.seeds()]
+    tried = set[str]()
     for f in drawn:
-        for name in without_effect(f):
+        for name in without_effect(f, tried):
             print(f"{f.seed}: {name} of {' '.join(f.names)}", flush=True)
 
 

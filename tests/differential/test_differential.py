@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.differential import every_draw
+from tests.differential import every_draw, short_form
 from tests.differential.sabotage import SABOTAGE
 from tests.differential.seed import SeedVerdict
 from tests.lab import zygote
 from tests.lab.launched import ROOT, environment
 
-SHORT_SEEDS = 40
 LONG_SEEDS = 1000
 
 
@@ -46,8 +45,8 @@ def check(found: list[SeedVerdict], count: int) -> None:
 
 
 def test_drawn_histories_give_what_a_plain_process_gives() -> None:
-    found = verdicts("tests.differential", "--json", "--seeds", f"0:{SHORT_SEEDS}", limit_s=600.0)
-    check(found, SHORT_SEEDS)
+    found = verdicts("tests.differential", "--json", "--seeds", "short", limit_s=600.0)
+    check(found, len(short_form.seeds()))
     events = " ".join(v.history for v in found)
     assert all(word in events for word in ("kill", "join", "leave", "resume")), events
 

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from tests.differential import features, history
-from tests.differential.test_differential import LONG_SEEDS, SHORT_SEEDS, said
-
-# The short form has too few seeds for every optimizer.
-IN_THE_SHORT_FORM = {
-    f"{name}={choice}"
-    for name, choices in features.CHOICES.items()
-    for choice, _ in choices
-    if name != "optimizer"
-} | {"nadam in bfloat16", "master in bfloat16", "resumed by more", "resumed by fewer"}
+from tests.differential import short_form
+from tests.differential.short_form import KINDS, choices, counted
+from tests.differential.test_differential import LONG_SEEDS, said
 
 
-def counted(seeds: int) -> Counter[str]:
-    """How many seeds have each choice of a feature, alone and in a history with a loss or a newcomer."""
-    found = Counter[str]()
-    for seed in range(seeds):
-        f = features.draw(seed)
-        happened = history.draw(seed, f)
-        names = [f"{name}={getattr(f, name)}" for name in features.CHOICES]
-        if f.dtype == "bfloat16":
-            names.append(f"{f.optimizer} in bfloat16")
-        kinds = {event.kind for event in happened.events}
-        found.update(names)
-        found.update(f"{name}, {kind}" for name in names for kind in kinds)
-        if happened.resumed_by:
-            found[f"resumed by {'more' if happened.resumed_by > happened.first else 'fewer'}"] += 1
-    return found
-
-
-def test_the_short_form_draws_every_choice() -> None:
-    found = counted(SHORT_SEEDS)
-    assert not {name for name in IN_THE_SHORT_FORM if not found[name]}
+def test_the_short_form_draws_every_choice_and_each_but_the_optimizers_with_all_events() -> None:
+    found = counted(short_form.seeds())
+    assert not {name for name in choices() if not found[name]}
+    changed = {name for name in choices() if not name.startswith("optimizer=")}
+    assert not {f"{name}, {kind}" for name in changed for kind in KINDS if not found[f"{name}, {kind}"]}
 
 
 def test_the_long_form_draws_every_choice_with_losses_newcomers_and_leaves() -> None:
-    found = counted(LONG_SEEDS)
-    choices = {f"{name}={choice}" for name, of_name in features.CHOICES.items() for choice, _ in of_name}
-    wanted = choices | IN_THE_SHORT_FORM
-    assert not {name for name in wanted if found[name] < 20}
-    changed = wanted - {"resumed by more", "resumed by fewer"}
-    kinds = ("kill", "join", "leave")
-    assert not {f"{name}, {kind}" for name in changed for kind in kinds if found[f"{name}, {kind}"] < 2}
+    found = counted(range(LONG_SEEDS))
+    assert not {name for name in choices() | short_form.RESUMED if found[name] < 20}
+    assert not {f"{name}, {kind}" for name in choices() for kind in KINDS if found[f"{name}, {kind}"] < 2}
 
 
 def without_effect(*arguments: str) -> list[str]:
@@ -53,7 +25,7 @@ def without_effect(*arguments: str) -> list[str]:
 
 
 def test_every_drawn_feature_changes_what_the_script_does() -> None:
-    assert not without_effect("0:20")
+    assert not without_effect("short")
 
 
 def test_a_feature_that_never_runs_is_found() -> None:
