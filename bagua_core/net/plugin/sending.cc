@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "chunk_choice.h"
 #include "counters.h"
 #include "helpers.h"
 #include "settings.h"
@@ -16,15 +17,15 @@ namespace bagua {
 namespace {
 
 constexpr std::size_t WORTH_WAKING_BYTES = 256 << 10;
-constexpr double CHUNK_S = 0.001;      // a chunk is what a connection moves in about this time
-constexpr double STICK_S = 0.0005;     // what another connection must save before it takes a part of a message
-constexpr double FIRST_RATE = 128e6;   // bytes a second, while no connection was measured
-constexpr std::size_t NOTHING = SIZE_MAX;  // an empty message has a chunk of 0 bytes
 
 }  // namespace
 
 Sender::Sender(std::vector<Socket> sockets, const std::string& peer) : Communicator(peer, EPOLLOUT) {
-  for (Socket& s : sockets) adopt(std::make_unique<Lane>(std::move(s)));
+  for (Socket& s : sockets) {
+    auto lane = std::make_unique<Lane>(std::move(s));
+    flows_.push_back(&lane->flow);
+    adopt(std::move(lane));
+  }
   Helpers::add(this);
 }
 
@@ -74,7 +75,7 @@ bool Sender::take_chunk(Lane& c) {
   if (unassigned_.empty()) return false;
   Outgoing& r = *unassigned_.front();
   std::size_t left = r.bytes - r.assigned, size = left;
-  if (connections_.size() > 1 && (size = chunk_for(c, left)) == NOTHING) return false;
+  if (connections_.size() > 1 && (size = chunk_of(c, left)) == NOTHING) return false;
   c.message = &r;
   c.header = {CHUNK_MAGIC, r.tag, r.number, r.bytes, r.assigned, static_cast<std::uint32_t>(size), 0};
   c.header_left = sizeof c.header;
@@ -87,30 +88,11 @@ bool Sender::take_chunk(Lane& c) {
   return true;
 }
 
-// What a connection takes of a message of which `left` bytes are unassigned; NOTHING, if others will have moved all
-// sooner. Every connection is filled to the same time of ending, in their order: the first alone while it is fast.
-std::size_t Sender::chunk_for(Lane& c, std::size_t left) {
-  const Settings& s = settings();
+// What a connection takes of the oldest message; all flows are known afresh.
+std::size_t Sender::chunk_of(Lane& c, std::size_t left) {
   Clock::time_point now = Clock::now();
-  c.flow.sample_if_due(now, c.socket.fd());
-  if (left <= s.least_chunk_bytes && c.flow.ends_in_s(now, left, FIRST_RATE) <= STICK_S) return left;
-  double known = 0, rates = 0, all = static_cast<double>(unassigned_bytes_);
-  for (const auto& one : connections_) {
-    Flow& flow = static_cast<Lane&>(*one).flow;
-    flow.sample_if_due(now, one->socket.fd());
-    all += flow.queued(now);
-    if (flow.rate() >= 0) rates += flow.rate(), known++;
-  }
-  double assumed = rates > 0 ? rates / known : FIRST_RATE;  // of those that were not measured
-  rates += (static_cast<double>(connections_.size()) - known) * assumed;
-  double moves = c.flow.rate() < 0 ? assumed * CHUNK_S : c.flow.rate() * CHUNK_S;
-  std::size_t size = std::min(std::clamp(static_cast<std::size_t>(moves), s.least_chunk_bytes, s.chunk_bytes), left);
-  if (left < size + s.least_chunk_bytes / 2 && left <= s.chunk_bytes) size = left;
-  double ends_s = c.flow.ends_in_s(now, size, assumed);
-  if (ends_s <= all / rates + STICK_S) return size;
-  for (const auto& one : connections_)  // the soonest takes it, however slow all are
-    if (static_cast<Lane&>(*one).flow.ends_in_s(now, size, assumed) < ends_s) return NOTHING;
-  return size;
+  for (const auto& one : connections_) static_cast<Lane&>(*one).flow.sample_if_due(now, one->socket.fd());
+  return chunk_for(c.flow, flows_, {left, unassigned_bytes_}, settings(), now);
 }
 
 // Chunk after chunk on one connection while the kernel takes them.

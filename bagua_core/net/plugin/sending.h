@@ -4,6 +4,7 @@
 #include <array>
 #include <deque>
 #include <unordered_map>
+#include <vector>
 
 #include "communicator.h"
 #include "flow.h"
@@ -43,9 +44,10 @@ class Sender final : public Communicator {
   bool work(Connection&, Lock&) override;
   bool write(Lane&, Lock&);
   bool take_chunk(Lane&);
-  std::size_t chunk_for(Lane&, std::size_t left);
+  std::size_t chunk_of(Lane&, std::size_t left);
   void written(Lane&, std::size_t bytes);
 
+  std::vector<Flow*> flows_;  // of the connections
   std::array<Outgoing, MOST> requests_{};
   std::deque<Outgoing*> unassigned_;  // in the order of their sends; the chunks of a connection keep this order
   std::size_t unassigned_bytes_ = 0, unfinished_ = 0, next_free_ = 0;

@@ -7,11 +7,26 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "settings.h"
 
 namespace bagua {
 namespace {
+
+constexpr std::uint64_t FIRST_WINDOW = 10;  // segments: the kernel's TCP_INIT_CWND
+
+// What the congestion window will be when the next byte is sent: the kernel halves it for each timeout of idleness, and
+// only then. Not that of BBR, which paces instead.
+std::uint64_t next_window(int fd, const tcp_info& info) {
+  std::uint64_t window = info.tcpi_snd_cwnd, rto_ms = std::max(info.tcpi_rto / 1000, 1U);
+  std::uint64_t timeouts = info.tcpi_unacked > 0 ? 0 : info.tcpi_last_data_sent / rto_ms;
+  if (timeouts == 0 || window <= FIRST_WINDOW) return window;
+  char name[16] = "";
+  socklen_t bytes = sizeof name;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes) != 0 || std::strncmp(name, "bbr", 3) == 0) return window;
+  return std::max(window >> std::min<std::uint64_t>(timeouts, 63), FIRST_WINDOW);
+}
 
 bool set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof value) == 0; }
 
@@ -92,6 +107,9 @@ Health health_of(int fd) {
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return health;
   health.retransmits = info.tcpi_total_retrans;
   health.round_trip_s = info.tcpi_rtt / 1e6;
+  health.least_round_trip_s = std::min(info.tcpi_min_rtt, info.tcpi_rtt) / 1e6;
+  health.window_bytes = next_window(fd, info) * info.tcpi_snd_mss;
+  health.paced_rate = static_cast<double>(info.tcpi_pacing_rate);
   health.acknowledged = info.tcpi_bytes_acked;
   health.busy_s = static_cast<double>(info.tcpi_busy_time) / 1e6;
   // A peer whose window is closed answers each probe, so probes without an answer mean that it is gone.

@@ -66,6 +66,9 @@ void reset_on_close(int fd);
 struct Health {
   std::uint64_t retransmits = 0;    // segments since the connection began
   double round_trip_s = 0;          // smoothed
+  double least_round_trip_s = 0;    // without what queues add
+  std::uint64_t window_bytes = 0;   // what congestion control lets be under way
+  double paced_rate = 0;            // bytes a second, the most that congestion control lets out
   std::uint64_t acknowledged = 0;   // bytes since the connection began
   double busy_s = 0;                // during which bytes were not acknowledged; in steps of the kernel's clock
   bool waits_for_peer = false;      // segments or probes are unanswered
