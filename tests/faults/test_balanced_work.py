@@ -13,7 +13,7 @@ from tests.faults.job import Job
 SCRIPT = Path(__file__).with_name("train_balanced.py")
 
 
-def balanced(job: MakeJob, *more: str, samples: int = 2400, epochs: int = 4) -> Job:
+def balanced(job: MakeJob, *more: str, samples: int = 1200, epochs: int = 2) -> Job:
     words = [str(SCRIPT), "--samples", str(samples), "--epochs", str(epochs), *more]
     return job(program=words, samples=samples, epochs=epochs)
 

@@ -12,7 +12,7 @@ from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S, Job
 from tests.lab.wait import eventually
 
-SAMPLES = 1200
+SAMPLES = 720
 EPOCHS = 2
 LAST_STEP = EPOCHS * SAMPLES // 24
 

@@ -73,8 +73,8 @@ for _ in loader.epochs(args.epochs):
         optimizer.step()
         optimizer.zero_grad()
         # a device's work, which leaves the processor to the others
-        work_s = 0.01 + 2e-4 * float(length.sum())
-        time.sleep(work_s if not (OUT / "hurry").exists() else work_s / 20)
+        work_s = 0.1 + 2e-3 * float(length.sum())
+        time.sleep(work_s if not (OUT / "hurry").exists() else work_s / 200)
 
 (OUT / "ends").mkdir(exist_ok=True)
 part = OUT / "ends" / f"{WORKER}.part"
