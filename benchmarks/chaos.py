@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import statistics
 import sys
@@ -180,12 +181,19 @@ class Chaos:
         return self._job.first_step_of(node, min(after, default=float("inf")))
 
 
-def run(events: int, seed: int, every_s: float, directory: Path, say: Callable[[str], None]) -> ChaosOutcome:
-    """One run in `directory`, which is kept for its logs."""
+def run(
+    events: int,
+    seed: int,
+    every_s: float,
+    directory: Path,
+    say: Callable[[str], None],
+    script: Sequence[str] = (),
+) -> ChaosOutcome:
+    """One run in `directory`, which is kept for its logs. script: see ChaosJob."""
     outcome = ChaosOutcome(seed, events)
     with Lab(HOSTS + 1, directory) as lab:
         etcd = lab.etcd(lab.hosts[HOSTS], members=3)
-        job = ChaosJob(lab, lab.hosts[:HOSTS], etcd.endpoints)
+        job = ChaosJob(lab, lab.hosts[:HOSTS], etcd.endpoints, script)
         injection = Injection(job, etcd)
         chaos = Chaos(job, etcd, injection, say)
         try:
@@ -305,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=6.0, help="seconds between two events on average")
+    parser.add_argument("--script", default="", help="further arguments of chaos_train.py")
     parser.add_argument("--schedule", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--logs", type=Path, help="directory that gets the run's logs")
@@ -324,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs = (args.logs or Path(tempfile.gettempdir())) / f"{directory.name}-logs"
     violated = True
     try:
-        outcome = run(args.events, args.seed, args.every, directory, say)
+        outcome = run(args.events, args.seed, args.every, directory, say, shlex.split(args.script))
         violated = bool(outcome.violations)
     finally:
         if violated or args.logs is not None:  # a violation after an hour must not lose its history

@@ -52,9 +52,10 @@ class Node:
 
 
 class ChaosJob:
-    """nodes: by number of their host, the running one or the last. violations: what must not have happened."""
+    """script: further arguments of chaos_train.py. nodes: by number of their host, the running one or the last.
+    violations: what must not have happened."""
 
-    def __init__(self, lab: Lab, hosts: Sequence[Host], endpoints: str) -> None:
+    def __init__(self, lab: Lab, hosts: Sequence[Host], endpoints: str, script: Sequence[str] = ()) -> None:
         self.hosts = list(hosts)
         self.directory = lab.directory
         self.records = lab.directory / "ledger"
@@ -65,6 +66,7 @@ class ChaosJob:
         self.nodes: dict[int, Node] = {}
         self.started: list[Node] = []
         self.violations: list[str] = []
+        self._script = list(script)
         self._words = [sys.executable, "-m", "bagua_launch", "--nnodes", f"1:{len(hosts)}"]
         self._words += ["--rdzv-endpoint", endpoints, "--rdzv-id", JOB_ID, "--ledger", str(self.records)]
 
@@ -82,7 +84,7 @@ class ChaosJob:
         }
         output = self.directory / f"terminal-{len(self.started) + 1}-{host.name}.log"
         words = [*self._words, "--local-addr", host.address, str(SCRIPT)]
-        words += ["--out", str(self.out), "--samples", str(SAMPLES)]
+        words += ["--out", str(self.out), "--samples", str(SAMPLES), *self._script]
         node = Node(host, host.run(words, env=env, output=output), time.time())
         self.nodes[host.number] = node
         self.started.append(node)

@@ -12,6 +12,7 @@ from benchmarks.chaos_schedule import schedule
 from tests.lab import namespaces
 
 SEED, EVENTS, EVERY_S = 3, 12, 1.5
+SCRIPT = "--step-s 0.06 --least-steps 400"  # by then the loss is a third of its target
 
 
 @pytest.mark.usefixtures("forked_starts")
@@ -22,6 +23,7 @@ def test_a_short_run_keeps_all_promises(
         pytest.skip(reason)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     words = ["--seed", str(SEED), "--events", str(EVENTS), "--every", str(EVERY_S)]
+    words += ["--script", SCRIPT]
     code = chaos.main([*words, "--logs", str(tmp_path / "logs")])
     done = capsys.readouterr()
     assert code == 0, f"{done.out}\n{done.err}\n{_logs(tmp_path)}"
