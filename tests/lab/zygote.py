@@ -36,7 +36,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec'))"
 QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC is imported
-_READ_BY_GROUPS = {"GLOO_SOCKET_IFNAME"}  # when the first group is made, which is after every fork
+# Read after every fork: when the first group is made, or something is compiled. Torch sets the second in this process.
+_READ_LATER = {"GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -80,7 +81,7 @@ def can_start(environment: Mapping[str, str]) -> bool:
     if os.environ.get(REAL_START_VARIABLE) or "LD_PRELOAD" in environment:
         return False
     ours = _environment()
-    names = {name for name in environment.keys() | ours.keys() if is_read_at_load(name)} - _READ_BY_GROUPS
+    names = {name for name in environment.keys() | ours.keys() if is_read_at_load(name)} - _READ_LATER
     return all(environment.get(name) == ours.get(name) for name in names)
 
 
