@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,11 +28,12 @@ from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from benchmarks import result_file
 from benchmarks.load_balancing_texts import NAMES, texts
+from tests.lab.process import LabProcess
 
 UNBALANCED, GOOD = 1.5, 1.05
 SIMILAR_BATCHES = 16
 SYSTEMS = ("ddp", "ddp, balanced sampler", "elastic", "elastic, balanced", "elastic, similar")
-_SCRIPT = Path(__file__).with_name("load_balancing_worker.py")
+_WORKER = "benchmarks.load_balancing_worker"
 _TIMEOUT_S = 600.0
 
 
@@ -131,7 +131,7 @@ def trial(
 ) -> Trial:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
-        words = [str(_SCRIPT), "--system", system, "--texts", str(path), "--out", str(out)]
+        words = ["-m", _WORKER, "--system", system, "--texts", str(path), "--out", str(out)]
         words += ["--steps", str(steps), "--batch", str(batch), "--device-us", str(device_us)]
         paths = [str(result_file.ROOT), str(result_file.ROOT / "protos"), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -143,7 +143,7 @@ def trial(
         else:
             launch = [sys.executable, "-m", "bagua_launch", "--nproc-per-node", str(workers)]
             commands = [([*launch, *words], env)]
-        _run(commands)
+        _run(commands, out)
         ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(workers)]
     sums = list(zip(*(r["words"] for r in ranks), strict=True))
     imbalance = statistics.mean(max(s) * workers / sum(s) for s in sums)
@@ -151,21 +151,19 @@ def trial(
     return Trial(name, workers, device_us, system, sum(map(sum, sums)) / seconds, imbalance)
 
 
-def _run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
+def _run(commands: Sequence[tuple[list[str], dict[str, str]]], directory: Path) -> None:
+    """directory: for what they print."""
     processes = [
-        subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for words, env in commands
+        LabProcess([], words, env=env, output=directory / f"output-{number}.log", host_name="here")
+        for number, (words, env) in enumerate(commands)
     ]
     try:
         for process in processes:
-            said, _ = process.communicate(timeout=_TIMEOUT_S)
-            if process.returncode:
-                raise RuntimeError(f"{process.args} ended with {process.returncode}:\n{said}")
+            if process.wait(_TIMEOUT_S) != 0:
+                raise RuntimeError(f"{process} failed\n{process.tail()}")
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
 
 
 def throughput(

@@ -42,6 +42,7 @@ def test_rows_are_ratios_of_medians() -> None:
     assert [(row[2], row[-1]) for row in rows] == [("ddp", "1.00x"), ("elastic", "1.50x")]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.parametrize("system", ["ddp, balanced sampler", "elastic, similar"])
 def test_a_short_run(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--part", "throughput", "--texts", "pareto", "--count", "1200", "--steps", "4", "--repeat", "1"]
