@@ -159,7 +159,7 @@ def test_merged_nics_have_connections_by_their_speeds(make_driver: MakeDriver, m
     connect_by(handle.hex(), receiver, "l", sender, "c", device=2)
     lines = established(lab.hosts[0]).splitlines()
     links = [line.split()[3].rpartition(":")[0] for line in lines]
-    assert [links.count(host) for host in hosts] == [6, 2]  # of the default of eight, in proportion to 4 : 1
+    assert [links.count(host) for host in hosts] == [13, 3]  # of the default of 16, in proportion to 4 : 1
     move(sender, receiver, "c", 4_000_000, 1)
 
 

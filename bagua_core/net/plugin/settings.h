@@ -7,7 +7,7 @@
 namespace bagua {
 
 struct Settings {
-  int streams = 8;                          // BAGUA_NET_STREAMS: connections of one communicator, 1 to 64
+  int streams = 16;                         // BAGUA_NET_STREAMS: connections of one communicator, 1 to 64
   std::size_t chunk_bytes = 1 << 20;        // BAGUA_NET_CHUNK_BYTES: the most that one connection takes at a time
   std::size_t least_chunk_bytes = 32 << 10; // BAGUA_NET_LEAST_CHUNK_BYTES: the least, of a message that is divided
   std::size_t unsent_bytes = 512 << 10;     // BAGUA_NET_UNSENT_BYTES: what the kernel holds unsent of a connection
