@@ -1,6 +1,6 @@
 """Compares transports of NCCL between two lab hosts: NCCL's own sockets at several settings, and a network plugin.
 
-    python -m benchmarks.bagua_net --keep                      # NCCL's own sockets and Bagua-Net: about 8 minutes
+    python -m benchmarks.bagua_net --keep                      # NCCL's own sockets and Bagua-Net: about 11 minutes
     python -m benchmarks.bagua_net --plugin LIBRARY            # another plugin
     python -m benchmarks.bagua_net --quick
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_core.net.build import library
-from benchmarks import plots
+from benchmarks import link_faults, plots
 from benchmarks.net_driver import build, libnccl
 from benchmarks.net_driver.pair import Pair, Plan, Stream
 from benchmarks.net_driver.process import Driver
@@ -33,6 +34,12 @@ PLUGIN_VERSION = 12
 SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KB to 64 MB
 LARGEST = 256 * 1024 * 1024  # takes seconds on slow links
 LINE_RATE = {"1gbit": 0.125, "10gbit": 1.25}  # gigabytes per second
+SLOW_RATE = "200mbit"
+# The default of most hosts; the kernel of the machine may have another one. A connection with BBR ignores loss.
+CONGESTION = "cubic"
+LARGEST_WITH_LOSS = 1024 * 1024  # one connection of NCCL's takes seconds for more
+RATE_WITH_LOSS = 0.05  # of the line, about what loss leaves
+REST_S = 2.0  # of connected pairs without messages
 STREAM_S = 0.15  # of one measurement at the line's rate
 MOST_MESSAGES = 500
 CPU_BYTES = 64 * 1024 * 1024
@@ -44,9 +51,13 @@ class Condition:
     rate: str
     delay_ms: float = 0.0
     lanes: int = 1
+    loss: float = 0.0  # share of the packets
+    slow_flow: bool = False  # the rate is of each TCP connection, and one of a system has SLOW_RATE
 
     def __str__(self) -> str:
         delay = f", {self.delay_ms:g} ms each way" if self.delay_ms else ""
+        delay += f", {self.loss:.1%} loss" if self.loss else ""
+        delay += f" for each connection, one {SLOW_RATE}" if self.slow_flow else ""
         return f"{self.rate}{delay}, {self.lanes} communicator{'s' if self.lanes > 1 else ''}"
 
 
@@ -58,12 +69,18 @@ CONDITIONS = (
     Condition("1gbit", delay_ms=1),
     Condition("1gbit", delay_ms=10),
     Condition("1gbit", delay_ms=50),
+    Condition("1gbit", delay_ms=10, loss=0.001),
+    Condition("1gbit", delay_ms=10, loss=0.01),
+    Condition("1gbit", slow_flow=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """mode: `answered` waits for the receiver after each message, `stream` does not; `cpu` polls with rests."""
+    """mode: `answered` waits for the receiver after each message, `stream` does not; `cpu` polls with rests.
+
+    `rest` moves nothing: its processor time is in a second, not for a gigabyte.
+    """
 
     condition: str
     system: str
@@ -74,12 +91,15 @@ class Measurement:
 
 
 def sizes_of(condition: Condition) -> list[int]:
+    if condition.loss:
+        return [size for size in SIZES if size <= LARGEST_WITH_LOSS]
     return [*SIZES, LARGEST] if condition.rate == "10gbit" and condition.lanes == 1 else list(SIZES)
 
 
 def plan(condition: Condition, size: int, mode: str) -> Plan:
     """As many messages as take about STREAM_S at the line's rate; answered ones also wait for the round trip."""
-    each_s = size / (LINE_RATE[condition.rate] * 1e9)
+    rate = LINE_RATE[condition.rate] * (RATE_WITH_LOSS if condition.loss else 1)
+    each_s = size / (rate * 1e9)
     if mode == "answered":
         each_s += 2 * condition.delay_ms / 1000
     messages = max(1, min(MOST_MESSAGES, int(STREAM_S / each_s)))
@@ -91,7 +111,7 @@ def better_baseline(measured: list[Measurement]) -> dict[tuple[str, int, str], f
     """The best median of NCCL's own settings by condition, size and mode; gigabytes per second."""
     best: dict[tuple[str, int, str], float] = {}
     for (condition, system, size, mode), value in medians(measured).items():
-        if system != PLUGIN:
+        if system != PLUGIN and mode != "rest":
             best[condition, size, mode] = max(value, best.get((condition, size, mode), 0.0))
     return best
 
@@ -134,11 +154,17 @@ def measure(condition: Condition, sizes: list[int], repeat: int, plugin: Path | 
         found.append(Measurement(str(condition), system, size, mode, speed, cpu))
 
     with Lab(2) as lab:
-        lab.shape(condition.rate)
+        link_faults.use_congestion_control(lab, CONGESTION)
+        if not condition.slow_flow:
+            lab.shape(condition.rate)
+        if condition.loss:
+            link_faults.drop_packets(lab, condition.loss)
         with (
             delayed(lab, condition.delay_ms / 1000) if condition.delay_ms else nullcontext(),
             connected(lab, condition, plugin) as pairs,
         ):
+            if condition.slow_flow:
+                slow_flows(lab, condition, pairs)
             for _ in range(repeat):
                 for size in sizes:
                     for mode in ("answered", "stream"):
@@ -146,7 +172,28 @@ def measure(condition: Condition, sizes: list[int], repeat: int, plugin: Path | 
                             take(system, pair, size, mode)
                 for system, pair in pairs.items():
                     take(system, pair, min(CPU_BYTES, sizes[-1]), "cpu")
+            for system, rested_s in rest(pairs).items():
+                found.append(Measurement(str(condition), system, 0, "rest", 0.0, rested_s))
     return found
+
+
+def slow_flows(lab: Lab, condition: Condition, pairs: dict[str, Pair]) -> None:
+    """Limit the connections that carry data, which a stream shows."""
+    limits = link_faults.SlowFlows(lab.hosts[0], condition.rate, SLOW_RATE)
+    for pair in pairs.values():
+        pair.stream(Plan(16 * 1024 * 1024, 8, acknowledge_every=8), condition.lanes)
+        limits.limit(pair.sender)
+
+
+def rest(pairs: dict[str, Pair]) -> dict[str, float]:
+    """Processor seconds in a second of connected pairs without messages, both hosts."""
+
+    def used_s(pair: Pair) -> float:
+        return sum(driver.usage()["cpu_s"] for driver in (pair.sender, pair.receiver))
+
+    before = {name: used_s(pair) for name, pair in pairs.items()}
+    time.sleep(REST_S)  # what is measured
+    return {name: (used_s(pair) - before[name]) / REST_S for name, pair in pairs.items()}
 
 
 def report(measured: list[Measurement]) -> str:
@@ -157,22 +204,27 @@ def report(measured: list[Measurement]) -> str:
         here = [one for one in measured if one.condition == condition]
         names = list(dict.fromkeys(one.system for one in here))
         rows = []
-        for size, mode in dict.fromkeys((one.size_bytes, one.mode) for one in here if one.mode != "cpu"):
-            speeds = [f"{values[condition, name, size, mode] * 8:.3f}" for name in names]
+        for size, mode in dict.fromkeys(
+            (one.size_bytes, one.mode) for one in here if one.mode in ("answered", "stream")
+        ):
+            speeds = [f"{values[condition, name, size, mode] * 8:.3g}" for name in names]
             if PLUGIN in names:
                 speeds.append(f"{values[condition, PLUGIN, size, mode] / best[condition, size, mode]:.2f}")
             rows.append([f"{size // 1024} KB", mode, *speeds])
         head = ["message", "mode", *names, *(["plugin / best"] if PLUGIN in names else [])]
         parts.append(f"## {condition}, Gbit/s\n\n{table(head, rows)}")
-        cpu = [
-            statistics.median(
-                one.cpu_s_per_gigabyte for one in here if (one.system, one.mode) == (name, "cpu")
-            )
-            for name in names
-        ]
-        words = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, cpu, strict=True))
-        parts.append(f"Processor seconds per GB, both hosts: {words}.")
+        for mode, what in (
+            ("cpu", "Processor seconds per GB"),
+            ("rest", "At rest, processor seconds per second"),
+        ):
+            found = [one for one in here if one.mode == mode]
+            words = ", ".join(f"{name} {cpu_median(found, name):.3f}" for name in names)
+            parts.append(f"{what}, both hosts: {words}.")
     return "\n\n".join(parts)
+
+
+def cpu_median(measured: list[Measurement], system: str) -> float:
+    return statistics.median(one.cpu_s_per_gigabyte for one in measured if one.system == system)
 
 
 def draw(pyplot: Any, measured: list[Measurement]) -> Any:

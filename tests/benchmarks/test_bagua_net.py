@@ -28,6 +28,13 @@ def test_plan_takes_about_as_long_for_every_size() -> None:
     assert plan(slow, 1024, "stream").messages == bagua_net.MOST_MESSAGES
     assert plan(slow, 256 * 1024 * 1024, "stream").messages == 1
     assert plan(slow, 1024, "cpu").nap_us > 0
+    lossy = Condition("1gbit", delay_ms=10, loss=0.01)
+    assert plan(lossy, 64 * 1024, "stream").messages < plan(slow, 64 * 1024, "stream").messages
+
+
+def test_rest_is_no_baseline() -> None:
+    measured = [Measurement("1gbit", "1x4", 0, "rest", 0.0, 0.01)]
+    assert better_baseline(measured) == {}
 
 
 def test_quick_run_prints_a_row_for_each_size_and_mode() -> None:
@@ -43,3 +50,4 @@ def test_quick_run_prints_a_row_for_each_size_and_mode() -> None:
     for row in ("| 1 KB    | answered", "| 1 KB    | stream", "| 1024 KB | answered", "| 1024 KB | stream"):
         assert row in done.stdout
     assert "Processor seconds per GB" in done.stdout
+    assert "At rest, processor seconds per second" in done.stdout
