@@ -170,7 +170,11 @@ class Cluster:
     def logs(self) -> str:
         texts = []
         for path in sorted((*self.directory.rglob("daemon.log"), *self.directory.rglob("agent.log"))):
-            texts.append(f"---- {path.relative_to(self.directory)}\n{path.read_text(errors='replace')}")
+            try:
+                text = path.read_text(errors="replace")
+            except FileNotFoundError:
+                continue  # its daemon has removed an ended unit's folder meanwhile
+            texts.append(f"---- {path.relative_to(self.directory)}\n{text}")
         return "\n".join(texts)
 
     def daemon(self, name: str) -> Daemon:
