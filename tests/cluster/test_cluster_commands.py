@@ -71,8 +71,8 @@ class Terminal:
             "OMP_NUM_THREADS": "1",
             "BAGUA_ETCD": self.cluster.etcd.endpoints,
         }
-        return self.cluster.lab.hosts[0].run(
-            [sys.executable, "-m", "bagua_launch", *words], env=env, cwd=self.directory, output=output
+        return self.cluster.lab.hosts[0].run_agent(
+            [sys.executable, "-m", "bagua_launch", *words], env, output, self.directory
         )
 
     def said(self, *words: str, code: int = 0) -> str:
