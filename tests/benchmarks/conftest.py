@@ -38,6 +38,6 @@ def forked_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _can_fork(words: Sequence[str], env: Mapping[str, str] | None, output: Path | None) -> bool:
-    if env is None or output is None or not zygote.can_start(env):
+    if env is None or output is None or not zygote.can_start(words, env):
         return False
     return zygote.module_of(words, env) is not None

@@ -340,7 +340,7 @@ def _start_agent(
     env = _environment(more)
     if host is not None:
         return host.run_agent(words, env, output)
-    forked = zygote.start(words, env, output, os.getcwd(), None) if zygote.can_start(env) else None
+    forked = zygote.start(words, env, output, os.getcwd(), None) if zygote.can_start(words, env) else None
     return LabProcess([], words, env=env, output=output, host_name="here", forked=forked)
 
 

@@ -79,7 +79,7 @@ class Host:
         self, argv: Sequence[str], env: Mapping[str, str], output: Path, cwd: Path | None = None
     ) -> LabProcess:
         """Start `bagua-launch` or a daemon here, by the zygote where that can do it. cwd: the tests' own by default."""
-        if self.clock is not None or self._holder is None or not zygote.can_start(env):
+        if self.clock is not None or self._holder is None or not zygote.can_start(argv, env):
             return self.run(argv, env=env, output=output, cwd=cwd)
         forked = zygote.start(argv, env, output, str(cwd or Path.cwd()), self._holder.pid)
         process = LabProcess([], argv, env=env, output=output, host_name=self.name, forked=forked)

@@ -38,6 +38,7 @@ _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<zygote>', 'exec')
 QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC is imported
 # Read after every fork: when the first group is made, or something is compiled. Torch sets the second in this process.
 _READ_LATER = {"GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
+DAEMON = "bagua_agent.service"
 _READY_S = 120.0
 _START_S = 20.0
 
@@ -76,8 +77,13 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def can_start(environment: Mapping[str, str]) -> bool:
-    """Whether workers of an agent with this environment may share what the zygote has loaded."""
+def can_start(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the workers of what `argv` starts may share what the zygote has loaded.
+
+    A daemon is never executed as a program of its own beside a warm parent: it would not use the parent.
+    """
+    if list(argv[1:3]) == ["-m", DAEMON] and module_of(argv, environment) is None:
+        return False
     if os.environ.get(REAL_START_VARIABLE) or "LD_PRELOAD" in environment:
         return False
     ours = _environment()
@@ -111,7 +117,7 @@ def run(
 
     Raises subprocess.TimeoutExpired after limit_s, when it is killed.
     """
-    if not can_start(environment):
+    if not can_start(argv, environment):
         with output.open("ab") as stream:
             return subprocess.run(
                 argv,

@@ -47,7 +47,7 @@ def test_answers_soon() -> None:
         etcd = EmbeddedEtcd.start()
         took.append(time.monotonic() - began)
         etcd.stop()
-    assert min(took) < 0.3
+    assert min(took) < 0.9, "with etcd's own election timeout it takes over a second"
 
 
 def test_keeps_a_directory_that_was_given(tmp_path: Path) -> None:

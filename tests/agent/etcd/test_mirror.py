@@ -207,9 +207,9 @@ def test_a_frozen_server_is_left(
 
 def test_a_quiet_watch_stays_up(unix_server: Server, make_store: MakeStore, watch: Watch) -> None:
     """A sign of life is asked for many times over here, and always given."""
-    _, changes, connection = watch(make_store(unix_server.endpoint), silence_s=0.05)
+    _, changes, connection = watch(make_store(unix_server.endpoint), silence_s=0.5)
     connection.wait_for(lambda c: c == [True])
-    assert not threading.Event().wait(0.6)  # the quiet itself is what is tested
+    assert not threading.Event().wait(2.5)  # the quiet itself is what is tested
     assert connection.calls == [True]
     make_store(unix_server.endpoint).put("/m/a", b"")
     changes.wait_for(ends_with(("/m/a", b"")))

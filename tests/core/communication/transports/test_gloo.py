@@ -116,21 +116,19 @@ def test_a_killed_peer_is_named_at_once(peer: Peer) -> None:
 def test_a_frozen_peer_is_given_up_on_abort(peer: Peer) -> None:
     os.kill(peer.process.pid, signal.SIGSTOP)
     pending = peer.communicator.allreduce(torch.ones(1 << 20))
-    released_s: list[float] = []
 
     def wait() -> None:
         with pytest.raises(CollectiveAborted):
             pending.wait()
-        released_s.append(time.monotonic())
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     waiter.join(0.1)
     assert waiter.is_alive(), "the peer is frozen, so nothing can have arrived"
-    aborted_s = time.monotonic()
     peer.communicator.abort("frozen")
     waiter.join(5.0)
-    assert released_s[0] - aborted_s < 0.05
+    assert not waiter.is_alive(), "the abort releases it, long before Gloo's own limit"
+    assert not pending.is_done(), "the operation itself still waits for the peer"
     peer.process.kill()
     await_true(pending.is_done, "Gloo to notice the end of the peer")
 
