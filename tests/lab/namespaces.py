@@ -120,18 +120,27 @@ def signal_all(namespace: str, number: signal.Signals, spare: frozenset[int] = f
 
 
 def stop_all(namespace: str, spare: frozenset[int] = frozenset()) -> None:
-    """SIGSTOP until every process has stopped: the signal only asks, and one may fork meanwhile."""
+    """SIGSTOP until every process has stopped.
+
+    The signal only asks, and a process may fork before it stops, a child that this listing of processes lacks. So two
+    listings in a row must find all of them stopped.
+    """
     deadline = time.monotonic() + _DEATH_TIMEOUT_S
     again_at = time.monotonic() + _STOP_AGAIN_S
-    while left := [
-        pid for pid in signal_all(namespace, signal.SIGSTOP, spare) if _stat(pid)[0] not in "TtZX"
-    ]:
+    listings_at_rest = 0
+    while listings_at_rest < 2:
+        left = [pid for pid in pids_in(namespace) if pid not in spare and _stat(pid)[0] not in "TtZX"]
+        if not left:
+            listings_at_rest += 1
+            continue
+        listings_at_rest = 0
         if time.monotonic() >= deadline:
             raise LabError(f"processes {left} in {namespace} do not stop")
         if time.monotonic() >= again_at:
             # One that stopped between vfork and exec keeps its parent from stopping: let it get past that.
             signal_all(namespace, signal.SIGCONT, spare)
             again_at = time.monotonic() + _STOP_AGAIN_S
+        signal_all(namespace, signal.SIGSTOP, spare)
         time.sleep(0.001)
 
 
