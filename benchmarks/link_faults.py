@@ -49,8 +49,13 @@ class SlowFlows:
         self._tc("class add dev eth0 parent 1: classid 1:9 htb rate 10gbit")
 
     def limit(self, driver: Driver) -> int:
-        """The connections of `driver` that moved data, the median one of them slow. Their number."""
+        """Limits the connections of `driver` that moved data; the median one of several is slow. Returns their number.
+
+        Raises RuntimeError where none moved data: then nothing is limited.
+        """
         flows = self._flows(driver)
+        if not flows:
+            raise RuntimeError(f"no TCP connection of process {driver.pid} moved {MEASURABLE_BYTES} bytes")
         for k, (_, source, target) in enumerate(flows):
             slow = len(flows) > 1 and k == len(flows) // 2
             self._classes += 1

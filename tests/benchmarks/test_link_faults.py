@@ -6,7 +6,10 @@ import socket
 
 import pytest
 
-from benchmarks import link_faults
+from benchmarks import bagua_net, link_faults
+from benchmarks.bagua_net import Condition
+from benchmarks.net_driver import libnccl
+from benchmarks.net_driver.pair import Plan
 from tests.lab import namespaces
 from tests.lab.network import Lab
 
@@ -38,3 +41,22 @@ def test_half_of_the_packets_are_lost_and_connections_use_the_named_congestion_c
                 out.sendto(b"end", (receiver.address, 9))
             received = sum(1 for _ in iter(lambda: into.recv(16), b"end"))
         assert PACKETS * 0.4 < received < PACKETS * 0.6
+
+
+def test_one_slow_connection_of_four_holds_up_a_transfer_that_is_cut_into_equal_parts() -> None:
+    """As NCCL's own sockets cut it: four times the slow connection's speed, of four times 1 Gbit/s."""
+    if reason := namespaces.unavailable():
+        pytest.skip(reason)
+    try:
+        libnccl.path()
+    except libnccl.LibraryUnavailableError as error:
+        pytest.skip(str(error))
+    condition, transfer = Condition("1gbit", slow_flow=True), Plan(16 * 1024 * 1024, 4, acknowledge_every=4)
+    with Lab(2) as lab, bagua_net.connected(lab, condition, None) as pairs:
+        pair = pairs["1x4"]
+        limits = link_faults.SlowFlows(lab.hosts[0], condition.rate, bagua_net.SLOW_RATE)
+        pair.stream(transfer, 1)
+        assert limits.limit(pair.sender) == 4
+        assert pair.stream(transfer, 1).gigabytes_per_s < 4 * 0.2 / 8 * 1.3
+        with pytest.raises(RuntimeError, match="no TCP connection of process"):
+            limits.limit(pairs["0x1"].sender)
