@@ -27,6 +27,7 @@ from tests.lab.wait import eventually
 
 DEADLINE_S = 60.0
 POLL_S = 0.05  # each look reads files or etcd
+STEP_S = 0.8  # until a test lets the job hurry: two minutes, so none ends before
 STOP_DEADLINE_S = 20.0  # also while etcd has no leader
 
 CONFIG = """
@@ -181,11 +182,20 @@ class Cluster:
         return next(d for d in self.daemons if d.name == name)
 
     def submit(
-        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 4800,
+        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 1920,
         epochs: int = 2,
     ) -> SubmittedJob:  # fmt: skip
         job = SubmittedJob(self, job_id, samples, epochs)
-        words = ("--out", str(job.out), "--samples", str(samples), "--epochs", str(epochs))
+        words = (
+            "--out",
+            str(job.out),
+            "--samples",
+            str(samples),
+            "--epochs",
+            str(epochs),
+            "--step-s",
+            str(STEP_S),
+        )
         command = WorkerCommand(CommandKind.SCRIPT, str(SCRIPT), words)
         config = JobConfig(job_id, command, *nodes, ledger_dir=str(job.records))
         submission = pb.Submission(

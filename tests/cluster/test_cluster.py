@@ -17,7 +17,7 @@ def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_clus
     cluster = make_cluster(3)
     first = cluster.submit("first", (1, 3))
     wide = first.await_world(3)
-    second = cluster.submit("second", (1, 1), samples=2400)
+    second = cluster.submit("second", (1, 1))
     second.await_world(1)
     narrow = first.await_world(2, after_step=wide)
     assert len(first.nodes) == 2 and len(second.nodes) == 1
@@ -35,7 +35,7 @@ def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_clus
 def test_a_job_that_ends_without_a_scheduler_runs_once(make_cluster: MakeCluster) -> None:
     """Daemons start its units again until there is an outcome."""
     cluster = make_cluster(2)
-    job = cluster.submit("job", (2, 2), samples=480, epochs=1)
+    job = cluster.submit("job", (2, 2))
     job.await_world(2)
     frozen = cluster.daemon(cluster.scheduler())
     other = next(d for d in cluster.daemons if d is not frozen)
@@ -148,10 +148,10 @@ def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeClus
     """Nothing that runs ends, nothing that waits is forgotten, and a daemon schedules again."""
     cluster = make_cluster(2)
     first = cluster.submit("first", (2, 2))
-    second = cluster.submit("second", (1, 1), samples=2400)
+    second = cluster.submit("second", (1, 1))
     both = first.await_world(2)  # by then every daemon has long heard of the second
     cluster.etcd.kill()
-    first.await_world(2, after_step=both + 20)
+    first.await_world(2, after_step=both + 4)  # longer than a lease
     cluster.etcd.restart()
     cluster.await_nodes(2)
     cluster.etcd.kill()
@@ -162,7 +162,7 @@ def test_an_etcd_that_was_away_and_one_that_lost_its_keys(make_cluster: MakeClus
     cluster.await_line("etcd has lost /bagua/v1/cluster/submissions/second; it is put back")
     cluster.await_line("etcd has ended this node's lease")
     both = first.step
-    first.await_world(2, after_step=both + 20)
+    first.await_world(2, after_step=both + 4)  # longer than a lease
     assert len({line.generation for line in first.ledger.lines}) <= 2, "membership went on as it was"
     first.hurry()
     assert first.await_outcome().exit_code == 0

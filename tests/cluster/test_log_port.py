@@ -37,7 +37,7 @@ def test_a_daemon_whose_port_is_taken_follows_its_orders_and_says_so(make_cluste
     taker = daemon.host.run([sys.executable, "-c", TAKER.format(port=PORT)], env={}, output=said)
     eventually(lambda: "taken" in said.read_text(), DEADLINE_S, "the port is taken")
     daemon.start()
-    job = cluster.submit("job", (1, 1), samples=2400)
+    job = cluster.submit("job", (1, 1))
     job.await_world(1)
     daemon.await_line(f"{PORT} can't be listened at", "tried again")
     eventually(

@@ -34,7 +34,7 @@ def test_the_scheduler_goes_down_with_etcds_leader(make_cluster: MakeCluster, re
         )
         member.start()
         daemon.start()
-        job = cluster.submit(f"job-{number}", (1, 3), samples=2400, epochs=1)
+        job = cluster.submit(f"job-{number}", (1, 3))
         eventually(
             lambda j=job: len(j.nodes) == 3,  # type: ignore[misc]
             DEADLINE_S,

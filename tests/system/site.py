@@ -32,9 +32,11 @@ for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
     ddp(rows).mean().backward()
     optimizer.step()
     if not os.path.exists("/tmp/hurry"):
-        time.sleep(0.2)
+        time.sleep(0.5)
 """
 POLL_S = 0.3  # each look into a machine starts processes there
+COMMAND_POLL_S = 1.0  # each look starts a command
+SAMPLES = 1600  # steps for 200 s, unless hurried
 LEDGERS = "/home/trainer"
 SENT_ALONG = ("--env", "PYTHONPATH,OMP_NUM_THREADS")
 
@@ -112,11 +114,9 @@ class Site:
     def steps(self, job_id: str, directory: Path) -> ledger.Ledger:
         """What the job's workers wrote, gathered from all machines into `directory`."""
         directory.mkdir(exist_ok=True)
-        folder = f"{LEDGERS}/{job_id}"
         for one in (m for m in self.machines if m.is_up):
-            listed = one.run(["sh", "-c", f"ls {folder} 2>/dev/null || true"]).stdout.split()
-            for name in listed:
-                (directory / f"{one.name}-{name}").write_text(one.read(f"{folder}/{name}"))
+            for file in one.seen(f"{LEDGERS}/{job_id}").glob("*"):
+                (directory / f"{one.name}-{file.name}").write_text(file.read_text())
         return ledger.read(directory)
 
     def await_world(self, job_id: str, size: int, directory: Path, after_step: int = 0) -> int:
@@ -137,7 +137,7 @@ class Site:
         def ended() -> bool:
             return self.status(job_id)["state"] == "ended"
 
-        eventually(ended, DEADLINE_S, lambda: f"{job_id} ends\n{self.logs(job_id)}", POLL_S)
+        eventually(ended, DEADLINE_S, lambda: f"{job_id} ends\n{self.logs(job_id)}", COMMAND_POLL_S)
         assert self.status(job_id)["exit_code"] == 0
 
     def await_empty(self) -> None:

@@ -14,7 +14,7 @@ from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
 from tests.lab.wait import eventually
-from tests.system.site import DEADLINE_S, POLL_S, PROGRAM, Site
+from tests.system.site import DEADLINE_S, POLL_S, PROGRAM, SAMPLES, Site
 
 __all__ = ["make_lab"]
 
@@ -47,7 +47,7 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
     assert first.run(["systemd-analyze", "verify", "/etc/systemd/system/bagua.slice"]).stderr == ""
     shown = first.run(["systemctl", "show", "bagua-agent", "-p", "ActiveState,StatusText"]).stdout
     assert "ActiveState=active" in shown and "StatusText=0 jobs in 0 of 1 slots" in shown
-    site.submit("demo", "1:2", 4800)
+    site.submit("demo", "1:2", SAMPLES)
     both = site.await_world("demo", 2, tmp_path)
     most = [
         int(first.run(["systemctl", "show", "-p", "TasksMax", "--value", unit]).stdout)
@@ -80,7 +80,7 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
     site.await_world("demo", 2, tmp_path, alone)
     site.hurry()
     site.await_end("demo")
-    assert site.steps("demo", tmp_path).check(4800, 1) == []
+    assert site.steps("demo", tmp_path).check(SAMPLES, 1) == []
     site.await_empty()
     assert (
         first.run([PROGRAM, "uninstall"]).stdout

@@ -16,7 +16,7 @@ from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
 from tests.lab.wait import eventually
-from tests.system.site import DEADLINE_S, POLL_S, PROGRAM, Site
+from tests.system.site import COMMAND_POLL_S, DEADLINE_S, POLL_S, PROGRAM, SAMPLES, Site
 
 __all__ = ["make_lab"]
 
@@ -140,7 +140,7 @@ def site(make_lab: MakeLab, tmp_path: Path) -> Iterator[SecureSite]:
 
 def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     steps = tmp_path / "demo"
-    site.submit("demo", "2", 4800)
+    site.submit("demo", "2", SAMPLES)
     step = site.await_world("demo", 2, steps)
 
     # scaled while it runs
@@ -148,7 +148,9 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     step = site.await_world("demo", 3, steps, step)
     site.told("scale", "demo", "2")
     step = site.await_world("demo", 2, steps, step)
-    eventually(lambda: len(site.of("demo")) == 2, DEADLINE_S, lambda: f"two nodes\n{site.nodes()}", POLL_S)
+    eventually(
+        lambda: len(site.of("demo")) == 2, DEADLINE_S, lambda: f"two nodes\n{site.nodes()}", COMMAND_POLL_S
+    )
 
     # a daemon is started again under it, without an effect on the job
     one = site.of("demo")[0]
@@ -178,11 +180,16 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     # a node is drained: the third takes its place first
     drained = site.of("demo")[0]
     site.told("drain", drained.name, "--reason", "new disk")
+
+    def is_replaced() -> bool:
+        there = site.of("demo")
+        return len(there) == 2 and drained not in there
+
     eventually(
-        lambda: len(site.of("demo")) == 2 and drained not in site.of("demo"),
+        is_replaced,
         DEADLINE_S,
         lambda: f"{drained.name} is left\n{site.nodes()}\n{site.logs('demo')}",
-        POLL_S,
+        COMMAND_POLL_S,
     )
     step = site.await_world("demo", 2, steps, max(x.step for x in site.steps("demo", steps).lines))
 
@@ -204,7 +211,7 @@ def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
 
     site.hurry()
     site.await_end("demo")
-    assert site.steps("demo", steps).check(4800, 1) == []
+    assert site.steps("demo", steps).check(SAMPLES, 1) == []
     site.await_empty()
 
 

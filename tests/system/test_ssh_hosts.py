@@ -23,7 +23,9 @@ __all__ = ["make_lab"]
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 DEADLINE_S = 60.0
-SAMPLES, EPOCHS = 4800, 2
+SAMPLES, EPOCHS = 1920, 2
+STEP_S = 0.8  # until a test lets the job hurry
+POLL_S = 0.1
 
 pytestmark = pytest.mark.skipif(
     SSHD is None or shutil.which("ssh") is None,
@@ -96,6 +98,7 @@ class Terminal:
             "PYTHONPATH,OMP_NUM_THREADS",
         ]
         script = [str(SCRIPT), "--out", str(self.out), "--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
+        script += ["--step-s", str(STEP_S)]
         output = self.directory / f"terminal-{self._count}.log"
         return self.lab.hosts[0].run(
             [*line, "--ledger", str(self.records), *words, *script], env=env, output=output
@@ -109,7 +112,7 @@ class Terminal:
             lines = ledger.read(self.records).lines
             return next((x.step for x in lines if x.step > after_step and x.world_size == size), 0)
 
-        return eventually(found, DEADLINE_S, lambda: f"a step by {size}\n{process.text()}")
+        return eventually(found, DEADLINE_S, lambda: f"a step by {size}\n{process.text()}", POLL_S)
 
     def check_nothing_left(self) -> None:
         servers = {server.pid for server in self.servers}
