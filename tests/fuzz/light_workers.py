@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 import psutil
@@ -25,8 +25,7 @@ FINGERPRINT = {"model": "light"}
 class LightWorker:
     """Ready as soon as it is welcome; enters every generation that lists it, and leaves when asked to."""
 
-    def __init__(self, process: psutil.Process) -> None:
-        environ = process.environ()
+    def __init__(self, process: psutil.Process, environ: Mapping[str, str]) -> None:
         self.worker_id = environ["BAGUA_WORKER_ID"]
         self.generations: list[int] = []
         self._process = process
@@ -86,9 +85,13 @@ class LightWorkers:
             for process in _children(pid):
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                     # before it is the command it is our runner, at the gate: its environment is the same
-                    worker_id = process.environ().get("BAGUA_WORKER_ID")
-                    if worker_id and worker_id not in self._known:
-                        self._known[worker_id] = LightWorker(process)
+                    # (at the moment of its replacement the environment is empty)
+                    environ = process.environ()
+                    if not {"BAGUA_WORKER_ID", "BAGUA_SESSION_SOCKET"} <= environ.keys():
+                        continue
+                    worker_id = environ["BAGUA_WORKER_ID"]
+                    if worker_id not in self._known:
+                        self._known[worker_id] = LightWorker(process, environ)
                         new.append(self._known[worker_id])
         return new
 
