@@ -19,7 +19,7 @@ from tests.peers.conftest import Launch, launch_environment
 
 ASKS = """
 import os, sys
-print("tty", os.environ["RANK"], sys.stdout.isatty(), sys.stderr.isatty(), flush=True)
+os.write(1, f"tty {os.environ['RANK']} {sys.stdout.isatty()} {sys.stderr.isatty()}\\n".encode())  # in one write
 """
 LOUD = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n"
 DEADLINE_S = 30
