@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ SLOW_RATE = "200mbit"
 CONGESTION = "cubic"
 LARGEST_WITH_LOSS = 1024 * 1024  # one connection of NCCL's takes seconds for more
 RATE_WITH_LOSS = 0.05  # of the line, about what loss leaves
+FIELDS_IN_A_ROW = 5  # of the plot
 REST_S = 2.0  # of connected pairs without messages
 STREAM_S = 0.15  # of one measurement at the line's rate
 MOST_MESSAGES = 500
@@ -230,8 +232,12 @@ def cpu_median(measured: list[Measurement], system: str) -> float:
 def draw(pyplot: Any, measured: list[Measurement]) -> Any:
     """Speed by size, a field for each condition: answered messages."""
     conditions = list(dict.fromkeys(one.condition for one in measured))
-    figure, fields = pyplot.subplots(1, len(conditions), figsize=(3.6 * len(conditions), 3.2), squeeze=False)
-    for condition, axes in zip(conditions, fields[0], strict=True):
+    rows = -(-len(conditions) // FIELDS_IN_A_ROW)
+    columns = min(len(conditions), FIELDS_IN_A_ROW)
+    figure, fields = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3.2 * rows), squeeze=False)
+    for axes in fields.flat[len(conditions) :]:
+        axes.remove()
+    for condition, axes in zip(conditions, fields.flat, strict=False):
         lines = defaultdict(list)
         for (where, system, size, mode), value in medians(measured).items():
             if where == condition and mode == "answered":
@@ -239,7 +245,8 @@ def draw(pyplot: Any, measured: list[Measurement]) -> Any:
         for system, points in lines.items():
             colour = "#d55e00" if system == PLUGIN else None
             axes.plot(*zip(*sorted(points), strict=True), marker=".", label=system, color=colour)
-        axes.set(xscale="log", yscale="log", title=condition, xlabel="bytes of a message", ylabel="Gbit/s")
+        axes.set(xscale="log", yscale="log", xlabel="bytes of a message", ylabel="Gbit/s")
+        axes.set_title(textwrap.fill(condition, 34), fontsize=9)
     fields[0][0].legend(fontsize=7)
     figure.tight_layout()
     return figure
