@@ -1,4 +1,4 @@
-"""Lets the zygote start what the short forms of benchmarks start.
+"""What tests of benchmarks need, and how the zygote starts what short forms start.
 
 A short form measures nothing, and would spend most of its processor time on importing torch in each process.
 """
@@ -12,9 +12,21 @@ from typing import Any
 
 import pytest
 
-from tests.lab import zygote
+from benchmarks.net_driver import libnccl
+from tests.lab import namespaces, zygote
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
+
+
+@pytest.fixture
+def nccl_on_lab_hosts() -> None:
+    """Skips where no lab host can be made, or NCCL's library is missing."""
+    if reason := namespaces.unavailable():
+        pytest.skip(reason)
+    try:
+        libnccl.path()
+    except libnccl.LibraryUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks import bagua_net
 from benchmarks.bagua_net import Condition, Measurement, better_baseline, plan
-from benchmarks.net_driver import libnccl
-from tests.lab import namespaces
 
 
 def test_better_baseline_is_the_best_median_of_the_own_settings() -> None:
@@ -37,13 +35,8 @@ def test_rest_is_no_baseline() -> None:
     assert better_baseline(measured) == {}
 
 
+@pytest.mark.usefixtures("nccl_on_lab_hosts")
 def test_quick_run_prints_a_row_for_each_size_and_mode() -> None:
-    if reason := namespaces.unavailable():
-        pytest.skip(reason)
-    try:
-        libnccl.path()
-    except libnccl.LibraryUnavailableError as error:
-        pytest.skip(str(error))
     argv = [sys.executable, "-m", "benchmarks.bagua_net", "--quick"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import bagua_net, link_faults
 from benchmarks.bagua_net import Condition
-from benchmarks.net_driver import libnccl
 from benchmarks.net_driver.pair import Plan
 from tests.lab import namespaces
 from tests.lab.network import Lab
@@ -43,14 +42,9 @@ def test_half_of_the_packets_are_lost_and_connections_use_the_named_congestion_c
         assert PACKETS * 0.4 < received < PACKETS * 0.6
 
 
+@pytest.mark.usefixtures("nccl_on_lab_hosts")
 def test_one_slow_connection_of_four_holds_up_a_transfer_that_is_cut_into_equal_parts() -> None:
     """As NCCL's own sockets cut it: four times the slow connection's speed, of four times 1 Gbit/s."""
-    if reason := namespaces.unavailable():
-        pytest.skip(reason)
-    try:
-        libnccl.path()
-    except libnccl.LibraryUnavailableError as error:
-        pytest.skip(str(error))
     condition, transfer = Condition("1gbit", slow_flow=True), Plan(16 * 1024 * 1024, 4, acknowledge_every=4)
     with Lab(2) as lab, bagua_net.connected(lab, condition, None) as pairs:
         pair = pairs["1x4"]
