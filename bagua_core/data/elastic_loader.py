@@ -179,6 +179,22 @@ class ElasticDataLoader:
         """
         return self._attached_engine().plan.step
 
+    def end_step(self, *, confirmed: bool = False) -> bool:
+        """End the step under way here, and not at the next draw: for loops that do something between two steps.
+
+        confirmed: return only once all workers have committed it, so that what follows is done by all of them.
+        Returns whether the job's position has moved; if it has not, the step failed, and the next draw serves it again.
+        """
+        before = self.position()
+        self._take_boundary(confirmed)
+        return self.position() != before
+
+    @property
+    def has_share(self) -> bool:
+        """Whether this worker's batch is a share of the step's samples, and not a filler."""
+        plan = self._attached_engine().plan
+        return bool(self.samples_of(self.position(), plan, plan.global_rank))
+
     def close(self) -> None:
         """Stop the loader's worker processes, within a few seconds."""
         self._prefetcher.close()
@@ -239,11 +255,11 @@ class ElasticDataLoader:
         if own_counters.is_enumerated(iterator):
             print(f"bagua: {own_counters.warning(drawn, self._batch)}", file=sys.stderr, flush=True)
 
-    def _take_boundary(self) -> None:
+    def _take_boundary(self, confirmed: bool = False) -> None:
         engine = self._attached_engine()
         # before the first boundary: no other worker waits for our processes to start
         self._prefetcher.start()
-        self._next_plan = plan = engine.boundary()
+        self._next_plan = plan = engine.boundary(confirmed)
         self._steady = (plan.global_rank, plan.world_size)
 
     def _attached_engine(self) -> StepEngine:

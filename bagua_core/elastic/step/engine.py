@@ -153,13 +153,16 @@ class Engine(StepEnd):
 
     # -- the boundary
 
-    def boundary(self) -> StepPlan:
+    def boundary(self, confirmed: bool = False) -> StepPlan:
         """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
         self.state.guard.check()
         if self._before_loop is not None:
             self._before_loop.boundary()
         if self.in_step:
+            step = self.state.name.step
             self._end_step()
+            if confirmed and self.member is not None and self.state.name.step > step:
+                self.state.owes_epoch_end = True
         if self.given.seed is None:
             self.given.seed = torch.initial_seed()
         if self.member is not None:

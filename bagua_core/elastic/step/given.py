@@ -37,7 +37,12 @@ class Given:
             )
         self.source = source
         self.seed = int(source.fingerprint().get("seed", "0"))
-        source.seek(self._state.position)
+        if has_begun:
+            source.seek(self._state.position)
+        else:
+            self._state.position = dict(
+                source.position()
+            )  # a script may begin elsewhere than at the first batch
 
     def attach_model(self, model: Model) -> None:
         self.models.append(model)

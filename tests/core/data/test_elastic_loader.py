@@ -132,6 +132,19 @@ def test_break_continues_after_what_is_committed() -> None:
     assert seen == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7]), (0, [8, 9])]
 
 
+def test_a_step_ends_before_the_next_draw_where_the_script_says_so() -> None:
+    loader, engine = make_one(8, 4, shuffle=False)
+    used, moved = [], []
+    batches = iter(loader)
+    for outcome in ("roll back", "commit", "commit"):
+        used.append(next(batches))
+        engine.outcome = outcome
+        moved.append(loader.end_step())
+    assert used == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert moved == [False, True, True]
+    assert loader.position() == {"epoch": 1, "batch": 0}
+
+
 def test_a_plan_kept_over_an_evaluation_is_looked_at_again() -> None:
     loader, engine = make_one(8, 4, shuffle=False)
     used = []

@@ -335,3 +335,11 @@ def test_under_plain_python_a_script_needs_no_steps() -> None:
         return script.state()
 
     assert trained(wrapped=True) == trained(wrapped=False)
+
+
+def test_a_script_may_begin_at_another_place_in_the_data() -> None:
+    engine = Engine(None)
+    loader = ElasticDataLoader(DATA, BATCH, seed=SEED, engine=engine)
+    loader.seek({"epoch": 1, "batch": 2})
+    next(iter(loader))
+    assert (loader.position(), loader.step) == ({"epoch": 1, "batch": 2}, 0)
