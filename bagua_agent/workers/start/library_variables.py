@@ -24,8 +24,13 @@ READ_AT_LOAD = (
     *("TORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "PYTORCH_*", "ATEN_*", "TRITON_*", "NUMPY_*", "NPY_*"),
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NVIDIA_*", "HIP_*", "ROCR_*", "HSA_*", "NCCL_*", "GLOO_*", "GRPC_*"),
 )
-# scikit-learn and others set these two on import; torch's own libraries don't read them when they are loaded
-READ_LATER = ("CUDA_VISIBLE_DEVICES", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# scikit-learn, Lightning and others set these on import; torch's own libraries don't read them when they are loaded
+READ_LATER = (
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
 
 
 def is_read_at_load(name: str) -> bool:
