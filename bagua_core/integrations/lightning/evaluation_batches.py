@@ -1,0 +1,71 @@
+"""Divides an evaluation loader's samples among the workers that there are when an evaluation begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+Place = Callable[[], tuple[int, int]]  # rank and world size now
+
+
+class SharedBatches:
+    """A batch sampler of every world_size-th sample, from rank on.
+
+    All workers have equally many batches, as synchronised metrics need (with batch_size=1 one may have one less). Where
+    there are fewer samples than workers, each worker takes all of them.
+    """
+
+    def __init__(self, samples: Any, batch_size: int, place: Place) -> None:
+        self._samples = samples
+        self._batch_size = batch_size
+        self._place = place
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples = list(self._samples)
+        rank, world_size = self._place()
+        if len(samples) < world_size:
+            rank, world_size = 0, 1
+        own = samples[rank::world_size]
+        count = -(-len(samples[::world_size]) // self._batch_size)  # by the largest share
+        for i in range(count):
+            if batch := own[i * len(own) // count : (i + 1) * len(own) // count]:
+                yield batch
+
+
+class EvaluationBatches:
+    """A DataLoader without its length, which changes with the workers while the trainer asks for it once."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+def shared(dataloader: object, place: Place) -> object:
+    """The loader over this worker's share. A loader that can't be divided is returned as it is: each worker evaluates
+    all of its samples."""
+    if (
+        not isinstance(dataloader, DataLoader)
+        or isinstance(dataloader.dataset, IterableDataset)
+        or type(dataloader.batch_sampler) is not BatchSampler
+    ):
+        return dataloader
+    batches = SharedBatches(dataloader.sampler, dataloader.batch_size or 1, place)
+    return EvaluationBatches(
+        DataLoader(
+            dataloader.dataset,
+            batch_sampler=batches,
+            num_workers=dataloader.num_workers,
+            collate_fn=dataloader.collate_fn,
+            pin_memory=dataloader.pin_memory,
+            timeout=dataloader.timeout,
+            worker_init_fn=dataloader.worker_init_fn,
+            multiprocessing_context=dataloader.multiprocessing_context,
+            prefetch_factor=dataloader.prefetch_factor if dataloader.num_workers else None,
+            persistent_workers=dataloader.persistent_workers,
+        )
+    )

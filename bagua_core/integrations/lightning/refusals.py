@@ -1,0 +1,32 @@
+"""Refuses settings of a trainer that an elastic job cannot follow, each with one error that names the alternative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob
+
+
+def check_trainer(trainer: Any, has_trained: bool) -> None:
+    """Raises UnsupportedInElasticJob."""
+    for text in _reasons(trainer, has_trained):
+        raise UnsupportedInElasticJob(f"strategy='bagua': {text}")
+
+
+def _reasons(trainer: Any, has_trained: bool) -> list[str]:
+    """What does not go with an elastic job, most general first; none if all does."""
+    reasons = []
+    if has_trained:
+        reasons.append("a process trains once; call trainer.fit() for another model in another job")
+    if trainer.limit_train_batches != 1.0 and trainer.max_epochs != 1:
+        reasons.append(
+            f"limit_train_batches={trainer.limit_train_batches} would end epochs that the job's data goes on with; use "
+            "max_steps, or a torch.utils.data.Subset"
+        )
+    if trainer.overfit_batches:
+        reasons.append(f"overfit_batches={trainer.overfit_batches}: use a torch.utils.data.Subset")
+    if trainer.reload_dataloaders_every_n_epochs:
+        reasons.append("reload_dataloaders_every_n_epochs: one loader defines the steps of a whole job")
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        reasons.append("val_check_interval as a time: the workers' clocks differ; give a number of batches")
+    return reasons

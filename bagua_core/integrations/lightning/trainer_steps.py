@@ -1,0 +1,118 @@
+"""Makes each batch of a trainer's train loop a step of the job.
+
+A step ends right behind the optimizer, before the trainer counts the batch: schedulers, on_train_batch_end, loggers,
+checkpoints and validation see committed steps only, once each. A failed step is begun again where its batch is drawn.
+Attaches itself to the loops of one trainer and lets go at the end; docs/design/lightning.md says why there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from bagua_core.integrations.lightning.train_batches import TrainBatches
+from bagua_core.integrations.lightning.trainer_state import TrainerState
+
+
+class StepAgain(Exception):
+    """The batch under way is not to be counted: the next one is drawn. Never leaves this module."""
+
+
+class TrainerSteps:
+    def __init__(
+        self, trainer: Any, batches: TrainBatches, state: TrainerState, ranks_changed: Callable[[], None]
+    ) -> None:
+        """ranks_changed(): called after each boundary."""
+        self._trainer = trainer
+        self._batches = batches
+        self._state = state
+        self._ranks_changed = ranks_changed
+        self._fetcher: Any = None
+        self._loops: list[tuple[Any, str]] = []
+
+    def attach(self) -> None:
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        self._wrap(epoch_loop, "advance", self._advance)
+        self._wrap(epoch_loop.automatic_optimization, "run", self._run)
+        self._wrap(epoch_loop.manual_optimization, "run", self._run)
+        self._batches.on_draw(self._draw_begins)
+
+    def detach(self) -> None:
+        for loop, name in self._loops:
+            delattr(loop, name)
+        self._loops.clear()
+        self._batches.on_draw(None)
+
+    def begin(self) -> None:
+        """Before the first epoch: join the job's loop, and begin in the epoch that the job is in."""
+        self._boundary(confirmed=False)
+        self._put_epoch()
+
+    def _wrap(self, loop: Any, name: str, replacement: Callable[..., Any]) -> None:
+        setattr(loop, name, partial(replacement, getattr(loop, name)))
+        self._loops.append((loop, name))
+
+    def _boundary(self, confirmed: bool) -> bool:
+        has_moved = self._batches.loader.end_step(confirmed=confirmed)
+        self._ranks_changed()
+        return has_moved
+
+    def _advance(self, original: Callable[[Any], None], data_fetcher: Any) -> None:
+        self._fetcher = data_fetcher
+        while True:
+            try:
+                original(data_fetcher)
+                return
+            except StepAgain:
+                data_fetcher.fetched = self._batches.batch
+                data_fetcher.done = False
+
+    def _draw_begins(self) -> None:
+        """A batch is drawn, and the counters are those of the step before.
+
+        A worker that has just come, or comes again, has other ones than the job; it gets the exact ones with the
+        state, but decides by these until then.
+        """
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        if progress.current.ready != self._batches.batch:
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(progress.current, name, self._batches.batch)
+            self._fetcher.fetched = self._batches.batch  # the trainer adds this one
+
+    def _put_epoch(self) -> None:
+        current, epoch = self._trainer.fit_loop.epoch_progress.current, self._batches.epoch
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(current, name, epoch)
+
+    def _run(self, original: Callable[..., Any], *arguments: Any) -> Any:
+        has_share = self._batches.loader.has_share
+        before = None if has_share else self._state.own()
+        output = original(*arguments)
+        if before is not None:
+            self._state.forget_own_batch(before)
+        if not self._boundary(self._is_followed_by_more()) or self._is_counted():
+            raise StepAgain
+        return output
+
+    def _is_counted(self) -> bool:
+        """Whether the state is of a moment behind this batch: copied from a worker that had begun its next step."""
+        current = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return bool(current.completed == current.ready)
+
+    def _is_followed_by_more(self) -> bool:
+        """Whether the trainer does something between this step and the next that all workers take part in."""
+        loop = self._trainer.fit_loop.epoch_loop
+        return bool(
+            loop._num_ready_batches_reached()
+            or loop._should_check_val_fx(self._fetcher)
+            or any(_saves_between_steps(callback) for callback in self._trainer.callbacks)
+        )
+
+
+def _saves_between_steps(callback: Any) -> bool:
+    return isinstance(callback, ModelCheckpoint) and bool(
+        callback._every_n_train_steps or callback._train_time_interval
+    )

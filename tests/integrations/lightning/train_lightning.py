@@ -1,0 +1,182 @@
+"""The Lightning tests' script: a trainer with everything that has state, steps as long as the test asks.
+
+Each worker that reaches the end writes <out>/ends/<worker id>.json: digests and counters of what it holds.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import lightning
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+
+from bagua_core.integrations.lightning import BaguaStrategy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, default=960)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--batch", type=int, default=24)
+parser.add_argument(
+    "--step-s",
+    type=float,
+    default=0.1,
+    help="least duration of a step until there is <out>/hurry; 1 s near the end",
+)
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--precision", default="32-true")
+parser.add_argument("--clip", type=float)
+parser.add_argument("--devices", type=int, default=1)
+parser.add_argument("--validate", action="store_true", help="with early stopping, checkpoints and a logger")
+parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+WORKER = os.environ.get("BAGUA_WORKER_ID", "none")
+
+
+class Samples(torch.utils.data.Dataset):
+    """The same in every process."""
+
+    def __init__(self, count):
+        self.x = torch.randn(count, 16, generator=torch.Generator().manual_seed(1))
+        self.y = (self.x.sum(1) > 0).long()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(os.getpid())  # on purpose another on each worker: the job's beginning is rank 0's
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
+        )
+        self.critic = torch.nn.Linear(16, 1) if args.manual else None
+        self.automatic_optimization = not args.manual
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = F.cross_entropy(self.layers(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True, prog_bar=False)
+        if not args.manual:
+            return loss
+        first, second = self.optimizers()
+        first.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        second.zero_grad()
+        self.manual_backward(self.critic(x).square().mean())
+        second.step()
+        return None
+
+    def validation_step(self, batch, index):
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self.layers(x), y), sync_dist=True)
+        self.log("seen", torch.tensor(float(len(y))), sync_dist=True, reduce_fx="sum")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.layers.parameters(), lr=1e-2)
+        if args.manual:
+            return [optimizer, torch.optim.SGD(self.critic.parameters(), lr=1e-2)]
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Pace(Callback):
+    """Counts batches, and gives each its duration."""
+
+    def __init__(self):
+        self.ended = 0
+        self.in_order = True
+
+    def state_dict(self):
+        return {"ended": self.ended}
+
+    def load_state_dict(self, state):
+        self.ended = state["ended"]
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        self.began_s = time.monotonic()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.in_order &= index == self.ended % trainer.num_training_batches
+        self.ended += 1
+        if not (args.out / "hurry").exists():
+            near_end = self.ended > args.epochs * trainer.num_training_batches * 3 // 4
+            step_s = 1.0 if near_end else args.step_s
+            time.sleep(max(0.0, self.began_s + step_s - time.monotonic()))
+
+
+def digest(state):
+    """Of every bit of a nested state."""
+    if isinstance(state, torch.Tensor):
+        return hashlib.sha256(state.detach().contiguous().numpy().tobytes()).hexdigest()
+    if isinstance(state, dict):
+        parts = [f"{key}: {digest(state[key])}" for key in sorted(state, key=str)]
+    elif isinstance(state, (list, tuple)):
+        parts = [digest(item) for item in state]
+    else:
+        parts = [repr(state)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+pace = Pace()
+callbacks = [pace]
+if args.validate:
+    callbacks += [
+        ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="val_loss", save_top_k=-1),
+        EarlyStopping("val_loss", patience=99),
+    ]
+trainer = lightning.Trainer(
+    accelerator="cpu",
+    devices=args.devices,
+    strategy=BaguaStrategy(global_batch_size=args.batch),
+    max_epochs=args.epochs,
+    accumulate_grad_batches=args.accumulate,
+    gradient_clip_val=args.clip,
+    precision=args.precision,
+    callbacks=callbacks,
+    logger=CSVLogger(args.out / "logs", version=f"of-{WORKER}") if args.validate else False,
+    log_every_n_steps=10,
+    enable_checkpointing=args.validate,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+model = Model()
+trainer.fit(
+    model,
+    DataLoader(Samples(args.samples), batch_size=args.batch, shuffle=True),
+    DataLoader(Samples(50), batch_size=8) if args.validate else None,
+)
+end = {
+    "worker": WORKER,
+    "parameters": digest(dict(model.named_parameters())),
+    "optimizer": digest([o.state_dict() for o in trainer.optimizers]),
+    "scheduler": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
+    "critic": digest({k: v for k, v in trainer.callback_metrics.items() if k in ("val_loss", "seen")}),
+    "global_step": trainer.global_step,
+    "epochs": trainer.current_epoch,
+    "batches": trainer.fit_loop.total_batch_idx + 1,
+    "batches_ended": pace.ended,
+    "in_order": pace.in_order,
+    "steps_of_scheduler": sum(c.scheduler.last_epoch for c in trainer.lr_scheduler_configs),
+    "batches_of_batch_norm": int(model.layers[1].num_batches_tracked),
+    "seen": float(trainer.callback_metrics.get("seen", -1)),
+    "stopped_counts": [c.stopped_epoch for c in callbacks if isinstance(c, EarlyStopping)],
+}
+(args.out / "ends").mkdir(exist_ok=True)
+part = args.out / "ends" / f"{WORKER}.part"
+part.write_text(json.dumps(end))
+part.rename(part.with_suffix(".json"))
