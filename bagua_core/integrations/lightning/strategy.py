@@ -75,14 +75,15 @@ class BaguaStrategy(ParallelStrategy):
         self.num_nodes = 1  # set by the trainer
         self._batches: TrainBatches | None = None
         self._steps: TrainerSteps | None = None
+        self._divides_evaluations = True
         self._has_trained = False  # what follows is each worker's own
 
     # -- place
 
     @property
     def is_distributed(self) -> bool:
-        """False: the trainer must not divide loaders by itself, for the ranks of its start."""
-        return False
+        """True: the trainer then reduces what is logged with sync_dist=True."""
+        return True
 
     @property
     def root_device(self) -> torch.device:
@@ -110,6 +111,10 @@ class BaguaStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         self._environment.join()
         super().setup_environment()
+        # The trainer's own sampler would keep the ranks of the start; see process_dataloader.
+        connector = self.lightning_module.trainer._accelerator_connector
+        self._divides_evaluations &= connector.use_distributed_sampler
+        connector.use_distributed_sampler = False
 
     def setup(self, trainer: Any) -> None:
         self.accelerator.setup(trainer)
@@ -160,7 +165,8 @@ class BaguaStrategy(ParallelStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
         if trainer.state.stage != RunningStage.TRAINING:
-            return dataloader if trainer.predicting else shared(dataloader, self._place)
+            divides = self._divides_evaluations and not trainer.predicting
+            return shared(dataloader, self._place) if divides else dataloader
         if self._batches is not None:
             raise UnsupportedInElasticJob(
                 "strategy='bagua' trains from one loader, whose batches are the job's steps; combine the data sets"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.loops.loop import _Loop
 from torchmetrics import Metric
 
 
@@ -26,12 +27,12 @@ class TrainerState:
         trainer = self._trainer
         callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
         return {
-            "loops": _counters(trainer.fit_loop),
+            "loops": trainer.fit_loop.state_dict(),
             "callbacks": {key: state for key, state in callbacks.items() if state},
             "metrics": dict(trainer._logger_connector._callback_metrics),
             "should_stop": trainer.should_stop,
             "worker": self._worker,
-            "own": self._own(),
+            "own": self.own(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,15 +47,24 @@ class TrainerState:
             self._put_own(state["own"])
 
     def forget_own_batch(self, before: dict[str, Any]) -> None:
-        """Restore this worker's own sums to an earlier `own()`: its batch had no share of the step's samples."""
-        self._put_own(before)
+        """Take a batch without a share out of this worker's sums. before: `own()` as it was then.
+
+        What the batch was the first to log stays known, at its neutral value: at the epoch's end all workers reduce the
+        same metrics.
+        """
+        for key, item in self._results().items():
+            if item.is_tensor:
+                kept = before["logged"].get(key)
+                item.value = item._defaults["value"].clone() if kept is None else kept["value"]
+                if hasattr(item, "cumulated_batch_size"):
+                    item.cumulated_batch_size = torch.tensor(0) if kept is None else kept["count"]
+        for name, metric in self._metrics():
+            sums = before["modules"][name]["values"]
+            # a list that is empty on one worker only can't be gathered
+            _put_values(metric, {state: kept for state, kept in sums.items() if not _is_empty_list(kept)})
 
     def own(self) -> dict[str, Any]:
-        """This worker's own sums of metrics, as `forget_own_batch` takes them."""
-        own = self._own()
-        return {**own, "logged": {key: dict(values) for key, values in own["logged"].items()}}
-
-    def _own(self) -> dict[str, Any]:
+        """This worker's own sums of metrics in this epoch."""
         connector = self._trainer._logger_connector
         return {
             "logged": {key: _logged(item) for key, item in self._results().items() if item.is_tensor},
@@ -85,15 +95,8 @@ class TrainerState:
                 yield name, module
 
 
-def _counters(fit_loop: Any) -> dict[str, Any]:
-    state: dict[str, Any] = fit_loop.state_dict()
-    return state
-
-
 def _put_counters(loop: Any, state: dict[str, Any], prefix: str = "") -> None:
     """As the loop's load_state_dict, which would also have it begin again as after a restart."""
-    from lightning.pytorch.loops.loop import _Loop
-
     loop._load_from_state_dict(dict(state), prefix)
     for name, inner in vars(loop).items():
         if isinstance(inner, _Loop):
@@ -131,9 +134,18 @@ def _sums(metric: Metric) -> dict[str, Any]:
 
 
 def _put_sums(metric: Metric, sums: dict[str, Any]) -> None:
-    for name, kept in sums["values"].items():
+    _put_values(metric, sums["values"])
+    metric._update_count = sums["updates"]
+
+
+def _is_empty_list(kept: Any) -> bool:
+    return isinstance(kept, int) and kept == 0
+
+
+def _put_values(metric: Metric, values: dict[str, Any]) -> None:
+    for name, kept in values.items():
         if isinstance(kept, int):
             del getattr(metric, name)[kept:]
         else:
             setattr(metric, name, kept.clone())
-    metric._update_count, metric._computed = sums["updates"], None
+    metric._computed = None

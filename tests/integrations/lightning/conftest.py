@@ -25,14 +25,20 @@ class LightningJob(Job):
         ]
 
     def check_trainers(
-        self, *, finished: int, accumulated: int = 1, has_scheduler: bool = True
+        self,
+        *,
+        finished: int,
+        accumulated: int = 1,
+        has_scheduler: bool = True,
+        has_equal_states: bool = True,
     ) -> list[dict[str, Any]]:
         """Every sample once, `finished` workers end with the same state, and their trainers count the job's steps."""
         found = self.ledger
         assert found.check(self.samples, self.epochs) == []
         ends = self.ends()
         assert len(ends) == finished, f"{[e['worker'] for e in ends]} reached the end"
-        for what in ("parameters", "optimizer", "scheduler", "critic"):
+        # where replicas differ by nature their parameters are averaged at the end, optimizers stay apart
+        for what in ("parameters", "scheduler", "validated", *(["optimizer"] if has_equal_states else [])):
             assert len({e[what] for e in ends}) == 1, f"{what} differ: {ends}"
         updates = self.epochs * -(-found.steps // self.epochs // accumulated)
         for end in ends:

@@ -30,6 +30,7 @@ parser.add_argument(
     default=0.1,
     help="least duration of a step until there is <out>/hurry; 1 s near the end",
 )
+parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--precision", default="32-true")
 parser.add_argument("--clip", type=float)
@@ -142,7 +143,7 @@ if args.validate:
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=args.devices,
-    strategy=BaguaStrategy(global_batch_size=args.batch),
+    strategy=BaguaStrategy(args.algorithm, global_batch_size=args.batch),
     max_epochs=args.epochs,
     accumulate_grad_batches=args.accumulate,
     gradient_clip_val=args.clip,
@@ -165,7 +166,7 @@ end = {
     "parameters": digest(dict(model.named_parameters())),
     "optimizer": digest([o.state_dict() for o in trainer.optimizers]),
     "scheduler": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
-    "critic": digest({k: v for k, v in trainer.callback_metrics.items() if k in ("val_loss", "seen")}),
+    "validated": digest({k: v for k, v in trainer.callback_metrics.items() if k in ("val_loss", "seen")}),
     "global_step": trainer.global_step,
     "epochs": trainer.current_epoch,
     "batches": trainer.fit_loop.total_batch_idx + 1,
@@ -174,7 +175,6 @@ end = {
     "steps_of_scheduler": sum(c.scheduler.last_epoch for c in trainer.lr_scheduler_configs),
     "batches_of_batch_norm": int(model.layers[1].num_batches_tracked),
     "seen": float(trainer.callback_metrics.get("seen", -1)),
-    "stopped_counts": [c.stopped_epoch for c in callbacks if isinstance(c, EarlyStopping)],
 }
 (args.out / "ends").mkdir(exist_ok=True)
 part = args.out / "ends" / f"{WORKER}.part"

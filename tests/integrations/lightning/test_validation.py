@@ -1,0 +1,21 @@
+"""Validation, early stopping, checkpoints and loggers of a Lightning trainer whose main worker is killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_the_main_worker_is_killed_between_two_validations(lightning_job: Any) -> None:
+    one = lightning_job("--validate", epochs=3)
+    node = one.start(slots=2)
+    per_epoch = one.samples // 24
+    one.await_step(per_epoch + 3)
+    node.workers[0].kill()
+    one.await_world(2, after_step=one.await_world(1))
+    one.finish()
+    ends = one.check_trainers(finished=2)
+    assert {end["seen"] for end in ends} == {50.0}, "the samples of a validation, over all workers"
+    names = {path.name for path in (one.out / "checkpoints").iterdir()}
+    assert names == {f"epoch={e}-step={(e + 1) * per_epoch}.ckpt" for e in range(3)}
+    logs = list((one.out / "logs").rglob("metrics.csv"))
+    assert len(logs) == 2, "the first main worker and the one after it"
