@@ -181,12 +181,13 @@ class StepEngine(StepReductions, Protocol):
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """See bagua_core.allreduce. In a step it is part of it, and fails with it."""
 
-    def boundary(self, confirmed: bool = False) -> StepPlan:
+    def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         """End the step before (commit, or roll back), follow a new generation if there is one, and
         begin the next step. May block while this worker waits for the job; may raise SystemExit(0)
         when the node leaves. The source's position is right when it returns.
-        confirmed: a step that is committed here is committed by all members before this returns, as at an epoch's
-        end."""
+        goes_on: what the script does from here to the next boundary belongs to the step; a last checkpoint waits for
+        it. confirmed: a step that is committed here is committed by all members before this returns. Both hold at an
+        epoch's end."""
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None: ...
 

@@ -108,6 +108,7 @@ class ElasticDataLoader:
         self._batch = 0
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
+        self._looks_again = False  # the plan was taken a while ago: a loss may have come since
         self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
         self._iteration = 0
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
@@ -186,7 +187,8 @@ class ElasticDataLoader:
         Returns whether the job's position has moved; if it has not, the step failed, and the next draw serves it again.
         """
         before = self.position()
-        self._take_boundary(confirmed)
+        self._take_boundary(goes_on=True, confirmed=confirmed)
+        self._looks_again = True
         return self.position() != before
 
     @property
@@ -205,16 +207,16 @@ class ElasticDataLoader:
 
     def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
         engine = self._attached_engine()
-        look_again = True
+        self._looks_again = True
         drawn: int | None = None  # what enumerate gives to the next draw, less where the first one began
         while True:
             if iteration != self._iteration:
                 raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
-            if self._next_plan is None or look_again:
+            if self._next_plan is None or self._looks_again:
                 # A plan kept since the boundary that ended the last epoch may be of a generation that was
                 # lost since, in an evaluation say. A boundary before the step begins only looks again.
                 self._take_boundary()
-            look_again = False
+            self._looks_again = False
             plan = self._next_plan
             assert plan is not None
             if epoch is None:
@@ -255,11 +257,11 @@ class ElasticDataLoader:
         if own_counters.is_enumerated(iterator):
             print(f"bagua: {own_counters.warning(drawn, self._batch)}", file=sys.stderr, flush=True)
 
-    def _take_boundary(self, confirmed: bool = False) -> None:
+    def _take_boundary(self, goes_on: bool = False, confirmed: bool = False) -> None:
         engine = self._attached_engine()
         # before the first boundary: no other worker waits for our processes to start
         self._prefetcher.start()
-        self._next_plan = plan = engine.boundary(confirmed)
+        self._next_plan = plan = engine.boundary(goes_on, confirmed)
         self._steady = (plan.global_rank, plan.world_size)
 
     def _attached_engine(self) -> StepEngine:

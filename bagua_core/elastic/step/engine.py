@@ -153,7 +153,7 @@ class Engine(StepEnd):
 
     # -- the boundary
 
-    def boundary(self, confirmed: bool = False) -> StepPlan:
+    def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
         self.state.guard.check()
         if self._before_loop is not None:
@@ -161,8 +161,8 @@ class Engine(StepEnd):
         if self.in_step:
             step = self.state.name.step
             self._end_step()
-            if confirmed and self.member is not None and self.state.name.step > step:
-                self.state.owes_epoch_end = True
+            if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
+                self.state.owes_epoch_end = self.member is not None
         if self.given.seed is None:
             self.given.seed = torch.initial_seed()
         if self.member is not None:
@@ -186,8 +186,7 @@ class Engine(StepEnd):
         """To the generation in force. At an epoch's end not before all workers have its last step: what the script
         does between two epochs is done once by each of them, so no worker may copy it from another."""
         assert self._outside is not None
-        saves = self._checkpoints is not None and self._checkpoints.is_on
-        if saves and self._owes_epoch_end() and member.is_to_step_aside:
+        if self._owes_epoch_end() and self._is_to_save_and_step_aside():
             # What the script does between two epochs belongs to the last checkpoint: step aside at the next boundary.
             self._outside.confirm(self._owes_epoch_end)
             if not self._is_newcomer:
@@ -202,6 +201,11 @@ class Engine(StepEnd):
             member.follow()
             if not self._owes_epoch_end():
                 return
+
+    def _is_to_save_and_step_aside(self) -> bool:
+        """As all members have agreed, a last checkpoint is written at a boundary from here on."""
+        saves = self._checkpoints is not None and self._checkpoints.is_on
+        return saves and self.member is not None and self.member.is_to_step_aside
 
     def _owes_epoch_end(self) -> bool:
         """A joiner takes part in nothing before its first step, even if the state that it copied at once owes it."""

@@ -36,6 +36,9 @@ class BaguaLauncher(_Launcher):
         sys.stderr.flush()
         os.execv(words[0], words)
 
+    def kill(self, signum: Any) -> None:
+        """There is no child: `bagua-launch` takes this process's place, and ends its workers by itself."""
+
 
 def launch_command(workers: int, argv: list[str], main: Any) -> list[str]:
     """The command that runs the script `main`, which was started with `argv`, in `workers` processes of this node."""

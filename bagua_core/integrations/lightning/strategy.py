@@ -19,6 +19,7 @@ import bagua_core as bagua
 from bagua_core.algorithms import Algorithm, find_algorithm
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.elastic.step import runtime
+from bagua_core.elastic.step.step_states import Phase
 from bagua_core.integrations.lightning import collectives
 from bagua_core.integrations.lightning.environment import BaguaEnvironment
 from bagua_core.integrations.lightning.evaluation_batches import shared
@@ -120,7 +121,7 @@ class BaguaStrategy(ParallelStrategy):
         self.accelerator.setup(trainer)
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         if is_fitting:
-            check_trainer(trainer, self._has_trained)
+            check_trainer(trainer, runtime.engine().states.phase is Phase.ENDED)
         if self._layer_sync is not None and is_fitting:
             self.model = bagua.SyncBatchNorm.convert(self.model)
         self.model = self.precision_plugin.convert_module(self.model)

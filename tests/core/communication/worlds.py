@@ -97,7 +97,7 @@ class FakeEngine:
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registered[name] = stateful
 
-    def boundary(self, confirmed: bool = False) -> StepPlan:
+    def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         raise NotImplementedError
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:

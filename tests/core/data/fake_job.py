@@ -28,7 +28,7 @@ class FakeEngine:
     def attach_source(self, source: DataSource) -> None:
         self.source = source
 
-    def boundary(self, confirmed: bool = False) -> StepPlan:
+    def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         assert self.source is not None
         self.boundaries += 1
         if self.begun:

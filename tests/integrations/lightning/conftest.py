@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ SCRIPT = Path(__file__).with_name("train_lightning.py")
 class LightningJob(Job):
     """As Job, with a trainer's counters among the promises."""
 
-    def __init__(self, directory: Path, *script: str, samples: int = 480, epochs: int = 2) -> None:
-        super().__init__(directory, samples=samples, epochs=epochs, program=[str(SCRIPT)])
+    def __init__(
+        self, directory: Path, *script: str, samples: int = 480, epochs: int = 2, options: Sequence[str] = ()
+    ) -> None:
+        super().__init__(directory, samples=samples, epochs=epochs, options=options, program=[str(SCRIPT)])
         self._program = [
             *(str(SCRIPT), "--out", str(self.out), "--samples", str(samples), "--epochs", str(epochs)),
             *script,
@@ -52,12 +54,12 @@ class LightningJob(Job):
 
 @pytest.fixture
 def lightning_job(tmp_path: Path) -> Iterator[Any]:
-    """lightning_job(*words for the script, samples=, epochs=): what still runs after the test is killed."""
+    """lightning_job(*words for the script, samples=, epochs=, options=): what still runs after the test is killed."""
     found = importlib.util.find_spec("lightning") is not None
     assert found, "lightning is not installed: pip install -e '.[lightning]', as scripts/test does"
     made: list[LightningJob] = []
 
-    def make(*script: str, **keywords: int) -> LightningJob:
+    def make(*script: str, **keywords: Any) -> LightningJob:
         directory = tmp_path / f"job-{len(made)}"
         directory.mkdir()
         made.append(LightningJob(directory, *script, **keywords))

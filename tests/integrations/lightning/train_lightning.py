@@ -37,6 +37,8 @@ parser.add_argument("--clip", type=float)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--validate", action="store_true", help="with early stopping, checkpoints and a logger")
 parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
+parser.add_argument("--resume", type=Path, help="a checkpoint of Lightning's, of an earlier job")
+parser.add_argument("--test-after", action="store_true")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -86,6 +88,9 @@ class Model(lightning.LightningModule):
         x, y = batch
         self.log("val_loss", F.cross_entropy(self.layers(x), y), sync_dist=True)
         self.log("seen", torch.tensor(float(len(y))), sync_dist=True, reduce_fx="sum")
+
+    def test_step(self, batch, index):
+        self.log("tested", float(len(batch[1])), sync_dist=True, reduce_fx="sum")
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.layers.parameters(), lr=1e-2)
@@ -160,6 +165,7 @@ trainer.fit(
     model,
     DataLoader(Samples(args.samples), batch_size=args.batch, shuffle=True),
     DataLoader(Samples(50), batch_size=8) if args.validate else None,
+    ckpt_path=args.resume,
 )
 end = {
     "worker": WORKER,
@@ -176,6 +182,8 @@ end = {
     "batches_of_batch_norm": int(model.layers[1].num_batches_tracked),
     "seen": float(trainer.callback_metrics.get("seen", -1)),
 }
+if args.test_after:
+    end["tested"] = trainer.test(model, DataLoader(Samples(50), batch_size=8), verbose=False)[0]["tested"]
 (args.out / "ends").mkdir(exist_ok=True)
 part = args.out / "ends" / f"{WORKER}.part"
 part.write_text(json.dumps(end))
