@@ -87,6 +87,7 @@ def test_the_wheel_holds_all_code_and_the_sources_in_c(built: tuple[Path, Path])
     names = set(zipfile.ZipFile(built[1]).namelist())
     for package in ("bagua_launch", "bagua_agent", "bagua_core"):
         assert tracked(f"{package}/**/*.py") <= names
+    assert "lightning_bagua.py" in names
     sources = {name for ending in ("c", "h", "cu") for name in tracked(f"bagua_core/kernels/*.{ending}")}
     plugin = tracked("bagua_core/net/plugin/*.cc") | tracked("bagua_core/net/plugin/*.h")
     assert sources and plugin and sources | plugin <= names

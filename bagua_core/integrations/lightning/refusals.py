@@ -18,13 +18,13 @@ def _reasons(trainer: Any, has_trained: bool) -> list[str]:
     reasons = []
     if has_trained:
         reasons.append("a process trains once; call trainer.fit() for another model in another job")
+    if trainer.overfit_batches:
+        reasons.append(f"overfit_batches={trainer.overfit_batches}: use a torch.utils.data.Subset")
     if trainer.limit_train_batches != 1.0 and trainer.max_epochs != 1:
         reasons.append(
             f"limit_train_batches={trainer.limit_train_batches} would end epochs that the job's data goes on with; use "
             "max_steps, or a torch.utils.data.Subset"
         )
-    if trainer.overfit_batches:
-        reasons.append(f"overfit_batches={trainer.overfit_batches}: use a torch.utils.data.Subset")
     if trainer.reload_dataloaders_every_n_epochs:
         reasons.append("reload_dataloaders_every_n_epochs: one loader defines the steps of a whole job")
     if getattr(trainer, "_val_check_time_interval", None) is not None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.errors import UserError
@@ -66,24 +66,7 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             f"strategy='bagua' trains from a torch DataLoader or a bagua_core.ElasticDataLoader, not from "
             f"{type(dataloader).__name__}"
         )
-    if type(dataloader.batch_sampler) is not BatchSampler:
-        raise UnsupportedInElasticJob(
-            f"strategy='bagua' divides batches itself, so {_kind(dataloader.batch_sampler)} as batch_sampler can't be "
-            "used; give the DataLoader a batch_size"
-        )
-    sampler: Any = dataloader.sampler
-    dataset: Any = dataloader.dataset
-    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement
-    if not is_shuffled and type(sampler) is not SequentialSampler:
-        raise UnsupportedInElasticJob(
-            f"strategy='bagua' orders samples by seed and epoch, so the sampler {_kind(sampler)} can't be used; give "
-            "the DataLoader shuffle=True or shuffle=False"
-        )
-    if is_shuffled and sampler.num_samples != len(dataset):
-        raise UnsupportedInElasticJob(
-            f"an epoch has all {len(dataset)} samples under strategy='bagua'; leave out "
-            f"num_samples={sampler.num_samples}"
-        )
+    is_shuffled = not isinstance(dataloader.dataset, IterableDataset) and _is_shuffled(dataloader)
     return TrainBatches(
         ElasticDataLoader(
             dataloader.dataset,
@@ -100,6 +83,28 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             prefetch_factor=dataloader.prefetch_factor if dataloader.num_workers else None,
         )
     )
+
+
+def _is_shuffled(dataloader: DataLoader[Any]) -> bool:
+    """Raises UnsupportedInElasticJob for an order that is neither shuffle=True nor shuffle=False."""
+    if type(dataloader.batch_sampler) is not BatchSampler:
+        raise UnsupportedInElasticJob(
+            f"strategy='bagua' divides batches itself, so {_kind(dataloader.batch_sampler)} as batch_sampler can't be "
+            "used; give the DataLoader a batch_size"
+        )
+    sampler: Any = dataloader.sampler
+    samples = len(sampler.data_source) if isinstance(sampler, (RandomSampler, SequentialSampler)) else 0
+    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement
+    if not is_shuffled and type(sampler) is not SequentialSampler:
+        raise UnsupportedInElasticJob(
+            f"strategy='bagua' orders samples by seed and epoch, so the sampler {_kind(sampler)} can't be used; give "
+            "the DataLoader shuffle=True or shuffle=False"
+        )
+    if is_shuffled and sampler.num_samples != samples:
+        raise UnsupportedInElasticJob(
+            f"an epoch has all {samples} samples under strategy='bagua'; leave out num_samples={sampler.num_samples}"
+        )
+    return is_shuffled
 
 
 def _kind(thing: object) -> str:

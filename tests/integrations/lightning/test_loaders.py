@@ -1,0 +1,125 @@
+"""What the strategy makes of a script's loaders and settings, without a job."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from bagua_core.integrations.lightning import BaguaStrategy
+from bagua_core.integrations.lightning.evaluation_batches import SharedBatches, shared
+from bagua_core.integrations.lightning.launcher import launch_command
+from bagua_core.integrations.lightning.refusals import check_trainer
+from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob, elastic
+
+DATA: Any = list(range(20))
+
+
+@given(samples=st.integers(1, 60), batch_size=st.integers(2, 9), world_size=st.integers(1, 6))
+def test_an_evaluation_is_divided_into_equally_many_batches(
+    samples: int, batch_size: int, world_size: int
+) -> None:
+    shares = [
+        list(SharedBatches(range(samples), batch_size, lambda r=rank: (r, world_size)))
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in shares}) == 1
+    assert all(0 < len(batch) <= batch_size for batches in shares for batch in batches)
+    times = 1 if samples >= world_size else world_size
+    assert Counter(s for batches in shares for batch in batches for s in batch) == Counter(
+        list(range(samples)) * times
+    )
+
+
+def test_an_evaluation_follows_the_workers_of_its_beginning() -> None:
+    place = [(0, 1)]
+    batches: Any = shared(DataLoader(DATA, batch_size=5), lambda: place[0])
+    assert torch.cat(list(batches)).tolist() == DATA
+    place[0] = (1, 2)
+    assert torch.cat(list(batches)).tolist() == DATA[1::2]
+
+
+def test_a_train_loader_keeps_its_settings() -> None:
+    given_loader = DataLoader(DATA, batch_size=4, shuffle=True, drop_last=True, collate_fn=list)
+    loader = elastic(given_loader, None, workers=3).loader
+    assert (loader.global_batch_size, loader.shuffle, loader.drop_last) == (12, True, True)
+    assert elastic(DataLoader(DATA, batch_size=4), 6, workers=3).loader.global_batch_size == 6
+
+
+class Own(BatchSampler):
+    """Of the script."""
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(int, 1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        ([1, 2], "list"),
+        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 20)), "WeightedRandomSampler"),
+        (DataLoader(DATA, batch_sampler=[[0, 1]]), "list as batch_sampler"),
+        (DataLoader(DATA, batch_sampler=Own(SequentialSampler(DATA), 2, False)), "Own as batch_sampler"),
+        (DataLoader(DATA, sampler=torch.utils.data.RandomSampler(DATA, num_samples=3)), "num_samples=3"),
+        (DataLoader(Endless()), "Endless"),
+    ],
+)
+def test_loaders_that_no_elastic_job_can_have_are_refused(loader: Any, named: str) -> None:
+    with pytest.raises((UnsupportedInElasticJob, TypeError), match=named):
+        elastic(loader, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"limit_train_batches": 0.5, "max_epochs": 2}, "limit_train_batches=0.5"),
+        ({"overfit_batches": 2}, "overfit_batches=2"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+        ({"val_check_interval": "00:00:01:00", "check_val_every_n_epoch": None}, "val_check_interval"),
+    ],
+)
+def test_settings_that_no_elastic_job_can_have_are_refused(setting: dict[str, Any], named: str) -> None:
+    trainer = lightning.Trainer(
+        strategy=BaguaStrategy(),
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        **setting,
+    )
+    with pytest.raises(UnsupportedInElasticJob, match=named):
+        check_trainer(trainer, has_trained=False)
+    with pytest.raises(UnsupportedInElasticJob, match="trains once"):
+        check_trainer(trainer, has_trained=True)
+
+
+def test_the_name_is_registered_with_its_arguments() -> None:
+    trainer = lightning.Trainer(strategy="bagua", accelerator="cpu", devices=2, logger=False)
+    assert isinstance(trainer.strategy, BaguaStrategy)
+    assert trainer.world_size == 1, "a world of one until the job has workers"
+    with pytest.raises(TypeError, match="hierarchicall"):
+        BaguaStrategy("bytegrad", hierarchicall=True)
+
+
+def test_workers_run_the_script_as_it_was_started() -> None:
+    start = [sys.executable, "-m", "bagua_launch", "--standalone", "--nproc-per-node", "2"]
+    script = SimpleNamespace(__spec__=None)
+    assert launch_command(2, ["/a/train.py", "--lr", "1"], script) == [*start, "/a/train.py", "--lr", "1"]
+    module = SimpleNamespace(__spec__=SimpleNamespace(name="mine.__main__"))
+    assert launch_command(2, ["/a/mine/__main__.py", "x"], module) == [*start, "-m", "mine", "x"]
