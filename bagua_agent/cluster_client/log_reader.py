@@ -30,6 +30,7 @@ from bagua_agent.security.grpc_security import why_not_served
 from bagua_agent.workers.output.log_layout import path_component
 from bagua_agent.workers.output.stream_lines import ShownLines
 from bagua_contract import node_pb2, node_pb2_grpc
+from bagua_contract.grpc_channel import open_channel
 from bagua_contract.records import Generation
 
 CALL_TIMEOUT_S = 10.0
@@ -387,10 +388,7 @@ class LogReader:
                 f"node {node_name!r} has no daemon now; its logs lie there, under directories.log"
             )
         if address not in self._channels:
-            if self._credentials is None:
-                self._channels[address] = grpc.insecure_channel(address)
-            else:
-                self._channels[address] = grpc.secure_channel(address, self._credentials)
+            self._channels[address] = open_channel(address, self._credentials)
         return address, node_pb2_grpc.NodeServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
 
     def _why(self, error: grpc.RpcError, node_name: str) -> BaguaError:

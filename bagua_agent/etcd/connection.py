@@ -21,6 +21,7 @@ from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
 from bagua_agent.etcd.stubs import AuthStub, WatchStub, etcd3
 from bagua_contract import etcd_pb2 as pb
+from bagua_contract.grpc_channel import open_channel
 
 T = TypeVar("T")
 
@@ -200,13 +201,13 @@ def _failure_of(error: BaseException | None) -> Failure:
 
 def _channel(endpoint: Endpoint, config: StoreConfig) -> grpc.Channel:
     if not config.uses_tls(endpoint):
-        return grpc.insecure_channel(endpoint.target, options=_CHANNEL_OPTIONS)
+        return open_channel(endpoint.target, options=_CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(config.ca_cert, "CA certificate"),
         private_key=_read(config.key, "key"),
         certificate_chain=_read(config.cert, "certificate"),
     )
-    return grpc.secure_channel(endpoint.target, credentials, options=_CHANNEL_OPTIONS)
+    return open_channel(endpoint.target, credentials, _CHANNEL_OPTIONS)
 
 
 def _read(path: str | None, what: str) -> bytes | None:

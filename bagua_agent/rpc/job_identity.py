@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import grpc
 
 from bagua_agent.base.errors import UserError
+from bagua_contract import grpc_channel
 
 _NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a host
 _END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"
@@ -118,4 +119,4 @@ def open_channel(address: str, identity: JobIdentity, most_received_bytes: int |
     if most_received_bytes is not None:
         options.append(("grpc.max_receive_message_length", most_received_bytes))
     credentials = grpc.ssl_channel_credentials(identity.certificate, identity.key, identity.certificate)
-    return grpc.secure_channel(address, credentials, options=options)
+    return grpc_channel.open_channel(address, credentials, options)

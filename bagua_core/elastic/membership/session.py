@@ -20,6 +20,7 @@ import grpc
 
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.collective_wait import CollectiveWait
+from bagua_contract.grpc_channel import open_channel
 from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
 from bagua_core.errors import InfrastructureLost
 
@@ -69,7 +70,7 @@ class Session:
         self._outbox: queue.SimpleQueue[session_pb2.WorkerMessage | None] = queue.SimpleQueue()
         self._closed = False
         self._refusal = ""
-        self._channel = grpc.insecure_channel(
+        self._channel = open_channel(
             f"unix:{socket_path}", options=[("grpc.max_receive_message_length", 64 << 20)]
         )
         self._say(hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id=worker_id, pid=os.getpid()))
