@@ -306,11 +306,13 @@ class Store:
             return  # it had ended, or an earlier attempt did it
 
     def lease_keepalive_once(self, lease_id: int, timeout_s: float | None = None) -> KeepAlive:
-        # The stream is read to its end, so that nothing of it stays behind.
-        answers = self._repeat("keep a lease", lambda c: list(c.refresh_lease(lease_id)), timeout_s)
-        if not answers:
+        request = pb.LeaseKeepAliveRequest(ID=lease_id)
+        answer = self._repeat(
+            "keep a lease", lambda c: c.raw(c.renewalstub.LeaseKeepAlive, request), timeout_s
+        )
+        if answer is None:
             raise StoreUnavailable(f"etcd ended the renewal of lease {lease_id:x} without an answer")
-        return KeepAlive(max(0, answers[-1].TTL), answers[-1].header.revision)
+        return KeepAlive(max(0, answer.TTL), answer.header.revision)
 
     def lease_keys(self, lease_id: int, timeout_s: float | None = None) -> frozenset[str]:
         """Keys that hang on the lease. Raises LeaseLost."""

@@ -19,7 +19,7 @@ import grpc
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
-from bagua_agent.etcd.stubs import AuthStub, WatchStub, etcd3
+from bagua_agent.etcd.stubs import AuthStub, RenewalStub, WatchStub, etcd3
 from bagua_contract import etcd_pb2 as pb
 from bagua_contract.grpc_channel import open_channel
 
@@ -94,6 +94,7 @@ class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
         self.kvstub = etcd3.etcdrpc.KVStub(channel)
         self.clusterstub = etcd3.etcdrpc.ClusterStub(channel)
         self.leasestub = etcd3.etcdrpc.LeaseStub(channel)
+        self.renewalstub = RenewalStub(channel)
         self.maintenancestub = etcd3.etcdrpc.MaintenanceStub(channel)
         self.transactions = etcd3.Transactions()
         self._limit = threading.local()

@@ -67,6 +67,10 @@ ClusterStub = _stub_class(
         "MemberList": (_UNARY, "MemberListRequest", "MemberListResponse"),
     },
 )
+# One renewal, over the same method of etcd: without the two threads that gRPC starts for a stream of requests.
+RenewalStub = _stub_class(
+    "Lease", {"LeaseKeepAlive": (_UNARY, "LeaseKeepAliveRequest", "LeaseKeepAliveResponse")}
+)
 MaintenanceStub = _stub_class(
     "Maintenance",
     {
@@ -125,6 +129,7 @@ __all__ = [
     "KVStub",
     "LeaseStub",
     "MaintenanceStub",
+    "RenewalStub",
     "WatchStub",
     "etcd3",
     "rpc",
