@@ -118,6 +118,7 @@ __all__ = [
     "scatter",
     "scatter_inplace",
     "send",
+    "shutdown",
 ]
 
 
@@ -138,9 +139,20 @@ def init_process_group(seed: int | None = None) -> None:
     engine.join_before_loop()
 
 
+def shutdown() -> None:
+    """End this process's training: commit the step under way, stop the loader's processes, release the models.
+
+    Under plain `python` the next training begins at step 0, with its own models, optimizers, loader and registered
+    states. In a job every worker must call it; it returns once all have committed the last step, and what uses the job
+    afterwards raises TrainingOver. Calling it again, or without a training, does nothing.
+    Raises ForkedWorkerError in a child process.
+    """
+    _runtime.end_training()
+
+
 def is_launched() -> bool:
     """Whether an agent started this process; False under plain `python`."""
-    return _runtime.engine().launched
+    return _runtime.is_launched()
 
 
 def get_rank() -> int:

@@ -31,6 +31,10 @@ class LateWorkerError(UserError, RuntimeError):
     """A worker came while the job trains, and its script needs what only the job's first workers have together."""
 
 
+class TrainingOver(UserError, RuntimeError):
+    """A loader, a wrapped model or the job itself was used after bagua.shutdown()."""
+
+
 class LeaveInterrupt(KeyboardInterrupt):
     """This worker has left the job at a step boundary because of a Ctrl-C.
 

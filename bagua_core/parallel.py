@@ -20,6 +20,7 @@ from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import StepEngine
+from bagua_core.errors import TrainingOver
 from bagua_core.model.backward_begin import announce_backward
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.optimizer_steps import optimizer_steps_of
@@ -62,6 +63,7 @@ class DistributedDataParallel(nn.Module):
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
+        self.is_detached = False
         self._reductions_before: int | None = 0  # when the step under way began
         self.require_backward_grad_sync = True
         self._engine = engine
@@ -97,6 +99,8 @@ class DistributedDataParallel(nn.Module):
         engine.attach_model(self)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.is_detached:
+            return self._forward_alone(*inputs, **keywords)
         if torch.is_grad_enabled():
             self._engine.forward_begins()
             # decided here and not in backward, as torch does: no_sync must cover the forward
@@ -114,10 +118,21 @@ class DistributedDataParallel(nn.Module):
 
     def detach(self) -> None:
         """Take the module out of the job between two steps, so that it can be wrapped anew. All workers must call it
-        at the same place; this object can't be used any more."""
+        at the same place; this object trains nothing any more. Doing it twice is harmless."""
+        if self.is_detached:
+            return
+        self.is_detached = True
         self._exchange.close()
         checks_of(self._engine).remove(self)
         self._engine.detach_model(self)
+
+    def _forward_alone(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            raise TrainingOver(
+                f"this wrapper of a {type(self.module).__name__} trains no more: its training is over, "
+                "or its module was wrapped anew; wrap the module again, or evaluate under torch.no_grad()"
+            )
+        return self.module(*inputs, **keywords)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

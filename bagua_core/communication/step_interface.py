@@ -78,6 +78,9 @@ class DataSource(Protocol):
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
 
+    def training_over(self) -> None:
+        """The training whose steps it defined is over: stop what runs for it, and serve no more batches."""
+
 
 class Model(Protocol):
     """A DistributedDataParallel as the engine sees it."""
@@ -121,6 +124,9 @@ class Model(Protocol):
 
     def communicator_changed(self) -> None:
         """Another communicator is in force, or none: cache nothing of the old one."""
+
+    def detach(self) -> None:
+        """The training is over: remove all hooks."""
 
 
 class StepReductions(Protocol):

@@ -23,6 +23,7 @@ from bagua_core.data.balancing.balanced_division import BalancedDivision
 from bagua_core.data.division import Division, DivisionSettings, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
+from bagua_core.errors import TrainingOver
 
 _REFUSED = {
     "batch_size": "use global_batch_size: the samples of one step over all workers",
@@ -126,6 +127,7 @@ class ElasticDataLoader:
             prefetch_factor=prefetch_factor,
         )
         self._engine = engine
+        self._is_over = False
         self._attached = False  # the loader that is iterated, not one that is only made, is the job's
 
     # -- for the training script
@@ -201,6 +203,11 @@ class ElasticDataLoader:
         """Stop the loader's worker processes, within a few seconds."""
         self._prefetcher.close()
 
+    def training_over(self) -> None:
+        """See step_interface.DataSource."""
+        self._is_over = True
+        self.close()
+
     @property
     def worker_process_ids(self) -> list[int]:
         return self._prefetcher.worker_process_ids
@@ -265,6 +272,8 @@ class ElasticDataLoader:
         self._steady = (plan.global_rank, plan.world_size)
 
     def _attached_engine(self) -> StepEngine:
+        if self._is_over:
+            raise TrainingOver("bagua.shutdown() ended this loader's training; make a new ElasticDataLoader")
         engine = self._engine
         if engine is None:
             # late: a loader that is only made (and in tests one with its own engine) needs no runtime

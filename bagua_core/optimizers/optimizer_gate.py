@@ -27,6 +27,28 @@ from bagua_core.optimizers.script_checks import checks_of, gated_step
 _GATED = "_bagua_gated"
 
 
+class _Gate:
+    """The engine that a replaced method asks; None once its training is over: the method is the object's own then."""
+
+    def __init__(self, engine: StepEngine) -> None:
+        self.engine: StepEngine | None = engine
+
+
+def _gate_of(method: Any) -> _Gate | None:
+    gate = getattr(method, _GATED, None)
+    return gate if isinstance(gate, _Gate) else None
+
+
+def release(gated: object, engine: StepEngine) -> None:
+    """Give an optimizer, scheduler or scaler its own methods back, unless another engine has gated it since."""
+    for name in ("step", "update"):
+        gate = _gate_of(getattr(gated, name, None))
+        if gate is not None and gate.engine is engine:
+            gate.engine = None
+    if isinstance(gated, LRScheduler | ReduceLROnPlateau) and _engines.get(gated) is engine:
+        del _engines[gated]
+
+
 def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None:
     """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
 
@@ -35,13 +57,19 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     call fails. Doing it twice is harmless.
     """
     original: Callable[..., Any] = optimizer.step
-    if getattr(original, _GATED, False):
+    known = _gate_of(original)
+    if known is not None:
+        known.engine = engine
         return
+    gate = _Gate(engine)
     parts: list[StepPlan] = []  # of the last micro-batch before a step's last one that had a closure
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # what schedulers look at before they warn about the order of calls
+        engine = gate.engine
+        if engine is None:
+            return original(*args, **kwargs)
         if engine.step_failed:
             return None
         closure, args, kwargs = closure_of(args, kwargs)
@@ -71,7 +99,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         engine.optimizer_stepped(self)
         return result
 
-    setattr(step, _GATED, True)
+    setattr(step, _GATED, gate)
     # a bound method, because a scheduler made later takes it apart by __func__
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
@@ -143,18 +171,22 @@ def gate_scaler(scaler: GradScaler, engine: StepEngine) -> None:
     Between micro-batches the scale must stay: contributions of one step are added up.
     """
     original: Callable[..., None] = scaler.update
-    if getattr(original, _GATED, False):
+    known = _gate_of(original)
+    if known is not None:
+        known.engine = engine
         return
+    gate = _Gate(engine)
 
     @functools.wraps(original)
     def update(self: Any, new_scale: float | torch.Tensor | None = None) -> None:
-        if new_scale is None and _holds_back(engine) and self.is_enabled():
+        engine = gate.engine
+        if engine is not None and new_scale is None and _holds_back(engine) and self.is_enabled():
             # the same scale again: torch then only forgets what this micro-batch's optimizers found
             original(unchanged_scale(self))
             return
         original(new_scale)
 
-    setattr(update, _GATED, True)
+    setattr(update, _GATED, gate)
     scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]
 
 

@@ -189,6 +189,9 @@ class BeforeModels:
     def step_rolled_back(self) -> None:
         return None
 
+    def detach(self) -> None:
+        """See step_interface.Model: there are no hooks."""
+
     def communicator_changed(self) -> None:
         engine = self._engine
         is_out = engine.generation_number == 0 and engine.state.name.is_none

@@ -381,6 +381,15 @@ class Engine(StepEnd):
         self.states.take(Event.FINISH)
         return True
 
+    def end_training(self) -> None:
+        """Commit the step under way and end the training; in a job, once all members have. The session with the agent
+        stays until the process ends: by it the agent knows that the worker lives."""
+        member = self.member
+        if member is None or (member.generation is not None and not self._is_gathered):
+            while not self.finish():
+                continue  # left out and taken in again meanwhile: the members that it meets now end as well
+        self.given.release(self)
+
     def shutdown(self, exit_code: int) -> bool:
         """See runtime.shutdown."""
         member = self.member

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from bagua_core.communication.step_interface import DataSource, Model
+from bagua_core.communication.step_interface import DataSource, Model, StepEngine
 from bagua_core.communication.transports.gpu_in_use import gpus_of
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.errors import UserError
+from bagua_core.optimizers.optimizer_gate import release
 
 
 class SecondLoaderError(UserError, RuntimeError):
@@ -33,7 +34,7 @@ class Given:
         if self.source is not None and has_begun:
             raise SecondLoaderError(
                 "a second ElasticDataLoader was iterated; one loader defines the job's steps. "
-                "Use a plain torch DataLoader for evaluation"
+                "Use a plain torch DataLoader for evaluation, and bagua.shutdown() before another training"
             )
         self.source = source
         self.seed = int(source.fingerprint().get("seed", "0"))
@@ -56,6 +57,16 @@ class Given:
     def detach_model(self, model: Model) -> None:
         self.models.remove(model)
         self._registry.remove_model(model.module, [o for other in self.models for o in other.optimizers])
+
+    def release(self, engine: StepEngine) -> None:
+        """The training is over: models, optimizers and registered objects are the script's alone again."""
+        optimizers, registered = list(self._registry.optimizers), list(self._registry.registered.values())
+        for model in list(self.models):
+            model.detach()
+        for gated in (*optimizers, *registered):
+            release(gated, engine)
+        if self.source is not None:
+            self.source.training_over()
 
     def note_gpus(self, member: Member) -> None:
         """What generations that are built from now on should reach."""

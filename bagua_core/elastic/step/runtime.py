@@ -1,4 +1,7 @@
-"""This process's engine: made on first use, ended once. The only global state of the core."""
+"""This process's engine, the only global state of the core: made on first use.
+
+In a world of one, end_training() ends it, and the next use makes another. A worker of a job has one for its life.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import threading
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group
 from bagua_core.elastic.step.engine import Engine
-from bagua_core.errors import UserError
+from bagua_core.errors import TrainingOver, UserError
 
 _lock = threading.Lock()
 _engine: Engine | None = None
 _owner_pid = 0
+_is_over = False  # the job's training ended here by end_training()
 
 
 class ForkedWorkerError(UserError, RuntimeError):
@@ -21,7 +25,8 @@ class ForkedWorkerError(UserError, RuntimeError):
 
 def engine() -> Engine:
     """The engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job.
-    Raises MixedModesError if the script has made torch's default process group before."""
+    Raises TrainingOver in a worker that has called end_training(), MixedModesError if the script has made torch's
+    default process group before."""
     global _engine, _owner_pid
     with _lock:
         if _engine is None:
@@ -36,7 +41,31 @@ def engine() -> Engine:
             raise ForkedWorkerError(
                 "bagua was used in a child process of the worker; only the process that runs the script takes part"
             )
+        elif _is_over:
+            raise TrainingOver(
+                "this worker called bagua.shutdown(), which ends its job: a job is one training. Start one job per "
+                "training by bagua-launch, or run the trainings one after another under plain python"
+            )
         return _engine
+
+
+def is_launched() -> bool:
+    """Whether an agent started this process; also after end_training()."""
+    return _is_over or engine().launched
+
+
+def end_training() -> None:
+    """See bagua_core.shutdown. Does nothing if there is no training, or it has ended."""
+    global _engine, _is_over
+    if _engine is None or _is_over:
+        return
+    ended = engine()
+    ended.end_training()
+    with _lock:
+        if ended.launched:
+            _is_over = True
+        else:
+            _engine = None
 
 
 def has_left() -> bool:
