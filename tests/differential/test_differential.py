@@ -69,6 +69,7 @@ def broken() -> dict[str, tuple[SeedVerdict, SeedVerdict]]:
     return {name: (next(found), next(found)) for name in SABOTAGE}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_it_fails_without(name: str, broken: dict[str, tuple[SeedVerdict, SeedVerdict]]) -> None:
     whole, without = broken[name]

@@ -31,7 +31,9 @@ def test_set_by_the_script(launch: Launch, start_method: str) -> None:
     assert AGAIN not in done.stderr, "its text shows it"
 
 
-@pytest.mark.parametrize("between", ["", LIVE], ids=["torch's", "live"])
+@pytest.mark.parametrize(
+    "between", [pytest.param("", id="torch's", marks=pytest.mark.long), pytest.param(LIVE, id="live")]
+)
 def test_set_by_a_module_of_the_script(launch: Launch, tmp_path: Path, between: str) -> None:
     (tmp_path / "helper.py").write_text(SETS)
     done = launch("--nproc-per-node", "2", script="import helper\n" + between + SHOWS, start_method="warm")

@@ -57,7 +57,14 @@ def check(tmp_path: Path, program: str, ends_at: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("program", "ends_at"), [("ddp_snapshots", 2), ("fsdp_dcp", 6), ("small_gpt", 8)])
+@pytest.mark.parametrize(
+    ("program", "ends_at"),
+    [
+        pytest.param("ddp_snapshots", 2, marks=pytest.mark.long),
+        pytest.param("fsdp_dcp", 6, marks=pytest.mark.long),
+        ("small_gpt", 8),
+    ],
+)
 def test_with_torch_alone(tmp_path: Path, program: str, ends_at: int) -> None:
     check(tmp_path, program, ends_at)
 

@@ -37,6 +37,8 @@ SETUPS = {
     "a wrong drop": Setup(kills=0, wrong_drops=1, stop_at_end=True),
     "a wrong drop and a loss": Setup(kills=1, steps=1, wrong_drops=1, stop_at_end=True),
 }
+LARGEST = {"a wrong drop and a loss", "a join and a loss of three", "a leave, a join and a loss"}
+"""Half of all states, and no situation that the others do not have."""
 STATES = {
     "two losses of three": 20_000,
     "a join and a loss of three": 60_000,
@@ -77,7 +79,9 @@ def explored(name: str) -> Exploration:
     return _seen[name]
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGEST else name for name in SETUPS]
+)
 def test_every_state_keeps_the_invariants(name: str) -> None:
     found = explored(name)
     assert found.states >= STATES.get(name, 300)
@@ -85,9 +89,9 @@ def test_every_state_keeps_the_invariants(name: str) -> None:
 
 
 def test_every_interesting_situation_was_met() -> None:
-    coverage = sum((explored(name).coverage for name in SETUPS), Counter[str]())
+    found = [explored(name) for name in SETUPS if name not in LARGEST]
+    coverage = sum((exploration.coverage for exploration in found), Counter[str]())
     assert SITUATIONS - coverage.keys() == set()
-    found = [explored(name) for name in SETUPS]
     print(f"{sum(e.states for e in found)} states, {sum(e.transitions for e in found)} events")
 
 

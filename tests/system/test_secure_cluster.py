@@ -138,6 +138,7 @@ def site(make_lab: MakeLab, tmp_path: Path) -> Iterator[SecureSite]:
         yield made
 
 
+@pytest.mark.long
 def test_a_day_of_a_cluster(site: SecureSite, tmp_path: Path) -> None:
     steps = tmp_path / "demo"
     site.submit("demo", "2", SAMPLES)

@@ -46,7 +46,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     length=st.integers(1, 17),
     global_batch_size=st.integers(1, 9),

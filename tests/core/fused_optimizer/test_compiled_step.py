@@ -47,7 +47,7 @@ def test_torchs_wrappers_are_left_out_also_once_torch_compile_has_patched_the_cl
         assert plain_step(kind).__code__.co_name == "step"
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, Lion])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, pytest.param(Lion, marks=pytest.mark.long)])
 def test_compiled_code_gives_an_equal_result(kind: type[Any]) -> None:
     trains_and_stops_compiling(kind)
 

@@ -68,12 +68,12 @@ def said(process: subprocess.Popen[str]) -> tuple[str, str, str, str]:
 
 
 def counting_compiler(tmp_path: Path) -> Mapping[str, str]:
-    """A compiler that writes down that it ran."""
+    """A compiler that writes down that it ran, and does not optimize: that takes seconds of processor time."""
     real = shutil.which("cc") or shutil.which("gcc")
     if real is None:
         pytest.skip("no C compiler on PATH")
     script = tmp_path / "counting-cc"
-    script.write_text(f'#!/bin/sh\necho ran >>"{tmp_path}/compilations"\nexec {real} "$@"\n')
+    script.write_text(f'#!/bin/sh\necho ran >>"{tmp_path}/compilations"\nexec {real} "$@" -O0\n')
     script.chmod(0o755)
     return {"CC": str(script)}
 
@@ -84,7 +84,7 @@ def compilations(tmp_path: Path) -> int:
 
 def test_workers_that_start_together_compile_once(checkout: Path, tmp_path: Path) -> None:
     compiler = counting_compiler(tmp_path)
-    workers = [start(checkout, tmp_path, **compiler) for _ in range(4)]
+    workers = [start(checkout, tmp_path, **compiler) for _ in range(3)]
     results = [said(worker) for worker in workers]
     cached = next((tmp_path / "cache" / "bagua-kernels").glob("cpu-*.so"))
     assert {(name, reason) for name, reason, _, _ in results} == {("extension", str(cached))}
