@@ -19,13 +19,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
 from bagua_agent.node.node_workers import TRAINING_IMPORTS
 from bagua_agent.workers.exits.orphans import adopting
-from bagua_agent.workers.process.request_socket import RequestSocket
+from bagua_agent.workers.process.request_socket import HelperGone, RequestSocket
 from bagua_agent.workers.start.library_variables import is_read_at_load
 from bagua_agent.workers.start.warm_parent import OFFER_VARIABLE
 from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
@@ -40,7 +41,7 @@ QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC i
 _READ_LATER = {"GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 DAEMON = "bagua_agent.service"
 _READY_S = 120.0
-_START_S = 20.0
+_START_S = 60.0
 
 
 class ForkedProcess:
@@ -92,9 +93,16 @@ def can_start(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def start(
-    argv: Sequence[str], environment: Mapping[str, str], output: Path, directory: str, holder_pid: int | None
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    directory: str,
+    holder_pid: int | None,
+    *,
+    stdin: Path | None = None,
+    errors: Path | None = None,
 ) -> ForkedProcess:
-    """holder_pid: a process in the namespaces to enter; None: stay here."""
+    """holder_pid: a process in the namespaces to enter; None: stay here. errors: for stderr; None: `output` too."""
     request = {
         "argv": list(argv),
         "env": dict(environment),
@@ -102,10 +110,16 @@ def start(
         "cwd": directory,
         "holder": holder_pid,
         "module": module_of(argv, environment),
+        "stdin": stdin and str(stdin),
+        "errors": errors and str(errors),
     }
     output.open("ab").close()  # as Popen's caller has it: there when this returns
     with adopting():
-        answer = _zygote().ask(request, (), _START_S)
+        try:
+            answer = _zygote().ask(request, (), _START_S)
+        except HelperGone:
+            _zygote.cache_clear()  # a late answer would be taken for that of the next request
+            raise
     assert "pid" in answer, f"the zygote did not start {argv}: {answer}"
     return ForkedProcess(int(answer["pid"]))
 
@@ -135,6 +149,24 @@ def run(
         process.kill()
         process.wait(_START_S)
         raise
+
+
+def run_captured(
+    argv: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: str, limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run with both streams captured, for what `can_start` allows. Raises subprocess.TimeoutExpired."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, output, errors = (Path(folder, name) for name in ("stdin", "output", "errors"))
+        given.write_text(stdin)
+        process = start(argv, environment, output, str(directory), None, stdin=given, errors=errors)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired as late:
+            process.kill()
+            process.wait(_START_S)
+            late.stdout, late.stderr = output.read_bytes(), errors.read_bytes()
+            raise
+        return subprocess.CompletedProcess(list(argv), code, output.read_text(), errors.read_text())
 
 
 def module_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 LENGTH = struct.Struct("!I")
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 ADOPTION_TIMEOUT_MS = 10_000
-AGENT, DAEMON, UNIT = "bagua_launch", "bagua_agent.service", "bagua_agent.service.units.run_unit"
+AGENTS = ("bagua_launch", "bagua_core.distributed.launch", "bagua_core.distributed.run")
+DAEMON, UNIT = "bagua_agent.service", "bagua_agent.service.units.run_unit"
 
 
 class Loaded(NamedTuple):
@@ -147,8 +148,11 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    for number, file in enumerate((request["stdin"], None, request["errors"])):
+        if file is not None:
+            replace_descriptor(number, file)
     module, argv, environment = request["module"], request["argv"], request["env"]
-    if module not in (None, AGENT, DAEMON, UNIT):
+    if module not in (None, *AGENTS, DAEMON, UNIT):
         move(request)
         return lambda: run_module(module, argv, environment, loaded)
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -174,6 +178,12 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
     if module == UNIT:
         return lambda: run_unit(argv, environment, loaded)
     return lambda: run_module(module, argv, environment, loaded)
+
+
+def replace_descriptor(number: int, file: str) -> None:
+    opened = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(opened, number)
+    os.close(opened)
 
 
 def move(request: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from bagua_launch.errors import RequestError
 from bagua_launch.original_flags import HINTS, NO_EFFECT, Original, Translation, translate
+from tests.lab import zygote
 from tests.launch.launcher import Launcher
 
 ROOT = Path(__file__).parents[2]
@@ -150,8 +151,11 @@ def start(directory: Path, *words: str, path: str = "", **more: str) -> subproce
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
     environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "HOME": str(directory), **more}
     environment["PATH"] = path + environment["PATH"]
+    line = [sys.executable, *words]
+    if words[0] == "-m" and zygote.can_start(line, {"OMP_NUM_THREADS": "1", **environment}):
+        return zygote.run_captured(line, environment, directory, "", 120)
     return subprocess.run(
-        [sys.executable, *words],
+        line,
         env=environment,
         cwd=directory,
         capture_output=True,

@@ -1,4 +1,5 @@
-"""Real jobs of one node with scripts that import no torch, so that a launch takes about a second."""
+"""Real jobs of one node. The launcher and its warm parent are forked from the lab's zygote, unless a test asks for
+spawned workers: then the launcher is a program of its own too, as a person starts it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.lab import zygote
 
 ROOT = Path(__file__).parents[2]
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -30,7 +33,7 @@ def launch(tmp_path: Path) -> Launch:
         *words: str,
         script: str | None = None,
         env: Mapping[str, str] | None = None,
-        start_method: str | None = "spawn",
+        start_method: str | None = None,
         timeout_s: float = 60,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
@@ -39,10 +42,14 @@ def launch(tmp_path: Path) -> Launch:
             (tmp_path / "script.py").write_text(script)
             program = ("script.py",)
         method = () if start_method is None else ("--start-method", start_method)
+        line = [sys.executable, "-m", "bagua_launch", *method, *words, *program]
+        environment = launch_environment(tmp_path, **(env or {}))
+        if start_method != "spawn" and zygote.can_start(line, {"OMP_NUM_THREADS": "1", **environment}):
+            return zygote.run_captured(line, environment, tmp_path, stdin, timeout_s)
         return subprocess.run(
-            [sys.executable, "-m", "bagua_launch", *method, *words, *program],
+            line,
             cwd=tmp_path,
-            env=launch_environment(tmp_path, **(env or {})),
+            env=environment,
             input=stdin,
             capture_output=True,
             text=True,

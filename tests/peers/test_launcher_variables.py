@@ -52,7 +52,8 @@ def test_python_exec_names_the_workers_interpreter(launch: Launch, tmp_path: Pat
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nWRAPPED=1 exec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    assert launch(script=SHOWS % "WRAPPED", env={"PYTHON_EXEC": str(wrapper)}).stdout == "1\n"
+    done = launch(script=SHOWS % "WRAPPED", env={"PYTHON_EXEC": str(wrapper)}, start_method="spawn")
+    assert done.stdout == "1\n"
 
 
 def test_a_running_job_is_healthy(launch: Launch) -> None:

@@ -81,7 +81,7 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedPro
 def test_user_script(launch: Launch, touched: Path) -> None:
     """test_launch_user_script_python"""
     words = ("--nnodes=1", "--nproc-per-node=4", "--rdzv-id=17", "--monitor-interval=1")
-    succeeded(launch(*words, script=TOUCHES, env=SENTINEL))
+    succeeded(launch(*words, script=TOUCHES, env=SENTINEL, start_method="spawn"))
     assert ranks(touched) == {"0", "1", "2", "3"}
 
 

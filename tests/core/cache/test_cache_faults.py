@@ -326,7 +326,7 @@ def test_workers_of_a_job_share_and_the_rate_is_in_the_progress(tmp_path: Path) 
         "--samples",
         "400",
         "--epochs",
-        "60",
+        "30",
     )
     epochs = lines_of(said)
     assert sum(misses for _, misses in epochs) <= 440, "but for samples that two read at the same time"
