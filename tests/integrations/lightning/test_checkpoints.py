@@ -22,7 +22,7 @@ def test_a_job_that_was_stopped_in_an_epoch_goes_on_with_another_number_of_worke
     lightning_job: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved"
-    one = lightning_job("--validate", "--test-after", options=["--checkpoint-dir", str(saved)])
+    one = lightning_job("--validate", "--test-after", samples=2400, options=["--checkpoint-dir", str(saved)])
     node = one.start(slots=2)
     one.await_step(7)
     node.send(signal.SIGTERM)

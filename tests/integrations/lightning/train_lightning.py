@@ -28,7 +28,7 @@ parser.add_argument(
     "--step-s",
     type=float,
     default=0.1,
-    help="least duration of a step until there is <out>/hurry; 1 s near the end",
+    help="least duration of a step until there is <out>/hurry; 2 s near the end",
 )
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--accumulate", type=int, default=1)
@@ -119,10 +119,10 @@ class Pace(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         self.in_order &= index == self.ended % trainer.num_training_batches
         self.ended += 1
-        if not (args.out / "hurry").exists():
-            near_end = self.ended > args.epochs * trainer.num_training_batches * 3 // 4
-            step_s = 1.0 if near_end else args.step_s
-            time.sleep(max(0.0, self.began_s + step_s - time.monotonic()))
+        near_end = self.ended > args.epochs * trainer.num_training_batches * 3 // 4
+        until_s = self.began_s + (2.0 if near_end else args.step_s)
+        while not (args.out / "hurry").exists() and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.1))
 
 
 def digest(state):
