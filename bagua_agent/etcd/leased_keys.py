@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 0.5
 _KEYS_IN_A_WRITE = 100
+# Of a request's limit, which is half a lease. When a lease ends, its renewal has hung for 2/3 of it: longer than this.
+_STUCK_AFTER = 1.2
 _CHECKS_AFTER_OUTAGE = 3  # at as many renewals: a frozen endpoint may do late what it was once asked
 
 
@@ -55,6 +60,10 @@ class StoreBack:
 LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
 
 
+class _Replaced(Exception):
+    """Another thread keeps the keys now; what this one learned late is dropped."""
+
+
 class LeasedKeys:
     """Thread-safe; the thread runs from construction to `close`. on_event is called from it; if it raises,
     that is our bug: it is logged, and the keys are kept on."""
@@ -68,16 +77,14 @@ class LeasedKeys:
         self._store = store
         self._ttl_s = math.ceil(ttl_s)
         self._on_event = on_event
-        self._request_s = max(
-            0.2, self._ttl_s / 2
-        )  # of each request, so that another still fits into the lease
+        # of each request, so that another still fits into the lease
+        self._request_s = max(0.2, self._ttl_s / 2)
 
         self._changed = threading.Condition()
         self._desired: dict[str, bytes] = {}
         self._standing: dict[str, bytes] = {}  # as we wrote it or read it, on this lease
-        self._known_revision: dict[
-            str, int
-        ] = {}  # mod revision of a key as last seen; missing means "no such key"
+        # mod revision of a key as last seen; missing means "no such key"
+        self._known_revision: dict[str, int] = {}
         self._removals: set[str] = set()
         self._held: set[str] = set()  # won by put_if_absent, or being tried
         self._lease_id = 0
@@ -86,8 +93,9 @@ class LeasedKeys:
         self._store_revision = 0
         self._away = False
         self._closing = False
-        self._thread = background_thread("leased-keys", self._run, self._ended)
-        self._thread.start()
+        self._asked_at: float | None = None  # when the thread began the request to etcd that it waits for
+        with self._changed:
+            self._start_thread()
 
     @property
     def lease_id(self) -> int:
@@ -141,11 +149,28 @@ class LeasedKeys:
                     self._checks_left = _CHECKS_AFTER_OUTAGE
 
     def recheck(self) -> None:
-        """Look whether the keys still stand; for an owner who saw one vanish."""
+        """Look whether the keys still stand; for an owner who saw one vanish. A thread that hangs is replaced."""
         with self._changed:
             self._checks_left = _CHECKS_AFTER_OUTAGE  # one look may come too early
             self._renewal_due = 0.0
             self._changed.notify_all()
+            waited_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+            if self._closing or waited_s < _STUCK_AFTER * self._request_s:
+                return
+            stuck = self._thread
+            try:
+                self._start_thread()
+            except RuntimeError as error:  # a limit of the host
+                log.error("a request to etcd hangs, and no other thread can be started: %s", error)
+                return
+        frame = sys._current_frames().get(stuck.ident or 0)
+        log.error(
+            "bug: a request to etcd of at most %g s has not ended after %.1f s; another thread keeps the keys of this "
+            "process from now on. The request waits in\n%s",
+            self._request_s,
+            waited_s,
+            "".join(traceback.format_stack(frame)) if frame else "(it has just ended)",
+        )
 
     def flush(self, timeout_s: float) -> bool:
         """Whether the store contains everything put and removed so far; waits at most timeout_s for it."""
@@ -211,6 +236,12 @@ class LeasedKeys:
 
     # ---- the thread
 
+    def _start_thread(self) -> None:
+        """The lock is held."""
+        thread = background_thread("leased-keys", self._run, self._ended)
+        thread.start()
+        self._thread, self._asked_at = thread, None
+
     def _ended(self, end: OperationEnd[None]) -> None:
         if isinstance(end, Failed):
             log.error("the keys of this process are not kept up any more: %s", end.reason)
@@ -226,6 +257,8 @@ class LeasedKeys:
                     return
             try:
                 self._work()
+            except _Replaced:
+                return
             except (StoreUnavailable, OutcomeUnknown, UserError) as error:
                 # UserError: a right or a certificate that was taken away; it may be given back
                 self._note_outage(error)
@@ -274,8 +307,22 @@ class LeasedKeys:
         self._write(lease_id)
         self._remove(lease_id)
 
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around each request of the thread. Raises _Replaced at its end, whatever that was, in a thread that was."""
+        with self._changed:
+            self._asked_at = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                if self._thread is not threading.current_thread():
+                    raise _Replaced
+                self._asked_at = None
+
     def _grant(self) -> int:
-        granted = self._store.lease_grant(self._ttl_s, self._request_s)
+        with self._asking():
+            granted = self._store.lease_grant(self._ttl_s, self._request_s)
         with self._changed:
             if self._closing:
                 return 0  # it ends by itself
@@ -287,7 +334,8 @@ class LeasedKeys:
 
     def _renew(self, lease_id: int) -> None:
         began = time.monotonic()
-        kept = self._store.lease_keepalive_once(lease_id, self._request_s)
+        with self._asking():
+            kept = self._store.lease_keepalive_once(lease_id, self._request_s)
         if kept.ttl_s <= 0:
             raise LeaseLost(f"etcd does not know lease {lease_id:x}")
         with self._changed:
@@ -301,7 +349,8 @@ class LeasedKeys:
 
     def _check(self, lease_id: int) -> None:
         """Compares what hangs on the lease with what should, and queues the difference."""
-        found = self._store.lease_keys(lease_id, self._request_s)
+        with self._asking():
+            found = self._store.lease_keys(lease_id, self._request_s)
         with self._changed:
             for key in self._standing.keys() - found:
                 del self._standing[key]
@@ -316,11 +365,12 @@ class LeasedKeys:
         keys = list(wrong)
         for chunk in (keys[i : i + _KEYS_IN_A_WRITE] for i in range(0, len(keys), _KEYS_IN_A_WRITE)):
             try:
-                answer = self._store.transact(
-                    [mod_revision_is(key, known[key]) for key in chunk],
-                    [Put(key, wrong[key], lease_id) for key in chunk],
-                    timeout_s=self._request_s,
-                )
+                with self._asking():
+                    answer = self._store.transact(
+                        [mod_revision_is(key, known[key]) for key in chunk],
+                        [Put(key, wrong[key], lease_id) for key in chunk],
+                        timeout_s=self._request_s,
+                    )
             except OutcomeUnknown:
                 self._read_back(chunk, lease_id)
                 raise
@@ -332,7 +382,8 @@ class LeasedKeys:
     def _read_back(self, keys: list[str], lease_id: int) -> None:
         """Learns how these keys stand; the next round writes what is wrong."""
         for key in keys:
-            kv: KeyValue | None = self._store.get(key, self._request_s)
+            with self._asking():
+                kv: KeyValue | None = self._store.get(key, self._request_s)
             if kv is not None and kv.lease_id == lease_id:
                 self._note_standing({key: (kv.value, kv.mod_revision)}, lease_id)
                 continue
@@ -356,7 +407,8 @@ class LeasedKeys:
             keys = sorted(self._removals)
         for key in keys:
             # only keys on our lease: by now the key may be another owner's
-            self._store.transact([lease_is(key, lease_id)], deletes=[key], timeout_s=self._request_s)
+            with self._asking():
+                self._store.transact([lease_is(key, lease_id)], deletes=[key], timeout_s=self._request_s)
             with self._changed:
                 self._removals.discard(key)
                 self._known_revision.pop(key, None)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bagua_agent.base.errors import InternalError, StoreUnavailable, UserError
-from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.client import KeepAlive, KeyValue, Store
 from bagua_agent.etcd.leased_keys import (
     LeasedKeys,
     LeaseEvent,
@@ -18,7 +18,7 @@ from bagua_agent.etcd.leased_keys import (
     StoreBack,
 )
 from bagua_agent.etcd.mirror import Change, PrefixMirror
-from tests.agent.etcd.conftest import Recorder, Relay, Server, wait_until
+from tests.agent.etcd.conftest import DEADLINE_S, Recorder, Relay, Server, wait_until
 
 MakeStore = Callable[..., Store]
 Keep = Callable[..., tuple[LeasedKeys, Recorder[LeaseEvent]]]
@@ -333,6 +333,67 @@ def test_without_revoke_the_keys_end_with_the_lease(
     keys.close(revoke=False)
     assert values(store) == {"/a": b""}
     wait_until(lambda: values(store) == {}, 4)
+
+
+def own_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "leased-keys"}
+
+
+class HangingStore(Store):
+    """Once `hang` is set the next renewal does not end before `go_on` is set, whatever its time limit."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.config)
+        self.hang, self.hangs, self.go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def lease_keepalive_once(self, lease_id: int, timeout_s: float | None = None) -> KeepAlive:
+        if self.hang.is_set() and not self.hangs.is_set():
+            self.hangs.set()
+            assert self.go_on.wait(60)
+        return super().lease_keepalive_once(lease_id, timeout_s)
+
+
+def test_a_thread_that_does_not_come_back_from_etcd_is_reported_and_replaced(
+    unix_server: Server, make_store: MakeStore, keep: Keep, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(unix_server.endpoint)
+    hanging = HangingStore(store)
+    keys, events = keep(hanging, 1)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    [stuck] = own_threads()
+    hanging.hang.set()
+    try:
+        wait_until(lambda: values(store) == {})
+        assert hanging.hangs.is_set()
+        keys.recheck()
+        wait_until(lambda: values(store) == {"/a": b"1"})
+        lease_id = keys.lease_id
+        said = [record.getMessage() for record in caplog.records]
+        assert any("another thread" in line and "lease_keepalive_once" in line for line in said), said
+    finally:
+        hanging.go_on.set()
+    stuck.join(DEADLINE_S)
+    assert not stuck.is_alive(), "the replaced thread goes on"
+    keys.put("/b", b"2")
+    assert keys.flush(5)
+    assert values(store) == {"/a": b"1", "/b": b"2"}
+    assert keys.lease_id == lease_id, "the late end of the old request counted for the new lease"
+    assert kinds(events.calls) == [LeaseGranted, LeaseLapsed, LeaseGranted]
+    hanging.close()
+
+
+def test_a_recheck_leaves_a_thread_that_works_alone(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    keys, _ = keep(make_store(unix_server.endpoint), 30)
+    keys.put("/a", b"1")
+    assert keys.flush(5)
+    before = own_threads()
+    keys.recheck()
+    keys.put("/b", b"2")
+    assert keys.flush(5)
+    assert own_threads() == before
 
 
 def test_a_raising_owner_does_not_cost_the_lease(unix_server: Server, make_store: MakeStore) -> None:
