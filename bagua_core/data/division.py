@@ -1,7 +1,7 @@
 """Defines how an epoch divides into global batches, and a batch into the workers' shares.
 
 Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
-cost is balancing/balanced_division.py.
+cost is balancing/balanced_division.py, the one in a sampler's order sampled_division.py.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class EvenDivision:
         return self._batch_count
 
     def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
-        return micro_batch_count(self._samples(batch), parts, self._most_local)
+        return micro_batch_count(self._samples(epoch, batch), parts, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
-        samples = self._samples(key.batch)
+        samples = self._samples(key.epoch, key.batch)
         micro_batches = micro_batch_count(samples, key.active_count, self._most_local)
         places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
         indices = global_batch(self._order(key.epoch), key.batch, self._size)
@@ -95,5 +95,5 @@ class EvenDivision:
         # a torch that shuffles otherwise would train on other samples than it claims
         return {"order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}"}
 
-    def _samples(self, batch: int) -> int:
+    def _samples(self, epoch: int, batch: int) -> int:
         return len(global_batch_range(self._length, batch, self._size))

@@ -23,11 +23,11 @@ from bagua_core.data.balancing.balanced_division import BalancedDivision
 from bagua_core.data.division import Division, DivisionSettings, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
+from bagua_core.data.sampled_division import SampledDivision
 from bagua_core.errors import TrainingOver
 
 _REFUSED = {
     "batch_size": "use global_batch_size: the samples of one step over all workers",
-    "sampler": "the order follows from seed and epoch (shuffle=False keeps the data set's own)",
     "batch_sampler": "use global_batch_size; the split follows the workers there are",
     "generator": "use seed",
     "in_order": "batches always come in order",
@@ -57,6 +57,7 @@ class ElasticDataLoader:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Any = None,
         max_local_batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -71,7 +72,8 @@ class ElasticDataLoader:
         engine: StepEngine | None = None,
         **others: Any,
     ) -> None:
-        """max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
+        """sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
+        max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
         seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
         balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
         a step.
@@ -95,11 +97,15 @@ class ElasticDataLoader:
         self._length = len(dataset)
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division: Division
-        if balance is None:
+        if balance is not None and sampler is not None:
+            raise ValueError("balance and sampler both say what a batch consists of; leave one of them out")
+        if sampler is not None:
+            self._division = SampledDivision(sampler, self._length, settings)
+        elif balance is None:
             self._division = EvenDivision(self._length, settings)
         else:
             self._division = BalancedDivision(dataset, balance, settings)
-        if self._length < (global_batch_size if drop_last else 1):
+        if sampler is None and self._length < (global_batch_size if drop_last else 1):
             dropped = " with drop_last=True" if self._length else ""
             raise ValueError(
                 f"a data set of {self._length} samples has no batch of global_batch_size="
@@ -312,7 +318,9 @@ class ElasticDataLoader:
         """Continue at `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
         if epoch < 0 or not 0 <= batch < self._division.batch_count(epoch):
-            raise ValueError(f"position {position} is not in epochs of {len(self)} batches")
+            raise ValueError(
+                f"position {position} is not in epochs of {self._division.batch_count(0)} batches"
+            )
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:

@@ -30,6 +30,7 @@ parser.add_argument(
     help="least duration of a step until there is <out>/hurry; by default 0.1, and 1 in the last quarter of the job",
 )
 parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--sampler", action="store_true", help="a sampler of torch's gives the order")
 parser.add_argument("--two-parts", action="store_true", help="a second model and optimizer in each step")
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
@@ -127,8 +128,13 @@ buckets = (
     {"bucket_cap_mb": 0.01} if args.algorithm == "power_sgd" else {}
 )  # several: a hook has no order of its own
 model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm, **buckets)
+samples = Samples()
 loader = bagua.ElasticDataLoader(
-    Samples(), global_batch_size=args.batch, seed=1, num_workers=args.loader_workers
+    samples,
+    global_batch_size=args.batch,
+    seed=1,
+    sampler=torch.utils.data.RandomSampler(samples) if args.sampler else None,
+    num_workers=args.loader_workers,
 )
 critic = nn.Linear(16, 1)
 critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)

@@ -191,7 +191,6 @@ def test_healing_rank_gets_a_filler_of_weight_zero() -> None:
     ("arguments", "error", "words"),
     [
         ({"batch_size": 32}, TypeError, "batch_size=32.*global_batch_size"),
-        ({"sampler": [0]}, TypeError, "sampler"),
         ({"batch_sampler": [[0]]}, TypeError, "batch_sampler"),
         ({"generator": torch.Generator()}, TypeError, "seed"),
         ({"wrong": 1}, TypeError, "no argument wrong=1"),

@@ -1,0 +1,161 @@
+"""A sampler gives the order of the whole job; the split stays the loader's, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
+
+from bagua_core.communication.step_interface import StepPlan
+from bagua_core.data.balancing.balance import Balance
+from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.data.sampled_division import SamplerError
+from tests.core.data.fake_job import FakeEngine, Job
+
+LENGTH = 23
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Curriculum(Sampler[int]):
+    """Epochs of growing length, in an order of Python's generator."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(LENGTH), 7 + 5 * self.epoch))
+
+
+def weighted() -> Sampler[int]:
+    return WeightedRandomSampler([1.0, 9.0] + [0.5] * (LENGTH - 2), 30)
+
+
+def as_list(samples: list[int]) -> list[int]:
+    return samples
+
+
+def loader_of(sampler: Any, engine: FakeEngine | None = None, **more: Any) -> ElasticDataLoader:
+    arguments = {"seed": 5, "collate_fn": as_list, "seed_samples": False, **more}
+    return ElasticDataLoader(Numbers(), 6, sampler=sampler, engine=engine or FakeEngine(), **arguments)
+
+
+def steps_of(
+    loader: ElasticDataLoader, world_sizes: Iterator[int], epochs: int
+) -> list[tuple[int, list[int]]]:
+    """Epoch and samples of each step, in worlds of these sizes."""
+    loader._attached_engine()
+    position, steps = loader.position(), []
+    while position["epoch"] < epochs:
+        plan = StepPlan(1, 0, 0, next(world_sizes))
+        shares = [loader.samples_of(position, plan, rank) for rank in range(plan.world_size)]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        steps.append((position["epoch"], list(itertools.chain(*shares))))
+        position = loader.after(position)
+    return steps
+
+
+@pytest.mark.parametrize("make", [weighted, Curriculum])
+def test_the_order_is_the_samplers_for_every_number_of_workers(make: Callable[[], Sampler[int]]) -> None:
+    alone = steps_of(loader_of(make()), itertools.repeat(1), 3)
+    assert steps_of(loader_of(make()), itertools.cycle([3, 1, 4, 2]), 3) == alone
+    assert steps_of(loader_of(make(), seed=6), itertools.repeat(1), 3) != alone
+    lengths = [sum(len(s) for e, s in alone if e == epoch) for epoch in range(3)]
+    assert lengths == ([30, 30, 30] if make is weighted else [7, 12, 17])
+
+
+def test_weights_are_respected() -> None:
+    used = [
+        index for _, samples in steps_of(loader_of(weighted()), itertools.repeat(2), 20) for index in samples
+    ]
+    share = 9.0 / (10.0 + 0.5 * (LENGTH - 2))
+    assert abs(used.count(1) / len(used) - share) < 4 * (share * (1 - share) / len(used)) ** 0.5
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 3), max_size=2),
+        st.sampled_from([0, 0, 0, 1, 2]),
+        st.none() | st.sets(st.integers(0, 4)),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(workers=st.integers(1, 4), limit=st.none() | st.integers(1, 3), steps=STEPS)
+def test_every_history_uses_the_samplers_epochs_once(
+    workers: int, limit: int | None, steps: list[Any]
+) -> None:
+    job = Job(lambda engine: loader_of(Curriculum(), engine, max_local_batch_size=limit), 2, workers)
+    running = True
+    for lost, joining, committed_by in steps:
+        joins = joining if len(job.workers) < 6 else 0
+        running = running and job.play_step(lost, joins, committed_by)
+    while running:
+        running = job.play_step(set(), 0, None)
+    assert job.committed == steps_of(loader_of(Curriculum()), itertools.repeat(1), 2)
+
+
+def test_the_scripts_random_numbers_are_its_own() -> None:
+    random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), float(torch.rand(1))
+    random.seed(1)
+    torch.manual_seed(1)
+    assert len(list(loader_of(Curriculum()))) == 2
+    assert len(list(loader_of(weighted()))) == 5
+    assert (random.random(), float(torch.rand(1))) == expected
+
+
+class OwnNumbers(Sampler[int]):
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._random.sample(range(LENGTH), LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "more", "error", "words"),
+    [
+        (OwnNumbers(), {}, SamplerError, "OwnNumbers gave two orders for epoch 0"),
+        (RandomSampler(Numbers(), generator=torch.Generator()), {}, SamplerError, "leave generator out"),
+        (DistributedSampler(Numbers(), 2, 0), {}, TypeError, "one worker's part"),
+        (iter([1, 2]), {}, TypeError, "once for each epoch"),
+        (7, {}, TypeError, "sampler=7"),
+        ([], {}, SamplerError, "list gave 0 indices for epoch 0"),
+        ([1, 2], {"drop_last": True}, SamplerError, "2 indices.*global_batch_size=6"),
+        ([1, LENGTH], {}, SamplerError, "index 23 for a data set of 23"),
+        ([-1], {}, SamplerError, "index -1"),
+        ([[1, 2]], {}, SamplerError, "something else than integers"),
+        ([1], {"balance": Balance(lambda _: 1.0)}, ValueError, "leave one of them out"),
+    ],
+)
+def test_a_sampler_that_workers_cannot_have_in_common_is_refused(
+    sampler: Any, more: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        next(iter(loader_of(sampler, **more)))
+
+
+def test_workers_with_different_samplers_differ_in_their_fingerprint() -> None:
+    one, other = loader_of([1, 2, 3]).fingerprint(), loader_of([1, 3, 2]).fingerprint()
+    assert {name for name in one if one[name] != other[name]} == {"order_of_epoch_0"}
+    assert loader_of(weighted()).fingerprint() == loader_of(weighted()).fingerprint()
