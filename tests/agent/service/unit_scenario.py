@@ -20,11 +20,13 @@ DEADLINE_S = 60.0
 
 SCRIPT = """
 import os, subprocess, sys, time
-import bagua_core as bagua
 if sys.argv[1] == "fail":
     raise ValueError("on purpose")
 escaped = subprocess.Popen(["setsid", "sleep", "1000"], env={})
 open(sys.argv[2], "w").write(f"{os.getpid()} {escaped.pid} {os.environ['SAID']} {os.getcwd()}")
+if sys.argv[1] == "wait":
+    time.sleep(1000)
+import bagua_core as bagua
 import torch
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -68,7 +70,16 @@ def main(kind: str, place: Path) -> dict[str, object]:
 
     def request(job_id: str, *words: str, directory: str = str(place)) -> Path:
         command = WorkerCommand(CommandKind.SCRIPT, str(script), words)
-        config = JobConfig(job_id, command, log_dir=str(place / "logs"), redirects="3", max_restarts=0)
+        # importing torch takes seconds of processor time, in the warm parent already
+        start_method = "warm" if words[0] == "train" else "spawn"
+        config = JobConfig(
+            job_id,
+            command,
+            log_dir=str(place / "logs"),
+            redirects="3",
+            max_restarts=0,
+            start_method=start_method,
+        )
         return folders.make(UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0, "n1"))
 
     def unit(job_id: str) -> FoundUnit | None:
@@ -80,8 +91,8 @@ def main(kind: str, place: Path) -> dict[str, object]:
         assert found is not None and found.exit_code is not None
         return found.exit_code
 
-    def start_and_look(job_id: str) -> tuple[int, int]:
-        runner().start(job_id, request(job_id, "train", str(place / job_id)))
+    def start_and_look(job_id: str, work: str) -> tuple[int, int]:
+        runner().start(job_id, request(job_id, work, str(place / job_id)))
         wait(
             f"{job_id} runs",
             lambda: (place / job_id).exists() and (place / job_id).read_text().count(" ") >= 3,
@@ -90,9 +101,9 @@ def main(kind: str, place: Path) -> dict[str, object]:
         return int(worker), int(escaped)
 
     told: dict[str, object] = {"none": runner().found()}
-    worker, escaped = start_and_look("leaves")
+    worker, escaped = start_and_look("leaves", "train")
     told["environment"] = (place / "leaves").read_text().split(" ", 2)[2]
-    other, left = start_and_look("killed")
+    other, left = start_and_look("killed", "wait")
     if kind == "systemd":
         shown = ["systemctl", "show", "--property=MemoryMax", "--value", name_of("killed")]
         told["memory"] = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
