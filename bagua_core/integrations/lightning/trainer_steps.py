@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from bagua_core.elastic.step import runtime
 from bagua_core.integrations.lightning.train_batches import TrainBatches
 from bagua_core.integrations.lightning.trainer_state import TrainerState
 
@@ -50,6 +51,8 @@ class TrainerSteps:
         """Before the first epoch: join the job's loop, and begin in the epoch that the job is in."""
         self._boundary(confirmed=False)
         self._put_epoch()
+        if runtime.engine().joining:
+            self._put_optimizer_steps()
 
     def _wrap(self, loop: Any, name: str, replacement: Callable[..., Any]) -> None:
         setattr(loop, name, partial(replacement, getattr(loop, name)))
@@ -86,6 +89,15 @@ class TrainerSteps:
         current, epoch = self._trainer.fit_loop.epoch_progress.current, self._batches.epoch
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, epoch)
+
+    def _put_optimizer_steps(self) -> None:
+        """By the position, until the state brings the exact number: a worker that comes with the last of max_steps must
+        not begin another step."""
+        trainer, batches = self._trainer, self._batches
+        if trainer.lightning_module.automatic_optimization:
+            group = trainer.accumulate_grad_batches
+            total = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+            total.ready = total.completed = batches.epoch * -(-len(batches) // group) + batches.batch // group
 
     def _run(self, original: Callable[..., Any], *arguments: Any) -> Any:
         has_share = self._batches.loader.has_share

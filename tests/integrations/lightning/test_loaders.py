@@ -25,6 +25,8 @@ from bagua_core.integrations.lightning.evaluation_batches import SharedBatches, 
 from bagua_core.integrations.lightning.launcher import launch_command
 from bagua_core.integrations.lightning.refusals import check_trainer
 from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob, elastic
+from bagua_core.integrations.lightning.trainer_state import TrainerState
+from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
 
 DATA: Any = list(range(20))
 
@@ -123,3 +125,16 @@ def test_workers_run_the_script_as_it_was_started() -> None:
     assert launch_command(2, ["/a/train.py", "--lr", "1"], script) == [*start, "/a/train.py", "--lr", "1"]
     module = SimpleNamespace(__spec__=SimpleNamespace(name="mine.__main__"))
     assert launch_command(2, ["/a/mine/__main__.py", "x"], module) == [*start, "-m", "mine", "x"]
+
+
+@pytest.mark.parametrize(("position", "done"), [((0, 0), 0), ((0, 7), 2), ((2, 4), 9), ((3, 0), 12)])
+def test_a_joiner_knows_how_often_the_job_has_stepped(position: tuple[int, int], done: int) -> None:
+    """10 batches an epoch in groups of 3: the last group of an epoch has one batch."""
+    trainer = lightning.Trainer(
+        strategy=BaguaStrategy(), accelerator="cpu", devices=1, logger=False, accumulate_grad_batches=3
+    )
+    trainer.strategy._lightning_module = lightning.LightningModule()
+    batches = elastic(DataLoader(DATA, batch_size=2), None, workers=1)
+    batches.loader.seek(dict(zip(("epoch", "batch"), position, strict=True)))
+    TrainerSteps(trainer, batches, TrainerState(trainer), lambda: None)._put_optimizer_steps()
+    assert trainer.global_step == done

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -36,6 +37,7 @@ parser.add_argument("--precision", default="32-true")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--validate", action="store_true", help="with early stopping, checkpoints and a logger")
+parser.add_argument("--dies-in-validation", action="store_true", help="rank 0, at the end of the first epoch")
 parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
 parser.add_argument("--resume", type=Path, help="a checkpoint of Lightning's, of an earlier job")
 parser.add_argument("--test-after", action="store_true")
@@ -86,6 +88,15 @@ class Model(lightning.LightningModule):
 
     def validation_step(self, batch, index):
         x, y = batch
+        dies = (
+            args.dies_in_validation
+            and self.trainer.is_global_zero
+            and self.trainer.global_step
+            and index == 1
+        )
+        if dies and not (args.out / "has-died").exists():
+            (args.out / "has-died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         self.log("val_loss", F.cross_entropy(self.layers(x), y), sync_dist=True)
         self.log("seen", torch.tensor(float(len(y))), sync_dist=True, reduce_fx="sum")
 
