@@ -59,6 +59,7 @@ from bagua_core.elastic.script_collectives.outside_collectives import (
 )
 from bagua_core.elastic.step import runtime as _runtime
 from bagua_core.elastic.waiting.operations import MismatchedCollective
+from bagua_core.function_launch import launch
 from bagua_core.fused_optimizer import fuse_optimizer
 from bagua_core.loss_scale import scale_loss
 from bagua_core.parallel import DistributedDataParallel
@@ -104,6 +105,7 @@ __all__ = [
     "get_world_size",
     "init_process_group",
     "is_launched",
+    "launch",
     "new_group",
     "next_step",
     "recv",

@@ -1,0 +1,118 @@
+"""Runs a function in the workers of a job on this machine: `bagua.launch`, for notebooks and sweeps.
+
+Owns the exchange of function and results through a private directory, and the launcher's process: what it prints
+appears in the caller's sys.stdout, an interrupt stops the job, and it ends when the caller's process dies. The launcher
+is a program of its own, which the core does not import; the workers' side is worker/run_function.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.errors import UserError
+
+LEAVE_LIMIT_S = 60.0  # longer than the launcher's own --shutdown-timeout
+
+# ends with the process that started it, also where that one is killed
+_FOLLOW_AND_EXECUTE = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.executable, [sys.executable, "-m", "bagua_launch", *sys.argv[2:]])
+"""
+
+
+class LaunchFailed(UserError, RuntimeError):
+    """The function raised in a worker, or the job could not start. The job's output has the cause."""
+
+
+def launch(
+    function: Callable[..., Any], *args: Any, nproc_per_node: int, options: Sequence[str] = (), **kwargs: Any
+) -> list[Any]:
+    """Run `function(*args, **kwargs)` in `nproc_per_node` workers of an elastic job on this machine.
+
+    The function may be defined in a notebook: it travels with what it refers to. options: further ones of bagua-launch,
+    such as ("--max-restarts", "3"). Returns what the function returned in each worker, by local rank; None where a
+    worker ended by sys.exit(0). Blocks until the job ends; KeyboardInterrupt stops the job first.
+    Raises LaunchFailed, TypeError, ValueError, ImportError (cloudpickle is missing).
+    """
+    if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
+        raise TypeError(f"nproc_per_node={nproc_per_node!r} is not an integer")
+    if nproc_per_node < 1:
+        raise ValueError(f"nproc_per_node={nproc_per_node} must be at least 1")
+    if WorkerEnvironment.is_present(os.environ):
+        raise LaunchFailed(
+            "bagua.launch() was called in a worker of a job; call it in a process of plain python"
+        )
+    with tempfile.TemporaryDirectory(prefix="bagua-launch-") as name:
+        directory = Path(name)
+        (directory / "call").write_bytes(_pickler().dumps((function, args, kwargs)))
+        words = ["--standalone", "--nproc-per-node", str(nproc_per_node), *options]
+        code = _run([*words, "-m", "bagua_core.worker.run_function", name])
+        if code != 0:
+            raise LaunchFailed(
+                f"the job that ran {getattr(function, '__name__', function)!r} ended with exit code {code}; its output "
+                "above has the first failure"
+            )
+        results = [directory / f"result-{local_rank}" for local_rank in range(nproc_per_node)]
+        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in results]
+
+
+def _pickler() -> Any:
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError as error:
+        raise ImportError(
+            "bagua.launch() needs cloudpickle: pip install 'bagua-elastic[notebook]'"
+        ) from error
+
+
+def _run(words: list[str]) -> int:
+    """The launcher's exit code."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _FOLLOW_AND_EXECUTE, str(os.getpid()), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a Ctrl-C in the terminal reaches it once, by the line below
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            _show(process.stdout)
+            return process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+
+
+def _show(output: IO[str]) -> None:
+    for line in output:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C does. SIGKILL if that takes too long or is interrupted: the job's guardian then ends the workers."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=LEAVE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"bagua: the job did not stop within {LEAVE_LIMIT_S:g} s and is killed", file=sys.stderr)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
