@@ -124,4 +124,4 @@ def test_a_call_ends_although_the_server_leaves(
         calls.start()
         calls.join(2 * DEADLINE_S)
         assert not calls.is_alive(), "the call or the close of its connection hangs"
-        assert server.has_left.is_set()
+        assert server.has_left.wait(DEADLINE_S)
