@@ -159,7 +159,20 @@ def release(model: nn.Module) -> None:
     handle = _wrapped.get(model)
     if handle is None:
         return
-    kind, script = type(model).__name__, handle.script
+    if not handle.parallel.is_detached:  # else bagua.shutdown() has ended its training
+        _prepare_release(type(model).__name__, handle.script)
+    handle.is_released = True
+    if handle.hook is not None:
+        handle.hook.remove()
+        if isinstance(model.__dict__.get("no_sync"), NoSync):
+            del model.__dict__["no_sync"]
+    handle.parallel.detach()
+    for known in [m for m, one in _wrapped.items() if one is handle]:
+        del _wrapped[known]
+
+
+def _prepare_release(kind: str, script: Script) -> None:
+    """See release."""
     if script.world.elastic or script.steps.marked_by_script:
         raise ValueError(
             f"this {kind} is wrapped already, and a worker that joins now would begin with its first algorithm; "
@@ -171,14 +184,6 @@ def release(model: nn.Module) -> None:
         )
     if script.world.joined:
         collectives.barrier()  # no worker is a step behind: it would heal from one that has another algorithm
-    handle.is_released = True
-    if handle.hook is not None:
-        handle.hook.remove()
-        if isinstance(model.__dict__.get("no_sync"), NoSync):
-            del model.__dict__["no_sync"]
-    handle.parallel.detach()
-    for known in [m for m, one in _wrapped.items() if one is handle]:
-        del _wrapped[known]
 
 
 def check_ignored(model: nn.Module) -> None:

@@ -16,9 +16,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import bagua_core as bagua
+from bagua_core import torch_api
 from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.step import runtime
 from bagua_core.errors import TrainingOver
+from bagua_core.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from tests.lab.wait import eventually
 
 DATA = TensorDataset(torch.randn(24, 3, generator=torch.Generator().manual_seed(1)))
@@ -162,3 +164,23 @@ def test_its_optimizer_and_scheduler_are_plain_ones_afterwards() -> None:
     training.scheduler.step()
     assert torch.allclose(training.net.weight, before - 0.1)
     assert training.scheduler.last_epoch == 1
+
+
+def test_a_model_of_the_originals_surface_is_wrapped_again() -> None:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        torch_api.init_process_group(elastic=True)
+        model = torch_api.with_bagua(net, [optimizer], GradientAllReduceAlgorithm())
+        loader = bagua.ElasticDataLoader(DATA, 8)
+        steps = []
+        for _ in loader.epochs(1):
+            for (x,) in loader:
+                before = net.weight.detach().clone()
+                steps.append(loader.step)
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                assert torch.allclose(net.weight, before - 0.1 * net.weight.grad)
+        assert steps == [0, 1, 2]
+        bagua.shutdown()
