@@ -17,7 +17,7 @@ def _reasons(trainer: Any, has_trained: bool) -> list[str]:
     """What does not go with an elastic job, most general first; none if all does."""
     reasons = []
     if has_trained:
-        reasons.append("a process trains once; call trainer.fit() for another model in another job")
+        reasons.append("this process has trained; call bagua_core.shutdown() before it trains again")
     if trainer.overfit_batches:
         reasons.append(f"overfit_batches={trainer.overfit_batches}: use a torch.utils.data.Subset")
     if trainer.limit_train_batches != 1.0 and trainer.max_epochs != 1:
