@@ -1,7 +1,8 @@
 """Defines how an epoch divides into global batches, and a batch into the workers' shares.
 
 Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
-cost is balancing/balanced_division.py, the one in a sampler's order sampled_division.py.
+cost is balancing/balanced_division.py, the one in a sampler's order sampled_division.py, that of streams
+stream_division.py.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ class Division(Protocol):
 
     def batch_count(self, epoch: int) -> int: ...
 
+    def has_batch(self, epoch: int, batch: int) -> bool:
+        """Known for the batch behind one that was read."""
+        return batch < self.batch_count(epoch)
+
+    def read(self, epoch: int, batch: int) -> None:
+        """Called before pieces of the batch are used, but not on a worker without a share."""
+        return None
+
     def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
         """The same on every worker, also on one that has no state yet."""
 
@@ -59,7 +68,7 @@ class Division(Protocol):
     def fingerprint(self) -> dict[str, str]: ...
 
 
-class EvenDivision:
+class EvenDivision(Division):
     """Batches of `global_batch_size` samples, each worker's share as large as the others'."""
 
     def __init__(self, length: int, settings: DivisionSettings) -> None:

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
-from bagua_core.data import own_counters
+from bagua_core.data import own_counters, stream_division
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
 from bagua_core.data.division import Division, DivisionSettings, EvenDivision
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.sample_seeding import has_no_randomness
 from bagua_core.data.sampled_division import SampledDivision
+from bagua_core.data.stream_division import StreamDivision, is_stream
+from bagua_core.data.stream_reader import StreamReader
 from bagua_core.errors import TrainingOver
 
 _REFUSED = {
@@ -55,7 +55,7 @@ class ElasticDataLoader:
         global_batch_size: int | None = None,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         drop_last: bool = False,
         sampler: Any = None,
         max_local_batch_size: int | None = None,
@@ -72,7 +72,9 @@ class ElasticDataLoader:
         engine: StepEngine | None = None,
         **others: Any,
     ) -> None:
-        """sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
+        """dataset: map-style, or a stream: an IterableDataset or another object that is only iterated.
+        shuffle: True unless given; a stream has its own order.
+        sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
         max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
         seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
         balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
@@ -90,27 +92,33 @@ class ElasticDataLoader:
             raise ValueError("persistent_workers=False: loader workers outlive epochs here; leave it out")
         self.dataset = dataset
         self.seed = seed
-        self.shuffle = shuffle
+        streams = is_stream(dataset)
+        if streams:
+            stream_division.refuse(
+                dataset, shuffle=shuffle, num_workers=num_workers, sampler=sampler, balance=balance
+            )
+        self.shuffle = shuffle = not streams if shuffle is None else shuffle
         self.drop_last = drop_last
         self.max_local_batch_size = max_local_batch_size
         self._global_batch_size = global_batch_size
-        self._length = len(dataset)
+        self._length = None if streams else len(dataset)
+        sample_seed = seed if seed_samples and not has_no_randomness(dataset) else None
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division: Division
         if balance is not None and sampler is not None:
             raise ValueError("balance and sampler both say what a batch consists of; leave one of them out")
-        if sampler is not None:
+        self._stream: StreamReader | None = None
+        if self._length is None:
+            self._division = division = StreamDivision(dataset, settings, sample_seed)
+            self._stream = division.reader
+        elif sampler is not None:
             self._division = SampledDivision(sampler, self._length, settings)
         elif balance is None:
             self._division = EvenDivision(self._length, settings)
         else:
             self._division = BalancedDivision(dataset, balance, settings)
-        if sampler is None and self._length < (global_batch_size if drop_last else 1):
-            dropped = " with drop_last=True" if self._length else ""
-            raise ValueError(
-                f"a data set of {self._length} samples has no batch of global_batch_size="
-                f"{global_batch_size}{dropped}"
-            )
+        if sampler is None and self._length is not None:
+            _require_batch(self._length, global_batch_size, drop_last)
         self._epoch = 0
         self._batch = 0
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
@@ -121,9 +129,9 @@ class ElasticDataLoader:
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
         self._looked_for_enumerate = False
         self._prefetcher = Prefetcher(
-            dataset,
+            self._stream or dataset,
             self,
-            sample_seed=seed if seed_samples and not has_no_randomness(dataset) else None,
+            sample_seed=sample_seed,
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -139,7 +147,8 @@ class ElasticDataLoader:
     # -- for the training script
 
     def __len__(self) -> int:
-        """Steps of the epoch that the job is in; with a budget epochs differ a little."""
+        """Steps of the epoch that the job is in; with a budget epochs differ a little. TypeError for a stream without
+        __len__."""
         return self._division.batch_count(self._epoch)
 
     def total_steps(self, epochs: int) -> int:
@@ -240,6 +249,8 @@ class ElasticDataLoader:
                 return
             batch = self._batch
             active_index, active_count = plan.active_index, plan.active_count
+            if active_index is not None:
+                self._division.read(epoch, batch)
             micro_batches = self._division.micro_batches(epoch, batch, active_count)
             for micro in range(micro_batches):
                 key = BatchKey(active_index, active_count, epoch, batch, micro)
@@ -289,6 +300,8 @@ class ElasticDataLoader:
         if not self._attached:
             self._division.prepare()
             engine.attach_source(self)
+            if self._stream is not None:
+                engine.register_state("bagua.stream", self._stream)
             self._attached = True
         return engine
 
@@ -301,7 +314,7 @@ class ElasticDataLoader:
     def fingerprint(self) -> dict[str, str]:
         """What the loaders of all workers must have in common; a joiner that differs is refused with the difference."""
         return {
-            "dataset_length": str(self._length),
+            "dataset_length": "unknown" if self._length is None else str(self._length),
             "global_batch_size": str(self._global_batch_size),
             "max_local_batch_size": str(self.max_local_batch_size),
             "seed": str(self.seed),
@@ -317,10 +330,8 @@ class ElasticDataLoader:
     def seek(self, position: dict[str, int]) -> None:
         """Continue at `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
-        if epoch < 0 or not 0 <= batch < self._division.batch_count(epoch):
-            raise ValueError(
-                f"position {position} is not in epochs of {self._division.batch_count(0)} batches"
-            )
+        if epoch < 0 or batch < 0 or not self._division.has_batch(epoch, batch):
+            raise ValueError(f"position {position} is another job's: no such batch is in this one's epochs")
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
@@ -356,7 +367,7 @@ class ElasticDataLoader:
         return BatchKey(*self._steady, *self._after(key.epoch, key.batch), 0)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:
-        return (epoch, batch + 1) if batch + 1 < self._division.batch_count(epoch) else (epoch + 1, 0)
+        return (epoch, batch + 1) if self._division.has_batch(epoch, batch + 1) else (epoch + 1, 0)
 
 
 def _refuse(others: dict[str, Any], dataset: Any) -> None:
@@ -366,13 +377,19 @@ def _refuse(others: dict[str, Any], dataset: Any) -> None:
         if value is None or (name == "in_order" and value):
             continue
         raise TypeError(f"{name}={value!r} does not go with an elastic job: {_REFUSED[name]}")
-    if isinstance(dataset, IterableDataset):
+    if not is_stream(dataset) and not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"{type(dataset).__name__} is an IterableDataset: which samples are left after a change of "
-            "membership cannot be known; use a data set with __len__ and __getitem__"
+            f"{type(dataset).__name__} has __getitem__ and no __len__: an epoch must have a known length, or be a "
+            "stream (torch.utils.data.IterableDataset)"
         )
-    if not hasattr(dataset, "__len__"):
-        raise TypeError(f"{type(dataset).__name__} has no __len__: an epoch must have a known length")
+
+
+def _require_batch(length: int, global_batch_size: int, drop_last: bool) -> None:
+    if length < (global_batch_size if drop_last else 1):
+        dropped = " with drop_last=True" if length else ""
+        raise ValueError(
+            f"a data set of {length} samples has no batch of global_batch_size={global_batch_size}{dropped}"
+        )
 
 
 def _require_positive(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ import torch
 import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=["collective", "leaves", "exits"])
+parser.add_argument("what", choices=["collective", "leaves", "exits", "stream"])
 parser.add_argument("--did", type=Path, help="file to make when rank 1 is about to do something else")
 parser.add_argument("--at", type=int, default=5)
 args = parser.parse_args()
@@ -19,11 +19,25 @@ module = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 model = bagua.DistributedDataParallel(module, [optimizer])
 samples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
-for step, (x, y) in enumerate(bagua.ElasticDataLoader(samples, global_batch_size=4, seed=0)):
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Ends early on the worker of slot 1."""
+
+    def __iter__(self):
+        for index in range(64):
+            if index == 4 * args.at and os.environ["BAGUA_SLOT"] == "1":
+                args.did.touch()
+                return
+            yield torch.full((4,), float(index)), torch.zeros(2)
+
+
+loader = bagua.ElasticDataLoader(Stream() if args.what == "stream" else samples, global_batch_size=4, seed=0)
+for step, (x, y) in enumerate(loader):  # the one whose stream ends waits here
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()  # the others wait here
     optimizer.step()
-    if step == args.at and bagua.get_rank() == 1:
+    if args.what != "stream" and step == args.at and bagua.get_rank() == 1:
         if args.did is not None:
             args.did.touch()
         if args.what == "collective":

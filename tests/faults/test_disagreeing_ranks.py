@@ -30,6 +30,7 @@ def line_of(words: str) -> int:
 
 
 OTHERS = rf"rank 0 waits in the step's reductions \(disagreeing\.py:{line_of('the others wait here')}\)"
+EPOCH_END = rf"disagreeing\.py:{line_of('the one whose stream ends waits here')}"
 ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
 
 
@@ -37,6 +38,7 @@ ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
     ("what", "odd", "raising"),
     [
         ("collective", rf"rank 1 waits in barrier \({ODD_SITE}\)", {0, 1}),
+        ("stream", rf"rank 1 waits at the end of the epoch \({EPOCH_END}\)", {0, 1}),
         ("leaves", r"rank 1 waits at the end of training \(its script has ended\)", {0, 1}),
     ],
 )

@@ -31,6 +31,9 @@ parser.add_argument(
 )
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--sampler", action="store_true", help="a sampler of torch's gives the order")
+parser.add_argument(
+    "--stream", choices=["plain", "state"], help="the data set is only iterated; with a state or not"
+)
 parser.add_argument("--two-parts", action="store_true", help="a second model and optimizer in each step")
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
@@ -83,6 +86,30 @@ class Samples(torch.utils.data.Dataset):
         return self.x[index], self.y[index]
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Another order in each epoch, drawn from the global generator."""
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.order, self.at = None, 0
+
+    def __iter__(self):
+        if self.order is None or args.stream == "plain":
+            self.order, self.at = torch.randperm(len(self.samples)).tolist(), 0
+        while self.at < len(self.order):
+            self.at += 1
+            yield self.samples[self.order[self.at - 1]]
+        self.order = None
+
+
+class StreamWithState(Stream):
+    def state_dict(self):
+        return {"order": self.order, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.order, self.at = state["order"], state["at"]
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -129,8 +156,9 @@ buckets = (
 )  # several: a hook has no order of its own
 model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm, **buckets)
 samples = Samples()
+stream = {None: None, "plain": Stream, "state": StreamWithState}[args.stream]
 loader = bagua.ElasticDataLoader(
-    samples,
+    samples if stream is None else stream(samples),
     global_batch_size=args.batch,
     seed=1,
     sampler=torch.utils.data.RandomSampler(samples) if args.sampler else None,
@@ -140,10 +168,11 @@ critic = nn.Linear(16, 1)
 critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
 if args.two_parts:
     critic_model = bagua.DistributedDataParallel(critic, optimizers=[critic_optimizer])
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
+steps = args.epochs * -(-args.samples // args.batch)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 bagua.register_state("scheduler", scheduler)
 
-last_quarter = args.epochs * len(loader) * 3 // 4
+last_quarter = steps * 3 // 4
 epochs_ended = 0
 for epoch in loader.epochs(args.epochs):
     began_s = time.monotonic()

@@ -15,7 +15,7 @@ from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.complexities import Complexities
 from bagua_core.data.balancing.epoch_batches import EpochBatches, Limits, epoch_batches
 from bagua_core.data.balancing.fair_shares import fair_shares
-from bagua_core.data.division import KEPT_EPOCHS, DivisionSettings, Piece
+from bagua_core.data.division import KEPT_EPOCHS, Division, DivisionSettings, Piece
 from bagua_core.data.partition import epoch_order, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
 
@@ -25,7 +25,7 @@ _SAMPLED = 1024  # complexities that the fingerprint follows from
 _Split = list[list[Piece]]  # by part and micro-batch
 
 
-class BalancedDivision:
+class BalancedDivision(Division):
     def __init__(self, dataset: Any, balance: Balance, settings: DivisionSettings) -> None:
         """Raises ValueError, TypeError."""
         if balance.budget is not None and settings.drop_last:

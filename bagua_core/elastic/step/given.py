@@ -76,7 +76,7 @@ class Given:
 
     def fingerprint(self) -> dict[str, str]:
         self._registry.check_travels()
-        source = self.source.fingerprint() if self.source else {"loader": "none"}
+        source = self.source.fingerprint() if self.source is not None else {"loader": "none"}
         return {
             **self._registry.fingerprint(),
             **source,

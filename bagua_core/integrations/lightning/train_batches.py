@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.data.stream_division import is_stream
 from bagua_core.errors import UserError
 
 
@@ -59,6 +60,12 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
 
     Raises UnsupportedInElasticJob.
     """
+    dataset = getattr(dataloader, "dataset", None)
+    if is_stream(dataset):
+        raise UnsupportedInElasticJob(
+            f"strategy='bagua' trains from data sets with __getitem__, and {type(dataset).__name__} is a "
+            "stream: use bagua_core.ElasticDataLoader in a loop of your own"
+        )
     if isinstance(dataloader, ElasticDataLoader):
         return TrainBatches(dataloader)
     if not isinstance(dataloader, DataLoader):
@@ -66,13 +73,12 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             f"strategy='bagua' trains from a torch DataLoader or a bagua_core.ElasticDataLoader, not from "
             f"{type(dataloader).__name__}"
         )
-    is_shuffled = not isinstance(dataloader.dataset, IterableDataset) and _is_shuffled(dataloader)
     return TrainBatches(
         ElasticDataLoader(
             dataloader.dataset,
             global_batch_size or (dataloader.batch_size or 1) * workers,
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),  # what lightning.seed_everything() sets
-            shuffle=is_shuffled,
+            shuffle=_is_shuffled(dataloader),
             drop_last=dataloader.drop_last,
             num_workers=dataloader.num_workers,
             collate_fn=dataloader.collate_fn,

@@ -10,8 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bagua_core.communication.step_interface import DataSource, MicroBatch, StepPlan
+from hypothesis import strategies as st
+
+from bagua_core.communication.step_interface import DataSource, MicroBatch, Stateful, StepPlan
 from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.elastic.state import state_codec
+
+HISTORIES = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 3), max_size=2),
+        st.sampled_from([0, 0, 0, 1, 2]),
+        st.none() | st.sets(st.integers(0, 4)),
+    ),
+    max_size=30,
+)
+"""The arguments of Job.play_step, step by step."""
 
 
 class FakeEngine:
@@ -24,9 +37,24 @@ class FakeEngine:
         self.boundaries = 0
         self.finished = False
         self.auto_step = True
+        self._registered: dict[str, Stateful] = {}
+        self._snapshot: dict[str, Any] = {}
 
     def attach_source(self, source: DataSource) -> None:
         self.source = source
+
+    def register_state(self, name: str, stateful: Stateful) -> None:
+        self._registered[name] = stateful
+
+    def captured(self) -> dict[str, Any]:
+        """What is registered, as it travels."""
+        manifest, tensors = state_codec.encode({n: s.state_dict() for n, s in self._registered.items()})
+        captured: dict[str, Any] = state_codec.decode(manifest, tensors)
+        return captured
+
+    def restore(self, captured: dict[str, Any]) -> None:
+        for name, state in captured.items():
+            self._registered[name].load_state_dict(state)
 
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         assert self.source is not None
@@ -35,6 +63,8 @@ class FakeEngine:
             assert self.begun[-1].last or self.outcome == "roll back"
             if self.outcome == "commit":
                 self.source.seek(self.source.after(self.source.position()))
+            else:
+                self.restore(self._snapshot)
             self.begun = []
         if self.heal_to is not None:
             self.source.seek(self.heal_to)
@@ -42,6 +72,8 @@ class FakeEngine:
         return self.plan
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        if not self.begun:
+            self._snapshot = self.captured()
         self.begun.append(micro_batch)
 
     def finish(self) -> bool:
@@ -113,6 +145,15 @@ class Job:
                 self.generation, self.step, global_rank, len(self.workers), healing_ranks
             )
 
+    def play(self, history: list[Any]) -> None:
+        """A history of HISTORIES, and then undisturbed steps to the job's end."""
+        running = True
+        for lost, joining, committed_by in history:
+            running = running and self.play_step(lost, joining if len(self.workers) < 6 else 0, committed_by)
+        while running:
+            running = self.play_step(set(), 0, None)
+        assert all(worker.engine.finished for worker in self.workers)
+
     def play_step(self, lost: set[int], joining: int, committed_by: set[int] | None) -> bool:
         """One step of all, and what follows it. committed_by: ranks that saw the reduction complete, None
         for all. Returns False at the end of the job."""
@@ -127,6 +168,9 @@ class Job:
         alive = [r for r in range(len(self.workers)) if r not in lost]
         committing = set(alive) if committed_by is None else {r for r in alive if r in committed_by}
         plan = self.workers[0].engine.plan
+        holder = next(w for r, w in enumerate(self.workers) if r not in plan.healing)
+        for healing in plan.healing:  # in the middle of the step
+            self.workers[healing].engine.restore(holder.engine.captured())
         # a healing worker gets the state at the step's end, so it commits only what others committed
         if not committing - plan.healing and committing:
             committing = set()

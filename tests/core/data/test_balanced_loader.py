@@ -15,7 +15,8 @@ from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import share
 from tests.core.data.balanced_job import BalancedEngine, BalancedJob
-from tests.core.data.test_elastic_loader import STEPS, Numbers, as_list
+from tests.core.data.fake_job import HISTORIES
+from tests.core.data.test_elastic_loader import Numbers, as_list
 
 
 def complexities_of(length: int, seed: int = 0) -> list[float]:
@@ -42,7 +43,7 @@ def make_loader(
     shuffle=st.booleans(),
     seed=st.integers(0, 5),
     workers=st.integers(1, 4),
-    steps=STEPS,
+    history=HISTORIES,
 )
 def test_every_history_uses_every_sample_once(
     length: int,
@@ -54,7 +55,7 @@ def test_every_history_uses_every_sample_once(
     shuffle: bool,
     seed: int,
     workers: int,
-    steps: list[Any],
+    history: list[Any],
 ) -> None:
     complexities = complexities_of(length, seed)
     balance = Balance(complexities=complexities, budget=budget, similar_batches=similar, mean_over=mean_over)
@@ -67,14 +68,7 @@ def test_every_history_uses_every_sample_once(
     epochs = 3
     job = BalancedJob(make, epochs, workers)
     expected_steps = job.workers[0].loader.total_steps(epochs)
-    running = True
-    for lost, joining, committed_by in steps:
-        if len(job.workers) >= 6:
-            joining = 0
-        running = running and job.play_step(lost, joining, committed_by)
-    while running:
-        running = job.play_step(set(), 0, None)
-    assert all(w.engine.finished for w in job.workers)
+    job.play(history)
     for epoch in range(epochs):
         used = Counter(s for e, samples in job.committed if e == epoch for s in samples)
         assert set(used.values()) == {1} and len(used) == length

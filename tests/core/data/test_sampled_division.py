@@ -17,7 +17,7 @@ from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.sampled_division import SamplerError
-from tests.core.data.fake_job import FakeEngine, Job
+from tests.core.data.fake_job import HISTORIES, FakeEngine, Job
 
 LENGTH = 23
 
@@ -88,28 +88,13 @@ def test_weights_are_respected() -> None:
     assert abs(used.count(1) / len(used) - share) < 4 * (share * (1 - share) / len(used)) ** 0.5
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sets(st.integers(0, 3), max_size=2),
-        st.sampled_from([0, 0, 0, 1, 2]),
-        st.none() | st.sets(st.integers(0, 4)),
-    ),
-    max_size=20,
-)
-
-
 @settings(max_examples=150, deadline=None)
-@given(workers=st.integers(1, 4), limit=st.none() | st.integers(1, 3), steps=STEPS)
+@given(workers=st.integers(1, 4), limit=st.none() | st.integers(1, 3), history=HISTORIES)
 def test_every_history_uses_the_samplers_epochs_once(
-    workers: int, limit: int | None, steps: list[Any]
+    workers: int, limit: int | None, history: list[Any]
 ) -> None:
     job = Job(lambda engine: loader_of(Curriculum(), engine, max_local_batch_size=limit), 2, workers)
-    running = True
-    for lost, joining, committed_by in steps:
-        joins = joining if len(job.workers) < 6 else 0
-        running = running and job.play_step(lost, joins, committed_by)
-    while running:
-        running = job.play_step(set(), 0, None)
+    job.play(history)
     assert job.committed == steps_of(loader_of(Curriculum()), itertools.repeat(1), 2)
 
 
