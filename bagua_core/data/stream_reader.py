@@ -259,13 +259,8 @@ class StreamReader:
     # -- the state that travels
 
     def state_dict(self) -> dict[str, Any]:
-        mark = self._mark
-        if mark is not None and not self._trusts_state:
-            mark = mark._replace(state=None)
-        return {
-            "ends": [list(item) for item in self.ends.items()],
-            "mark": None if mark is None else list(mark),
-        }
+        mark = None if self._mark is None else list(self._mark)
+        return {"ends": [list(item) for item in self.ends.items()], "mark": mark}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes effect with the next batch that is not read yet. Raises StreamError if a batch differs."""
