@@ -148,7 +148,7 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    for number, file in enumerate((request["stdin"], None, request["errors"])):
+    for number, file in enumerate((request.get("stdin"), None, request.get("errors"))):
         if file is not None:
             replace_descriptor(number, file)
     module, argv, environment = request["module"], request["argv"], request["env"]
