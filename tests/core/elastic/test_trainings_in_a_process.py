@@ -21,6 +21,7 @@ from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.step import runtime
 from bagua_core.errors import TrainingOver
 from bagua_core.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua_core.torch_api.torch_default_group import give_back
 from tests.lab.wait import eventually
 
 DATA = TensorDataset(torch.randn(24, 3, generator=torch.Generator().manual_seed(1)))
@@ -31,6 +32,7 @@ def no_training() -> Iterator[None]:
     bagua.shutdown()
     yield
     bagua.shutdown()
+    give_back()  # torch.distributed's functions, which torch_api replaces
 
 
 class Training:
