@@ -78,7 +78,7 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             dataloader.dataset,
             global_batch_size or (dataloader.batch_size or 1) * workers,
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),  # what lightning.seed_everything() sets
-            shuffle=_is_shuffled(dataloader),
+            **_order_of(dataloader),
             drop_last=dataloader.drop_last,
             num_workers=dataloader.num_workers,
             collate_fn=dataloader.collate_fn,
@@ -91,26 +91,23 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
     )
 
 
-def _is_shuffled(dataloader: DataLoader[Any]) -> bool:
-    """Raises UnsupportedInElasticJob for an order that is neither shuffle=True nor shuffle=False."""
+def _order_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """The order of the samples, as arguments of ElasticDataLoader, which checks a sampler of the script itself.
+
+    Raises UnsupportedInElasticJob.
+    """
     if type(dataloader.batch_sampler) is not BatchSampler:
         raise UnsupportedInElasticJob(
             f"strategy='bagua' divides batches itself, so {_kind(dataloader.batch_sampler)} as batch_sampler can't be "
             "used; give the DataLoader a batch_size"
         )
     sampler: Any = dataloader.sampler
-    samples = len(sampler.data_source) if isinstance(sampler, (RandomSampler, SequentialSampler)) else 0
-    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement
-    if not is_shuffled and type(sampler) is not SequentialSampler:
-        raise UnsupportedInElasticJob(
-            f"strategy='bagua' orders samples by seed and epoch, so the sampler {_kind(sampler)} can't be used; give "
-            "the DataLoader shuffle=True or shuffle=False"
-        )
-    if is_shuffled and sampler.num_samples != samples:
-        raise UnsupportedInElasticJob(
-            f"an epoch has all {samples} samples under strategy='bagua'; leave out num_samples={sampler.num_samples}"
-        )
-    return is_shuffled
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    draws_all_once = type(sampler) is RandomSampler and not sampler.replacement
+    if draws_all_once and sampler.num_samples == len(sampler.data_source):
+        return {"shuffle": True}
+    return {"sampler": sampler}
 
 
 def _kind(thing: object) -> str:

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
 
+from bagua_core.communication.step_interface import StepPlan
 from bagua_core.integrations.lightning import BaguaStrategy
 from bagua_core.integrations.lightning.evaluation_batches import SharedBatches, shared
 from bagua_core.integrations.lightning.launcher import launch_command
@@ -62,6 +65,16 @@ def test_a_train_loader_keeps_its_settings() -> None:
     assert elastic(DataLoader(DATA, batch_size=4), 6, workers=3).loader.global_batch_size == 6
 
 
+@pytest.mark.parametrize(
+    "sampler", [WeightedRandomSampler([1.0] * 5 + [0.0] * 15, 12), RandomSampler(DATA, num_samples=12)]
+)
+def test_a_sampler_of_the_script_gives_the_order(sampler: Any) -> None:
+    loader = elastic(DataLoader(DATA, batch_size=4, sampler=sampler), None, workers=1).loader
+    assert loader.total_steps(1) == 3
+    drawn = set(loader.samples_of({"epoch": 0, "batch": 0}, StepPlan(1, 0, 0, 1), 0))
+    assert drawn and (drawn <= set(range(5)) or isinstance(sampler, RandomSampler))
+
+
 class Own(BatchSampler):
     """Of the script."""
 
@@ -75,10 +88,9 @@ class Endless(IterableDataset[int]):
     ("loader", "named"),
     [
         ([1, 2], "list"),
-        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 20)), "WeightedRandomSampler"),
+        (DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)), "DistributedSampler"),
         (DataLoader(DATA, batch_sampler=[[0, 1]]), "list as batch_sampler"),
         (DataLoader(DATA, batch_sampler=Own(SequentialSampler(DATA), 2, False)), "Own as batch_sampler"),
-        (DataLoader(DATA, sampler=torch.utils.data.RandomSampler(DATA, num_samples=3)), "num_samples=3"),
         (DataLoader(Endless()), "Endless"),
     ],
 )
