@@ -1,4 +1,4 @@
-"""Runs `bagua-launch` on this machine to its end, started by the zygote where that can do it."""
+"""Runs `bagua-launch` on this machine, started by the zygote where that can do it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.lab import zygote
+from tests.lab.process import LabProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,3 +35,11 @@ def launch(*words: str, limit_s: float = 180.0, directory: Path | None = None, *
         output = Path(scratch, "said")
         code = zygote.run(command, environment(**more), output, directory or Path.cwd(), limit_s)
         return Launched(code, output.read_text(errors="replace"))
+
+
+def start(*words: str, output: Path, directory: Path) -> LabProcess:
+    """As `launch`, which it does not wait for. output: for both streams."""
+    command, env = [sys.executable, "-m", "bagua_launch", *words], environment()
+    can_fork = zygote.can_start(command, env)
+    forked = zygote.start(command, env, output, str(directory), None) if can_fork else None
+    return LabProcess([], command, env=env, output=output, host_name="here", forked=forked)

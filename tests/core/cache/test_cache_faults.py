@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ import bagua_core as bagua
 from bagua_core.cache import sharing_scope
 from bagua_core.cache.fault_notices import FaultNotices
 from tests.core.cache.scripts_with_caches import ROOT, Counted, python, right
-from tests.lab.launched import launch
+from tests.lab.launched import launch, start
+from tests.lab.wait import eventually
 
 MIB = 1 << 20
 
@@ -317,17 +319,17 @@ def test_the_example_computes_each_sample_once(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_job_share_and_the_rate_is_in_the_progress(tmp_path: Path) -> None:
-    """Two workers, whose loaders' processes read different samples in every epoch."""
-    said = launched(
-        tmp_path,
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "examples" / "cached_dataset.py"),
-        "--samples",
-        "400",
-        "--epochs",
-        "30",
-    )
+    """Two workers, whose loaders' processes read different samples in every epoch, until they are interrupted."""
+    words = ("--samples", "400", "--epochs", "1000000")
+    example = str(ROOT / "examples" / "cached_dataset.py")
+    job = start("--nproc-per-node", "2", example, *words, output=tmp_path / "said", directory=tmp_path)
+    try:
+        eventually(lambda: "notes_hit_rate 1" in job.text() or not job.is_running, 90, job.text, 0.2)
+        job.send(signal.SIGINT)
+        job.wait(60)
+    finally:
+        job.kill()
+    said = job.text()
     epochs = lines_of(said)
     assert sum(misses for _, misses in epochs) <= 440, "but for samples that two read at the same time"
     assert "notes_hit_rate 1" in said, said
