@@ -20,7 +20,14 @@ from dataclasses import dataclass
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.base.backoff import delay_s
-from bagua_agent.base.errors import InternalError, LeaseLost, OutcomeUnknown, StoreUnavailable, UserError
+from bagua_agent.base.errors import (
+    BaguaError,
+    InternalError,
+    LeaseLost,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UserError,
+)
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
 
 log = logging.getLogger(__name__)
@@ -60,7 +67,7 @@ class StoreBack:
 LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
 
 
-class _Replaced(Exception):
+class _Replaced(BaguaError):
     """Another thread keeps the keys now; what this one learned late is dropped."""
 
 
@@ -259,29 +266,20 @@ class LeasedKeys:
                 self._work()
             except _Replaced:
                 return
-            except (StoreUnavailable, OutcomeUnknown, UserError) as error:
-                # UserError: a right or a certificate that was taken away; it may be given back
-                self._note_outage(error)
-                failed += 1
-                with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closing, delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
-                    )
-                continue
             except LeaseLost:
                 self._lapse(self.lease_id)
                 continue
-            except (
-                Exception
-            ) as error:  # a bug, or a limit of the host: without this thread the lease would end
-                if not self._away:  # once an outage
+            except Exception as error:
+                # UserError: a right or a certificate that was taken away; it may be given back. Others are a bug or a
+                # limit of the host: without this thread the lease would end.
+                is_usual = isinstance(error, (StoreUnavailable, OutcomeUnknown, UserError))
+                if not is_usual and not self._away:  # once an outage
                     log.exception("bug: the keys of this process could not be kept up; trying again")
                 self._note_outage(error)
                 failed += 1
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closing, delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
-                    )
+                    pause_s = delay_s(failed, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                    self._changed.wait_for(lambda: self._closing, pause_s)
                 continue
             failed = 0
             if self._away:

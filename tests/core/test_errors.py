@@ -20,7 +20,7 @@ KINDS = (UserError, PeerViolation, InfrastructureLost, InternalError)
 
 # The first is no error. The second is of a module that setup.py loads without the package.
 OUTSIDE = (LeaveInterrupt, CompilationError)
-# Integrations import their frameworks: tests/integrations/test_error_tree.py reads their text.
+# Integrations import their frameworks: tests/integrations/test_integration_errors.py reads their text.
 FOUND = [
     kind for kind in exceptions_of(bagua_core, without=("worker", "integrations")) if kind not in OUTSIDE
 ]

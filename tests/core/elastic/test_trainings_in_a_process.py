@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,11 +64,12 @@ class Training:
         self.scheduler.step()
 
 
-def descriptors() -> set[str]:
-    found = set()
+def descriptors() -> Counter[str]:
+    """What is open, without its numbers: those of threads that other tests left change."""
+    found = Counter[str]()
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+            found[os.readlink(f"/proc/self/fd/{name}")] += 1
         except FileNotFoundError:
             continue  # the listing's own
     return found
