@@ -92,9 +92,11 @@ class Node:
 
     @property
     def missed_a_peer(self) -> bool:
-        """Whether workers here met a loss while they trained: in a step, which then did not happen, or between two
-        steps, where digests are compared."""
-        return self.says("did not happen") or self.says("waits for another generation")
+        """Whether workers here met a loss while they trained: in a step, which then did not happen, between two steps,
+        where digests are compared, or as a generation without the lost one."""
+        return any(
+            self.says(words) for words in ("did not happen", "waits for another generation", "; lost ")
+        )
 
     def await_line(self, *words: str, times: int = 1, deadline_s: float = DEADLINE_S) -> None:
         def said_or_ended() -> bool:
