@@ -22,6 +22,7 @@ import torch.distributed as dist
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.communication.reduction.hook_group import HookGroup
 from bagua_core.elastic.script_collectives import default_group
+from bagua_core.elastic.step import runtime
 from bagua_core.torch_api import torch_calls
 from bagua_core.torch_api.process_group import BaguaProcessGroup, member_of, new_group
 
@@ -45,6 +46,7 @@ def take_over() -> None:
         _torchs_own[name] = getattr(dist, name)
         setattr(dist, name, function)
     atexit.register(give_back)
+    runtime.at_end_of_training(give_back)
 
 
 def give_back() -> None:

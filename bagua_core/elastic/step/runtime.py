@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group
@@ -17,6 +18,7 @@ _lock = threading.Lock()
 _engine: Engine | None = None
 _owner_pid = 0
 _is_over = False  # the job's training ended here by end_training()
+_at_end: list[Callable[[], object]] = []  # what end_training() calls, once
 
 
 class ForkedWorkerError(UserError, RuntimeError):
@@ -54,6 +56,12 @@ def is_launched() -> bool:
     return _is_over or engine().launched
 
 
+def at_end_of_training(action: Callable[[], object]) -> None:
+    """Have `action` called when the present training, or else the next one, is ended by end_training()."""
+    if action not in _at_end:
+        _at_end.append(action)
+
+
 def end_training() -> None:
     """See bagua_core.shutdown. Does nothing if there is no training, or it has ended."""
     global _engine, _is_over
@@ -66,6 +74,8 @@ def end_training() -> None:
             _is_over = True
         else:
             _engine = None
+    while _at_end:
+        _at_end.pop()()
 
 
 def has_left() -> bool:

@@ -22,7 +22,6 @@ from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.step import runtime
 from bagua_core.errors import TrainingOver
 from bagua_core.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua_core.torch_api.torch_default_group import give_back
 from tests.lab.wait import eventually
 
 DATA = TensorDataset(torch.randn(24, 3, generator=torch.Generator().manual_seed(1)))
@@ -33,7 +32,6 @@ def no_training() -> Iterator[None]:
     bagua.shutdown()
     yield
     bagua.shutdown()
-    give_back()  # torch.distributed's functions, which torch_api replaces
 
 
 class Training:
@@ -173,8 +171,10 @@ def test_its_optimizer_and_scheduler_are_plain_ones_afterwards() -> None:
 def test_a_model_of_the_originals_surface_is_wrapped_again() -> None:
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torchs_own = torch.distributed.is_initialized
     for _ in range(2):
         torch_api.init_process_group(elastic=True)
+        assert torch.distributed.is_initialized is not torchs_own
         model = torch_api.with_bagua(net, [optimizer], GradientAllReduceAlgorithm())
         loader = bagua.ElasticDataLoader(DATA, 8)
         steps = []
@@ -188,3 +188,4 @@ def test_a_model_of_the_originals_surface_is_wrapped_again() -> None:
                 assert torch.allclose(net.weight, before - 0.1 * net.weight.grad)
         assert steps == [0, 1, 2]
         bagua.shutdown()
+        assert torch.distributed.is_initialized is torchs_own
