@@ -36,9 +36,19 @@ KINDS = [
     "gather",
 ]
 
+TRIES = 5  # a busy machine may let a thread that is released wait for a processor
+
 
 @pytest.mark.parametrize("kind", [*KINDS, "scatter", "barrier", "receive"])
 def test_abort_releases_a_wait_on_a_silent_peer(transport: Transport, world: World, kind: str) -> None:
+    took_s = [release_s(transport, world, kind)]
+    while took_s[-1] >= RELEASE_S and len(took_s) < TRIES:
+        took_s.append(release_s(transport, world, kind))
+    assert min(took_s) < RELEASE_S
+
+
+def release_s(transport: Transport, world: World, kind: str) -> float:
+    """How long after the abort the wait ended."""
     lonely, silent = world(2)
     pending = start_alone(kind, lonely)
     stalls: list[float] = []
@@ -58,12 +68,12 @@ def test_abort_releases_a_wait_on_a_silent_peer(transport: Transport, world: Wor
     lonely.abort("a loss, says the test")
     waiter.join(5.0)
     assert not waiter.is_alive()
-    assert released[0][0] - aborted_s < RELEASE_S
     assert "a loss, says the test" in str(released[0][1])
     assert not transport.late_end or not pending.is_done()
     with pytest.raises(CollectiveAborted):
         start_alone("allreduce", lonely).wait()  # and nothing starts any more
     end_late(transport, kind, silent, pending)
+    return released[0][0] - aborted_s
 
 
 def test_an_abandoned_operation_still_owns_its_buffer(transport: Transport, world: World) -> None:

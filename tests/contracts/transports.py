@@ -26,7 +26,7 @@ from tests.core.communication.worlds import run_ranks as in_threads
 T = TypeVar("T")
 
 
-RELEASE_S = 1.0  # far below the time limits of collectives, and far above what a busy machine delays a thread
+RELEASE_S = 0.05
 
 
 World = Callable[[int], Sequence[Communicator]]
