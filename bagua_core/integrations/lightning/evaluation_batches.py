@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from bagua_core.integrations.lightning.train_batches import reading_settings
+
 Place = Callable[[], tuple[int, int]]  # rank and world size now
 
 
@@ -59,13 +61,7 @@ def shared(dataloader: object, place: Place) -> object:
         DataLoader(
             dataloader.dataset,
             batch_sampler=batches,
-            num_workers=dataloader.num_workers,
-            collate_fn=dataloader.collate_fn,
-            pin_memory=dataloader.pin_memory,
-            timeout=dataloader.timeout,
-            worker_init_fn=dataloader.worker_init_fn,
-            multiprocessing_context=dataloader.multiprocessing_context,
-            prefetch_factor=dataloader.prefetch_factor if dataloader.num_workers else None,
+            **reading_settings(dataloader),
             persistent_workers=dataloader.persistent_workers,
         )
     )

@@ -80,15 +80,22 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),  # what lightning.seed_everything() sets
             **_order_of(dataloader),
             drop_last=dataloader.drop_last,
-            num_workers=dataloader.num_workers,
-            collate_fn=dataloader.collate_fn,
-            pin_memory=dataloader.pin_memory,
-            timeout=dataloader.timeout,
-            worker_init_fn=dataloader.worker_init_fn,
-            multiprocessing_context=dataloader.multiprocessing_context,
-            prefetch_factor=dataloader.prefetch_factor if dataloader.num_workers else None,
+            **reading_settings(dataloader),
         )
     )
+
+
+def reading_settings(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """How the script's loader reads samples, as arguments of the one that takes its place."""
+    return {
+        "num_workers": dataloader.num_workers,
+        "collate_fn": dataloader.collate_fn,
+        "pin_memory": dataloader.pin_memory,
+        "timeout": dataloader.timeout,
+        "worker_init_fn": dataloader.worker_init_fn,
+        "multiprocessing_context": dataloader.multiprocessing_context,
+        "prefetch_factor": dataloader.prefetch_factor if dataloader.num_workers else None,
+    }
 
 
 def _order_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
