@@ -220,6 +220,13 @@ class Job:
         eventually(there, deadline_s, lambda: f"step {step} committed", 0.05)
         return self.step
 
+    def replace_killed_worker(self, node: Node) -> int:
+        """Of two workers on `node` one is killed, and a successor joins; the first step by two again."""
+        node.workers[1].kill()
+        node.await_line("worker in slot 1 ended: killed by SIGKILL")
+        alone = self.await_world(1)
+        return self.await_world(2, after_step=alone)
+
     def await_world(self, size: int, after_step: int = 0, deadline_s: float = START_S) -> int:
         """A committed step above `after_step` by `size` workers; the step."""
 
