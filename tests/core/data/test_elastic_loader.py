@@ -35,17 +35,31 @@ def as_list(samples: list[int]) -> list[int]:
     return samples
 
 
+JOBS: dict[str, st.SearchStrategy[Any]] = {
+    "length": st.integers(1, 17),
+    "global_batch_size": st.integers(1, 9),
+    "drop_last": st.booleans(),
+    "limit": st.none() | st.integers(1, 3),
+    "shuffle": st.booleans(),
+    "workers": st.integers(1, 4),
+    "history": HISTORIES,
+}
+
+
 @settings(max_examples=500, deadline=None)
-@given(
-    length=st.integers(1, 17),
-    global_batch_size=st.integers(1, 9),
-    drop_last=st.booleans(),
-    limit=st.none() | st.integers(1, 3),
-    shuffle=st.booleans(),
-    workers=st.integers(1, 4),
-    history=HISTORIES,
-)
-def test_every_history_uses_every_sample_once(
+@given(**JOBS)
+def test_every_history_uses_every_sample_once(**drawn: Any) -> None:
+    check_history(**drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=2000, deadline=None)
+@given(**JOBS)
+def test_many_more_histories_use_every_sample_once(**drawn: Any) -> None:
+    check_history(**drawn)
+
+
+def check_history(
     length: int,
     global_batch_size: int,
     drop_last: bool,
