@@ -41,9 +41,8 @@ class Given:
         if has_begun:
             source.seek(self._state.position)
         else:
-            self._state.position = dict(
-                source.position()
-            )  # a script may begin elsewhere than at the first batch
+            # a script may begin elsewhere than at the first batch
+            self._state.position = dict(source.position())
 
     def attach_model(self, model: Model) -> None:
         self.models.append(model)
