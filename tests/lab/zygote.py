@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,6 +43,7 @@ _READ_LATER = {"GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_C
 DAEMON = "bagua_agent.service"
 _READY_S = 120.0
 _START_S = 60.0
+_one_request = threading.Lock()  # a test may start the agents of two nodes from two threads
 
 
 class ForkedProcess:
@@ -114,7 +116,7 @@ def start(
         "errors": errors and str(errors),
     }
     output.open("ab").close()  # as Popen's caller has it: there when this returns
-    with adopting():
+    with _one_request, adopting():
         try:
             answer = _zygote().ask(request, (), _START_S)
         except HelperGone:
