@@ -220,6 +220,10 @@ class Job:
         eventually(there, deadline_s, lambda: f"step {step} committed", 0.05)
         return self.step
 
+    def await_hanging_worker(self) -> None:
+        """A worker hangs in a step, by `--hang-at`: from there a node can't leave, as it can before the first step."""
+        eventually((self.out / "has-hung").exists, START_S, "a worker hangs in a step")
+
     def replace_killed_worker(self, node: Node) -> int:
         """Of two workers on `node` one is killed, and a successor joins; the first step by two again."""
         node.workers[1].kill()

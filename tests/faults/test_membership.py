@@ -97,9 +97,9 @@ def test_interrupted_on_the_only_node(job: MakeJob) -> None:
 
 
 def test_interrupted_twice_ends_at_once(job: MakeJob) -> None:
-    one = job(script=["--step-s", "600"])
+    one = job(script=["--hang-at", "0"])
     node = one.start(slots=2)
-    node.await_line("generation 2, now")
+    one.await_hanging_worker()
     node.send(signal.SIGINT)
     node.await_line("leaving at the next step boundary")
     node.send(signal.SIGINT)
