@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
 
-from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
 class BaguaLauncher(_Launcher):

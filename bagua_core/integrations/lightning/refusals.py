@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
 def check_trainer(trainer: Any, has_trained: bool) -> None:

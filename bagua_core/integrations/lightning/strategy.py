@@ -20,14 +20,15 @@ from bagua_core.algorithms import Algorithm, find_algorithm
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.elastic.step import runtime
 from bagua_core.elastic.step.step_states import Phase
+from bagua_core.integrations.evaluation_batches import shared
 from bagua_core.integrations.lightning import collectives
 from bagua_core.integrations.lightning.environment import BaguaEnvironment
-from bagua_core.integrations.lightning.evaluation_batches import shared
 from bagua_core.integrations.lightning.launcher import BaguaLauncher
 from bagua_core.integrations.lightning.refusals import check_trainer
-from bagua_core.integrations.lightning.train_batches import TrainBatches, UnsupportedInElasticJob, elastic
+from bagua_core.integrations.lightning.train_batches import TrainBatches, elastic
 from bagua_core.integrations.lightning.trainer_state import TrainerState
 from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
 class BaguaStrategy(ParallelStrategy):

@@ -1,6 +1,6 @@
 """The trainer's train loader as an elastic one: the same data set, in global batches.
 
-Owns the translation of a DataLoader's settings, and refuses what an elastic job cannot have.
+Refuses loaders that an elastic job cannot have.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.stream_division import is_stream
-from bagua_core.errors import UserError
-
-
-class UnsupportedInElasticJob(UserError, ValueError):
-    """A setting of the script that does not go with workers that join and leave. The text names the alternative."""
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, order_of, reading_settings
 
 
 class TrainBatches:
@@ -78,44 +74,8 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
             dataloader.dataset,
             global_batch_size or (dataloader.batch_size or 1) * workers,
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),  # what lightning.seed_everything() sets
-            **_order_of(dataloader),
+            **order_of(dataloader, "strategy='bagua'"),
             drop_last=dataloader.drop_last,
             **reading_settings(dataloader),
         )
     )
-
-
-def reading_settings(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """How the script's loader reads samples, as arguments of the one that takes its place."""
-    return {
-        "num_workers": dataloader.num_workers,
-        "collate_fn": dataloader.collate_fn,
-        "pin_memory": dataloader.pin_memory,
-        "timeout": dataloader.timeout,
-        "worker_init_fn": dataloader.worker_init_fn,
-        "multiprocessing_context": dataloader.multiprocessing_context,
-        "prefetch_factor": dataloader.prefetch_factor if dataloader.num_workers else None,
-    }
-
-
-def _order_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """The order of the samples, as arguments of ElasticDataLoader, which checks a sampler of the script itself.
-
-    Raises UnsupportedInElasticJob.
-    """
-    if type(dataloader.batch_sampler) is not BatchSampler:
-        raise UnsupportedInElasticJob(
-            f"strategy='bagua' divides batches itself, so {_kind(dataloader.batch_sampler)} as batch_sampler can't be "
-            "used; give the DataLoader a batch_size"
-        )
-    sampler: Any = dataloader.sampler
-    if type(sampler) is SequentialSampler:
-        return {"shuffle": False}
-    draws_all_once = type(sampler) is RandomSampler and not sampler.replacement
-    if draws_all_once and sampler.num_samples == len(sampler.data_source):
-        return {"shuffle": True}
-    return {"sampler": sampler}
-
-
-def _kind(thing: object) -> str:
-    return type(thing).__name__

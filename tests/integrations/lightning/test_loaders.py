@@ -23,13 +23,14 @@ from torch.utils.data import (
 )
 
 from bagua_core.communication.step_interface import StepPlan
+from bagua_core.integrations.evaluation_batches import SharedBatches, shared
 from bagua_core.integrations.lightning import BaguaStrategy
-from bagua_core.integrations.lightning.evaluation_batches import SharedBatches, shared
 from bagua_core.integrations.lightning.launcher import launch_command
 from bagua_core.integrations.lightning.refusals import check_trainer
-from bagua_core.integrations.lightning.train_batches import UnsupportedInElasticJob, elastic
+from bagua_core.integrations.lightning.train_batches import elastic
 from bagua_core.integrations.lightning.trainer_state import TrainerState
 from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 DATA: Any = list(range(20))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from bagua_core.integrations.lightning.train_batches import reading_settings
+from bagua_core.integrations.loader_settings import reading_settings
 
 Place = Callable[[], tuple[int, int]]  # rank and world size now
 
