@@ -1,0 +1,220 @@
+"""ElasticAccelerator: accelerate's Accelerator as a worker of an elastic job.
+
+accelerate itself sees a single process, so it makes no process group and wraps nothing. The model, the train loader,
+the ranks and the collectives are bagua_core's. docs/design/huggingface.md says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from accelerate.utils import recursively_apply, send_to_device
+from torch.utils.data import DataLoader
+
+import bagua_core as bagua
+from bagua_core.algorithms import Algorithm, find_algorithm
+from bagua_core.integrations.evaluation_batches import shared
+from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
+from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
+from bagua_core.integrations.worker_values import gather_unequal, mean
+
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class ElasticAccelerator(Accelerator):
+    """`accelerator = ElasticAccelerator("bytegrad")`, and `for epoch in loader.epochs(10)`; see docs/huggingface.md.
+
+    algorithm: a name, or an object of bagua_core.algorithms.
+    global_batch_size: samples of one step over all workers; by default the train loader's batch size.
+    seed: the order of the samples follows from it and the epoch.
+    accelerator_arguments: Accelerator's own.
+    Raises UnsupportedInElasticJob.
+    """
+
+    def __init__(
+        self,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        *,
+        global_batch_size: int | None = None,
+        seed: int = 0,
+        **accelerator_arguments: Any,
+    ) -> None:
+        check_arguments(accelerator_arguments, os.environ)
+        self._algorithm = find_algorithm(algorithm)
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        self._train_loader: TrainLoader | None = None
+        self._is_preparing = False
+        self._registered = 0  # schedulers
+        bagua.init_process_group()
+        if torch.cuda.is_available() and not accelerator_arguments.get("cpu"):
+            torch.cuda.set_device(bagua.get_local_rank())
+        with _single_process():
+            super().__init__(**accelerator_arguments)
+        if self.distributed_type != DistributedType.NO:
+            raise UnsupportedInElasticJob(
+                f"accelerate was initialized as {self.distributed_type} before: make the ElasticAccelerator first"
+            )
+        check_precision(self.mixed_precision)
+        self._follow_ranks()
+
+    # -- place
+
+    @property
+    def num_processes(self) -> int:
+        return bagua.get_world_size()
+
+    @property
+    def process_index(self) -> int:
+        return bagua.get_rank()
+
+    @property
+    def local_process_index(self) -> int:
+        return bagua.get_local_rank()
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        return self.process_index == self.num_processes - 1
+
+    def _follow_ranks(self) -> None:
+        """accelerate's loggers, print() and save() decide by its shared state."""
+        for state in (PartialState(), AcceleratorState()):
+            state.process_index = self.process_index
+            state.local_process_index = self.local_process_index
+
+    # -- what is prepared
+
+    def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+        """As Accelerator.prepare. The first DataLoader of all calls is the train loader, the others are divided for an
+        evaluation. A model comes with the optimizers of its parameters in one call.
+
+        Raises UnsupportedInElasticJob.
+        """
+        others = [self._loader(thing) if isinstance(thing, DataLoader) else thing for thing in objects]
+        self._is_preparing = True
+        try:
+            found = super().prepare(*others, device_placement=device_placement)
+        finally:
+            self._is_preparing = False
+        prepared = found if len(objects) > 1 else (found,)
+        optimizers = [o.optimizer for o in prepared if o in self._optimizers]
+        prepared = tuple(
+            self._wrapped(thing, optimizers) if isinstance(thing, torch.nn.Module) else thing
+            for thing in prepared
+        )
+        for scheduler in self._schedulers[self._registered :]:
+            bagua.register_state(f"huggingface.scheduler{self._registered}", scheduler.scheduler)
+            self._registered += 1
+        return prepared if len(objects) > 1 else prepared[0]
+
+    def prepare_model(self, model: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if not self._is_preparing:
+            raise UnsupportedInElasticJob(
+                "ElasticAccelerator.prepare_model() would leave the model without its optimizer: use prepare(model, "
+                "optimizer)"
+            )
+        return super().prepare_model(model, *arguments, **keywords)
+
+    def prepare_data_loader(self, data_loader: Any, *arguments: Any, **keywords: Any) -> Any:
+        return self._loader(data_loader)
+
+    def unwrap_model(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        inner = model.module if isinstance(model, bagua.DistributedDataParallel) else model
+        return super().unwrap_model(inner, *arguments, **keywords)
+
+    def _loader(self, loader: DataLoader[Any]) -> object:
+        if self._train_loader is not None:
+            return shared(loader, lambda: (self.process_index, self.num_processes))
+        self._train_loader = train_loader(
+            loader, self._global_batch_size, self._seed, self._placed, self._follow_ranks
+        )
+        return self._train_loader
+
+    def _placed(self, batch: Any) -> Any:
+        return send_to_device(batch, self.device, non_blocking=self.non_blocking)
+
+    def _wrapped(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> torch.nn.Module:
+        trained = {id(p) for p in model.parameters() if p.requires_grad}
+        if not trained:
+            return model  # of an evaluation, or a teacher
+        own = [o for o in optimizers if any(id(p) in trained for g in o.param_groups for p in g["params"])]
+        if not own:
+            raise UnsupportedInElasticJob(
+                f"ElasticAccelerator.prepare() got a {type(model).__name__} without its optimizer: pass both in one "
+                "call"
+            )
+        return bagua.DistributedDataParallel(model, own, self._algorithm)
+
+    # -- steps
+
+    def _do_sync(self) -> None:
+        """Whether the optimizer steps on this batch follows from the job's place and not from a counter of this
+        process: a joiner and a repeated step decide as the others do."""
+        if self._train_loader is None:
+            raise UnsupportedInElasticJob("ElasticAccelerator.accumulate() needs a train loader: prepare it")
+        batch, group = self._train_loader.position()["batch"], self.gradient_state.num_steps
+        ends_epoch = self.gradient_state.sync_with_dataloader and self._train_loader.is_at_last_batch
+        self.step = batch + 1
+        self.gradient_state._set_sync_gradients(ends_epoch or (batch + 1) % group == 0)
+
+    # -- collectives
+
+    def gather(self, tensor: Any) -> Any:
+        """Every worker's tensors, joined in their first dimension, whose sizes may differ."""
+        found = recursively_apply(
+            lambda t: torch.cat([p.reshape(-1, *t.shape[1:]) for p in gather_unequal(t)]), tensor
+        )
+        self._follow_ranks()  # a loss between steps is met in a collective
+        return found
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As gather: evaluation loaders give every sample once, so there is nothing to cut off."""
+        if use_gather_object:
+            raise UnsupportedInElasticJob(
+                "ElasticAccelerator.gather_for_metrics() carries tensors only: encode the objects as tensors"
+            )
+        return self.gather(input_data)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """A mean is of the workers that have the job's state. scale: used on TPUs only, as in accelerate."""
+        if reduction not in ("sum", "mean"):
+            raise UnsupportedInElasticJob(
+                f"ElasticAccelerator.reduce(): reduction={reduction!r} is no sum or mean"
+            )
+        combine = bagua.allreduce if reduction == "sum" else mean
+        found = recursively_apply(lambda t: combine(t), tensor)
+        self._follow_ranks()
+        return found
+
+    def wait_for_everyone(self) -> None:
+        bagua.barrier()
+        self._follow_ranks()
+
+
+for _name in METHODS:
+    setattr(ElasticAccelerator, _name, refused(_name))
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """The launcher's ranks are hidden: accelerate would make torch's default process group of them."""
+    kept = {name: os.environ.pop(name) for name in _PLACE if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

@@ -1,0 +1,71 @@
+"""The train loader that ElasticAccelerator.prepare() returns: an elastic one, whose batches are on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.data.stream_division import is_stream
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, order_of, reading_settings
+
+
+class TrainLoader(ElasticDataLoader):
+    """As ElasticDataLoader.
+
+    placed(batch): what the script gets for a batch. ranks_changed(): called after each boundary.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        placed: Callable[[Any], Any],
+        ranks_changed: Callable[[], None],
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._placed = placed
+        self._ranks_changed = ranks_changed
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield self._placed(batch)
+
+    def _take_boundary(self, goes_on: bool = False, confirmed: bool = False) -> None:
+        super()._take_boundary(goes_on, confirmed)
+        self._ranks_changed()
+
+    @property
+    def is_at_last_batch(self) -> bool:
+        """Whether the batch under way is the last one of its epoch."""
+        return self.position()["batch"] == len(self) - 1
+
+
+def train_loader(
+    dataloader: DataLoader[Any],
+    global_batch_size: int | None,
+    seed: int,
+    placed: Callable[[Any], Any],
+    ranks_changed: Callable[[], None],
+) -> TrainLoader:
+    """global_batch_size: None for the loader's batch size. The others: see TrainLoader.
+
+    Raises UnsupportedInElasticJob.
+    """
+    if is_stream(dataloader.dataset):
+        raise UnsupportedInElasticJob(
+            f"ElasticAccelerator trains from data sets with __getitem__, and {type(dataloader.dataset).__name__} is a "
+            "stream: use bagua_core.ElasticDataLoader in a loop without accelerate"
+        )
+    return TrainLoader(
+        dataloader.dataset,
+        dataloader.batch_size or 1 if global_batch_size is None else global_batch_size,
+        seed=seed,
+        placed=placed,
+        ranks_changed=ranks_changed,
+        **order_of(dataloader, "ElasticAccelerator"),
+        drop_last=dataloader.drop_last,
+        **reading_settings(dataloader),
+    )

@@ -1,0 +1,99 @@
+"""What ElasticAccelerator refuses, and what it leaves alone: in one process, a world of one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import bagua_core as bagua
+from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    from bagua_core.integrations.huggingface import ElasticAccelerator
+
+    yield ElasticAccelerator(cpu=True)
+    bagua.shutdown()
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        ({"fsdp_plugin": object()}, {}, "fsdp_plugin"),
+        ({"deepspeed_plugin": object()}, {}, "deepspeed_plugin"),
+        ({"dynamo_backend": "inductor"}, {}, "dynamo_backend"),
+        ({}, {"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP"),
+    ],
+)
+def test_plugins_are_refused(arguments: dict[str, Any], environment: dict[str, str], named: str) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match=named):
+        check_arguments(arguments, environment)
+
+
+def test_dispatched_batches_are_refused() -> None:
+    from accelerate.utils import DataLoaderConfiguration
+
+    with pytest.raises(UnsupportedInElasticJob, match="dispatch_batches"):
+        check_arguments({"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)}, {})
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_methods_are_refused_with_the_alternative(accelerator: Any, method: str) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match=method) as caught:
+        getattr(accelerator, method)("argument")
+    assert METHODS[method] in str(caught.value)
+
+
+def test_a_model_without_its_optimizer_is_refused(accelerator: Any) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match="Linear without its optimizer"):
+        accelerator.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(UnsupportedInElasticJob, match="prepare_model"):
+        accelerator.prepare_model(torch.nn.Linear(2, 2))
+
+
+def test_a_frozen_model_is_returned_unwrapped(accelerator: Any) -> None:
+    teacher = torch.nn.Linear(2, 2).requires_grad_(False)
+    assert accelerator.prepare(teacher) is teacher
+
+
+def test_a_stream_is_refused(accelerator: Any) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match="Stream is a stream"):
+        accelerator.prepare(DataLoader(Stream(), batch_size=2))
+
+
+def test_the_batch_size_is_that_of_the_job(accelerator: Any) -> None:
+    data = TensorDataset(torch.arange(10.0))
+    loader = accelerator.prepare(DataLoader(data, batch_size=4))
+    assert loader.global_batch_size == 4 and len(loader) == 3
+
+
+def test_the_model_is_unwrapped(accelerator: Any) -> None:
+    module = torch.nn.Linear(2, 2)
+    model, _ = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    assert isinstance(model, bagua.DistributedDataParallel)
+    assert accelerator.unwrap_model(model) is module
+
+
+def test_collectives_keep_shapes(accelerator: Any) -> None:
+    assert accelerator.reduce(torch.tensor([2, 4]), "mean").tolist() == [2.0, 4.0]
+    assert accelerator.reduce({"a": torch.tensor(3)}, "sum")["a"].dtype is torch.int64
+    assert accelerator.gather(torch.tensor(1.0)).shape == (1,)
+    assert accelerator.gather(torch.ones(3, 2)).shape == (3, 2)
+
+
+def test_the_core_imports_nothing_of_accelerate() -> None:
+    words = "import sys, bagua_core; sys.exit('accelerate' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], timeout=60).returncode == 0

@@ -1,0 +1,98 @@
+"""The tests' script: a loop of accelerate's with a scheduler and groups of batches, steps as long as the test asks.
+
+Each worker that reaches the end writes <out>/ends/<worker id>.json: digests and counters of what it holds.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from bagua_core.integrations.huggingface import ElasticAccelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, required=True)
+parser.add_argument("--epochs", type=int, required=True)
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--algorithm", default="gradient_allreduce")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+WORKER = os.environ.get("BAGUA_WORKER_ID", "none")
+
+
+def samples(count):
+    x = torch.randn(count, 16, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def digest(state):
+    """Of every bit of a flat or nested state."""
+    if isinstance(state, torch.Tensor):
+        return hashlib.sha256(state.detach().contiguous().numpy().tobytes()).hexdigest()
+    if isinstance(state, dict):
+        parts = [f"{key}: {digest(state[key])}" for key in sorted(state, key=str)]
+    elif isinstance(state, (list, tuple)):
+        parts = [digest(item) for item in state]
+    else:
+        parts = [repr(state)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+accelerator = ElasticAccelerator(
+    args.algorithm, cpu=True, mixed_precision="bf16", gradient_accumulation_steps=args.accumulate
+)
+torch.manual_seed(os.getpid())  # on purpose another on each worker: the job's beginning is rank 0's
+module = torch.nn.Sequential(
+    torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
+)
+torch_optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+torch_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch_optimizer, 1000)
+model, optimizer, loader, evaluation, scheduler = accelerator.prepare(
+    module,
+    torch_optimizer,
+    DataLoader(samples(args.samples), batch_size=24, shuffle=True),
+    DataLoader(samples(50), batch_size=8),
+    torch_scheduler,
+)
+seen = []
+for _ in loader.epochs(args.epochs):
+    for x, y in loader:
+        began_s = time.monotonic()
+        near_end = loader.step > args.epochs * len(loader) * 3 // 4
+        with accelerator.accumulate(model):
+            accelerator.backward(F.cross_entropy(model(x), y))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        until_s = began_s + (2.0 if near_end else 0.1)
+        while not (args.out / "hurry").exists() and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.1))
+    model.eval()
+    with torch.no_grad():
+        labels = [accelerator.gather_for_metrics(y) for _, y in evaluation]
+    model.train()
+    seen.append(len(torch.cat(labels)))
+end = {
+    "worker": WORKER,
+    "parameters": digest(dict(module.named_parameters())),
+    "optimizer": digest(torch_optimizer.state_dict()),
+    "scheduler": digest(torch_scheduler.state_dict()),
+    "steps_of_scheduler": torch_scheduler.last_epoch,
+    "steps_of_optimizer": int(torch_optimizer.state[module[0].weight]["step"]),
+    "batches_of_batch_norm": int(module[1].num_batches_tracked),
+    "seen": seen,
+}
+(args.out / "ends").mkdir(exist_ok=True)
+part = args.out / "ends" / f"{WORKER}.part"
+part.write_text(json.dumps(end))
+part.rename(part.with_suffix(".json"))
