@@ -19,12 +19,20 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """Every worker's tensor, by rank. Their shapes may differ in size, not in the number of dimensions."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    shapes = bagua.allgather(torch.tensor(flat.shape, dtype=torch.int64))
-    longest = int(shapes.prod(1).max())
-    padded = flat.new_zeros(longest)
-    padded[: flat.numel()] = flat.flatten()
-    rows = bagua.allgather(padded)
+    shapes, rows = _shapes_and_rows(flat)
+    while len(rows) < len(
+        shapes
+    ):  # a worker was lost between the two: all that are left see it, and do both again
+        shapes, rows = _shapes_and_rows(flat)
     parts = [
         row[: int(shape.prod())].reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)
     ]
     return [part.reshape(()) for part in parts] if tensor.dim() == 0 else parts
+
+
+def _shapes_and_rows(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every worker's shape, and its values padded to the longest."""
+    shapes = bagua.allgather(torch.tensor(flat.shape, dtype=torch.int64))
+    padded = flat.new_zeros(int(shapes.prod(1).max()))
+    padded[: flat.numel()] = flat.flatten()
+    return shapes, bagua.allgather(padded)

@@ -71,6 +71,17 @@ def test_a_worker_is_lost_and_another_joins_while_gradients_accumulate(
     check(one, run_with_a_loss(one, slot=1), accumulated=5)
 
 
+def test_a_worker_is_lost_between_the_collectives_of_a_gather(accelerate_job: Callable[..., Job]) -> None:
+    one = accelerate_job("--dies-in-gather")
+    node = one.start(slots=2)
+    one.await_step(7)
+    survivor = node.workers[0].worker_id
+    one.await_world(2, after_step=one.await_world(1))
+    one.finish()
+    assert (one.out / "has-died").exists() and node.says("worker in slot 1 ended: killed by SIGKILL")
+    check(one, survivor, accumulated=1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["bytegrad", "low_precision_decentralized", "async"])
 def test_the_main_worker_is_lost_with_other_algorithms(

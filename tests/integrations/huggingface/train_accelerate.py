@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import bagua_core as bagua
 from bagua_core.integrations.huggingface import ElasticAccelerator
 
 parser = argparse.ArgumentParser()
@@ -22,6 +24,9 @@ parser.add_argument("--samples", type=int, required=True)
 parser.add_argument("--epochs", type=int, required=True)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--algorithm", default="gradient_allreduce")
+parser.add_argument(
+    "--dies-in-gather", action="store_true", help="rank 1, in an evaluation, between two collectives"
+)
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -44,6 +49,14 @@ def digest(state):
     else:
         parts = [repr(state)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def gathered(y):
+    if args.dies_in_gather and accelerator.process_index == 1 and not (args.out / "has-died").exists():
+        (args.out / "has-died").touch()
+        bagua.allgather(torch.tensor(y.shape))  # the first one that a gather of unequal sizes takes
+        os.kill(os.getpid(), signal.SIGKILL)
+    return accelerator.gather_for_metrics(y)
 
 
 accelerator = ElasticAccelerator(
@@ -79,7 +92,7 @@ for _ in loader.epochs(args.epochs):
             time.sleep(min(left_s, 0.1))
     model.eval()
     with torch.no_grad():
-        labels = [accelerator.gather_for_metrics(y) for _, y in evaluation]
+        labels = [gathered(y) for _, y in evaluation]
     model.train()
     seen.append(len(torch.cat(labels)))
 end = {
