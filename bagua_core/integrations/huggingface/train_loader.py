@@ -30,6 +30,14 @@ class TrainLoader(ElasticDataLoader):
         self._ranks_changed = ranks_changed
 
     def __iter__(self) -> Iterator[Any]:
+        if self._announced is None:
+            raise UnsupportedInElasticJob(
+                "the train loader is iterated outside of its epochs, whose number a worker that joins can't know: "
+                "write `for epoch in loader.epochs(count)` in place of `range(count)`"
+            )
+        return self._placed_batches()
+
+    def _placed_batches(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield self._placed(batch)
 

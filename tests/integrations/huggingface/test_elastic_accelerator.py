@@ -80,6 +80,12 @@ def test_the_batch_size_is_that_of_the_job(accelerator: Any) -> None:
     assert loader.global_batch_size == 4 and len(loader) == 3
 
 
+def test_a_loop_over_a_range_of_epochs_is_refused(accelerator: Any) -> None:
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10.0)), batch_size=4))
+    with pytest.raises(UnsupportedInElasticJob, match=r"loader\.epochs\(count\)"):
+        next(iter(loader))
+
+
 def test_the_model_is_unwrapped(accelerator: Any) -> None:
     module = torch.nn.Linear(2, 2)
     model, _ = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
