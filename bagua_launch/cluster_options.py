@@ -14,6 +14,7 @@ ETCD = replace(
 )  # fmt: skip
 CLUSTER_OPTIONS = (ETCD, *CREDENTIALS)
 
+SIZE_OPTIONS = ("sizes", "start_size", "cooldown")
 _TAKEN_FROM_RUN = frozenset(
     {
         *("nnodes", "module", "no_python", "run_path", "max_restarts", "shutdown_timeout", "hang_timeout"),
@@ -36,6 +37,8 @@ SUBMIT_OPTIONS = (
     ),
     Option("follow", CLUSTER, "Stay until the job ends, say how it goes, exit with its code.", short="-f", own=True),
     *(option for option in RUN_OPTIONS if option.key in _TAKEN_FROM_RUN),
+    # read only to be refused: the scheduler places any number of nodes
+    *(replace(option, hidden=True) for option in RUN_OPTIONS if option.key in SIZE_OPTIONS),
     *CLUSTER_OPTIONS,
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from bagua_launch.rendezvous_request import (
     parse_rendezvous,
     wants_tls,
 )
+from bagua_launch.size_request import parse_size_policy
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 _WITHOUT_EFFECT = ("event_log_handler", "logs_specs", "monitor_interval")
@@ -81,6 +82,7 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
     fields: dict[str, Any] = {"command": parse_command(values, program)}
     if "nnodes" in values:
         fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
+    fields["size_policy"] = parse_size_policy(values, fields.get("min_nodes", 1), fields.get("max_nodes", 1))
     for key, (name, parse) in _PLAIN.items():
         if key in values:
             fields[name] = parse(values[key])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from bagua_agent.base.sizes import ANY_SIZE
 from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig
 from bagua_agent.membership.policy import Policy
 
@@ -94,6 +95,29 @@ CREDENTIALS = (
 
 RUN_OPTIONS = (
     NNODES,
+    Option(
+        "sizes",
+        SIZE,
+        "Numbers of nodes that the job may have, as 2,4,8, both ends of --nnodes among them. Other ready nodes are "
+        "spares. Default: each from MIN to MAX.",
+        "N,...",
+        own=True,
+    ),
+    Option(
+        "start-size",
+        SIZE,
+        "Nodes that the job waits for before it starts. Default: the least.",
+        "N",
+        own=True,
+    ),
+    Option(
+        "cooldown",
+        SIZE,
+        "Seconds between a change of the number of nodes and the next voluntary one (a join, scale). Losses and "
+        f"leaves never wait. Default {ANY_SIZE.cooldown_s:g}.",
+        "SECONDS",
+        own=True,
+    ),
     Option(
         "nproc-per-node",
         SIZE,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.membership.policy import Policy
 
 _POLICY = Policy()  # membership's own defaults live there
@@ -96,6 +97,7 @@ class JobConfig:
     command: WorkerCommand
     min_nodes: int = 1
     max_nodes: int = 1
+    size_policy: SizePolicy = ANY_SIZE
     slots: int = 1
 
     endpoints: tuple[str, ...] | None = None
@@ -155,6 +157,8 @@ class JobConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(f"nodes {self.min_nodes}:{self.max_nodes} are not 1 <= least <= most")
+        if (forbidden := self.size_policy.forbidden(self.min_nodes, self.max_nodes)) is not None:
+            raise ValueError(f"{forbidden} nodes are not an allowed size ({self.size_policy.text})")
         if self.slots < 1:
             raise ValueError(f"slots must be at least 1, not {self.slots}")
         if self.endpoints is not None and not self.endpoints:

@@ -90,6 +90,8 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
                 return hint(**{k: _typed(f"{name}.{k}", hints[k], v) for k, v in value.items()})  # type: ignore[operator]
             except TypeError as error:
                 raise UserError(f"a job's description: {name} is incomplete ({error})") from error
+            except ValueError as error:
+                raise UserError(f"a job's description: {name} is invalid ({error})") from error
     if isinstance(hint, type) and issubclass(hint, Enum) and value in [m.value for m in hint]:
         return hint(value)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):

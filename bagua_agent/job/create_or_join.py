@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
 from bagua_agent.base.errors import InfrastructureLost, JobIsOver, StoreFull, UserError
 from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
@@ -100,6 +101,7 @@ def ensure_job(
             max_restarts=config.max_restarts,
             script=config.command.target,
             mode=mode.value,
+            size_policy=_size_policy(config),
         )
         event = job_history.created(str(config.command))
         desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
@@ -118,6 +120,20 @@ def ensure_job(
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def size_policy_of(spec: pb.JobSpec) -> SizePolicy:
+    """The job's; as if it had none if what the spec has can't be read, which is reported where the spec is followed."""
+    try:
+        return SizePolicy.of(spec.size_policy)
+    except ValueError:
+        return ANY_SIZE
+
+
+def _size_policy(config: JobConfig) -> pb.SizePolicy | None:
+    """None where it says nothing, so that the record is as before there were sizes."""
+    policy = config.size_policy
+    return None if policy == ANY_SIZE else pb.SizePolicy(**asdict(policy))
 
 
 def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:

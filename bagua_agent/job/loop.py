@@ -17,13 +17,14 @@ from pathlib import Path
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.base.sizes import ANY_SIZE
 from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job.assembly import job_parts, node_parts, way_of_workers
 from bagua_agent.job.batching import InboxReader
-from bagua_agent.job.create_or_join import find_job, key_pair_stands
+from bagua_agent.job.create_or_join import find_job, key_pair_stands, size_policy_of
 from bagua_agent.job.messages import (
     Gathered,
     KeyPairReplaced,
@@ -131,6 +132,8 @@ class JobLoop:
             return False
         if found.before is not None and found.before.outcome == pb.Result.STOPPED:
             self._narrator.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
+        if config.size_policy not in (ANY_SIZE, policy := size_policy_of(found.spec)):
+            self._narrator.tell(console.other_sizes(config.job_id, policy.text))
         self._parts = parts = job_parts(
             node,
             store,

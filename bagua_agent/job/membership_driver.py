@@ -27,7 +27,7 @@ from bagua_agent.leadership.reports import (
     Written,
 )
 from bagua_agent.membership import actions as do
-from bagua_agent.membership import ended_before_joining
+from bagua_agent.membership import ended_before_joining, spare_wait
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.root_cause import casualties_line, root_cause
 from bagua_agent.membership.policy import Policy
@@ -96,8 +96,13 @@ class JobMembership:
 
     def _waits_in_vain(self) -> str:
         """What an agent says that does not lead; empty if nothing."""
-        early = ended_before_joining.expected(self._job.seen.view, self._policy)
-        return f"waiting: {early}" if early and not self._state.ended else ""
+        if self._state.ended:
+            return ""
+        seen = self._job.seen
+        if early := ended_before_joining.expected(seen.view, self._policy):
+            return f"waiting: {early}"
+        # with a reduced subscription the other spares are unknown
+        return spare_wait.described(seen.view, self._job.agent_id, self._state.now_s) if seen.whole else ""
 
     def _narrate_wait(self, reason: str) -> None:
         """What the job waits for, if it still does after a while: most waits are over before they are read."""

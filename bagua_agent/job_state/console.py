@@ -126,6 +126,14 @@ def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -
     return f"job {job_id} was stopped before ({before.reason}); it {start}"
 
 
+def other_sizes(job_id: str, sizes: str) -> str:
+    """This node was started with other sizes, start size or cooldown than the job."""
+    return (
+        f"job {job_id} goes on with the sizes and cooldown that its first node was started with "
+        f"(sizes: {sizes or 'any'}); those given here are ignored"
+    )
+
+
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
     return f"{wanted[0]} to {counted(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
 

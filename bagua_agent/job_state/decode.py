@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.membership import events as ev
@@ -159,7 +160,9 @@ class StoreEvents:
         if worker_id := keys.id_in(keys.refusals, key):
             return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
         if key == keys.spec:
-            return ev.ModeSeen(now_s=now_s, restarts=pb.JobSpec.FromString(value).mode == pb.JobSpec.RESTART)
+            spec = pb.JobSpec.FromString(value)
+            restarts = spec.mode == pb.JobSpec.RESTART
+            return ev.ModeSeen(now_s=now_s, restarts=restarts, size_policy=SizePolicy.of(spec.size_policy))
         if key == keys.generation:
             return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
         if key == keys.desired:

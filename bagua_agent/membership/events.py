@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import (
     AgentView,
@@ -151,6 +152,7 @@ class ModeSeen(Event):
     """The spec was put. restarts: its workers are started again for each generation."""
 
     restarts: bool
+    size_policy: SizePolicy = ANY_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bagua_agent.base.sizes import ANY_SIZE, Room, SizePolicy
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
@@ -206,6 +207,8 @@ class JobView:
     departures: workers that ended because their nodes left. refused: workers that may not join.
     restarts: workers follow a new generation by being started again (restarting.py), else in process (decision.py).
     replaced_number: of the newest record of restart mode, in a job that has become live.
+    size_policy: the job's, from its spec. resized_since_s: when this agent first saw the newest record whose number of
+    nodes differs from the one before it.
     hang_order: the leader's current order about a hang, since hang_order_since_s. went_on: workers whose last wait in
     this generation was reported and ended, with the time. replacements: workers that were to be replaced since the last
     generation that worked.
@@ -237,6 +240,24 @@ class JobView:
     has_checkpoints: bool = False
     restarts: bool = False
     replaced_number: int = 0
+    size_policy: SizePolicy = ANY_SIZE
+    resized_since_s: float = float("-inf")
+
+    @property
+    def wanted(self) -> Desired | None:
+        """`desired`, its ends moved inwards to allowed sizes."""
+        if self.desired is None:
+            return None
+        return Desired(*self.size_policy.bounds(self.desired.min_nodes, self.desired.max_nodes))
+
+    def room(self, desired: Desired) -> Room:
+        """The sizes that the next generation may have."""
+        return self.size_policy.room(desired.min_nodes, desired.max_nodes)
+
+    @property
+    def cooldown_until_s(self) -> float:
+        """Until when no voluntary change of the number of nodes is made."""
+        return self.resized_since_s + self.size_policy.cooldown_s
 
     @property
     def closing(self) -> bool:

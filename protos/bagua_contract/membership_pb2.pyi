@@ -26,7 +26,7 @@ class StateName(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("protocol", "nonce", "max_restarts", "script", "mode")
+    __slots__ = ("protocol", "nonce", "max_restarts", "script", "mode", "size_policy")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[JobSpec.Mode]
@@ -40,12 +40,24 @@ class JobSpec(_message.Message):
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_POLICY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     max_restarts: int
     script: str
     mode: JobSpec.Mode
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ..., mode: _Optional[_Union[JobSpec.Mode, str]] = ...) -> None: ...
+    size_policy: SizePolicy
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ..., mode: _Optional[_Union[JobSpec.Mode, str]] = ..., size_policy: _Optional[_Union[SizePolicy, _Mapping]] = ...) -> None: ...
+
+class SizePolicy(_message.Message):
+    __slots__ = ("sizes", "start_size", "cooldown_s")
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    START_SIZE_FIELD_NUMBER: _ClassVar[int]
+    COOLDOWN_S_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    start_size: int
+    cooldown_s: float
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., start_size: _Optional[int] = ..., cooldown_s: _Optional[float] = ...) -> None: ...
 
 class Desired(_message.Message):
     __slots__ = ("min_nodes", "max_nodes")

@@ -18,7 +18,7 @@ from bagua_contract import membership_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.membership.policy import Policy
 from bagua_launch.errors import RequestError
@@ -365,3 +366,36 @@ def test_the_hang_timeout_is_seconds_or_never() -> None:
     assert config().hang_timeout_s == Policy().hang_timeout_s
     for bad in ("0", "-1", "none", "inf"):
         assert refusal(hang_timeout=bad).startswith(f"--hang-timeout {bad!r}: ")
+
+
+def test_sizes_are_ascending_numbers_of_nodes_with_both_ends_of_nnodes() -> None:
+    policy = config(
+        nnodes="2:8", sizes="8,2,4", start_size="4", cooldown="30", rdzv_endpoint="e:1", rdzv_id="j"
+    ).size_policy
+    assert policy == SizePolicy((2, 4, 8), 4, 30.0)
+    assert config().size_policy == ANY_SIZE
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"sizes": "2;4"}, "--sizes '2;4': no list of sizes; use numbers of nodes such as 2,4,8"),
+        (
+            {"sizes": "2,4"},
+            "--sizes '2,4': the ends of --nnodes 2:8 are not both among them; use --nnodes 2:4 with it",
+        ),
+        (
+            {"sizes": "2,9"},
+            "--sizes '2,9': 9 is not within --nnodes 2:8; use sizes from 2 to 8, or another --nnodes",
+        ),
+        (
+            {"sizes": "2,4", "nnodes": "4"},
+            "--sizes '2,4': the job has 4 nodes and no other number; use --nnodes 2:4 with it",
+        ),
+        ({"sizes": "2,4,8", "start_size": "3"}, "--start-size '3': not an allowed size; use one of 2, 4, 8"),
+        ({"start_size": "9"}, "--start-size '9': not within --nnodes 2:8; use a number from 2 to 8"),
+        ({"cooldown": "-1"}, "--cooldown '-1': not a time; use seconds, such as 0.5"),
+    ],
+)
+def test_sizes_that_are_refused(values: dict[str, str], said: str) -> None:
+    assert refusal(**{"nnodes": "2:8", **values}) == said

@@ -103,3 +103,19 @@ def test_a_password_comes_from_its_file(launch: Launcher) -> None:
     path.write_text("\n")
     with pytest.raises(UserError, match="is empty"):
         store_config(["e1"], StoreCredentials(user="u", password_file=str(path)))
+
+
+def test_only_allowed_sizes(store: Store) -> None:
+    begin(store, "demo", 2, 4)
+    sizes = pb.SizePolicy(sizes=[2, 4, 8])
+    store.put(
+        KEYS.spec, pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n", size_policy=sizes).SerializeToString()
+    )
+    for nodes in ((2, 3), (3, 8)):
+        with pytest.raises(
+            UserError, match="can't be scaled to 3 nodes: not an allowed size; use sizes among 2, 4, 8"
+        ):
+            change_desired(store, "demo", *nodes)
+    assert desired(store) == (2, 4), "what is refused changes nothing"
+    change_desired(store, "demo", 2, 8)
+    assert desired(store) == (2, 8)

@@ -4,7 +4,7 @@
       -> write 2 PLANNED base 1: a0* b0     the leader's action (* holds the state)
       because adds host-b
 
-Lines: desired MIN MAX | mode live|restart (a job is live unless that is said) |
+Lines: desired MIN MAX | sizes N,N [start=N] [cooldown=S] | mode live|restart (a job is live unless that is said) |
 agent A [slots=N] [leaving] [startable] [runs=STATE:GENERATION] (all but leaving is kept when it is put again; the last
 two are restart mode's, in which b.0.g2 is the worker of agent b in slot 0 of generation 2) |
 agent-gone A | ready A0 [committed=N] [stage=waiting|preparing] | gone A0 |
@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
     Action,
@@ -94,6 +95,15 @@ class ScenarioJob:
                 )
             case "mode", [("live" | "restart") as mode]:
                 return self._put(now_s, "spec", ev.ModeSeen, restarts=mode == "restart")
+            case "sizes", [text]:
+                policy = SizePolicy(
+                    tuple(map(int, text.split(","))),
+                    int(options.get("start", 0)),
+                    float(options.get("cooldown", 0)),
+                )
+                return self._put(
+                    now_s, "spec", ev.ModeSeen, restarts=self.state.view.restarts, size_policy=policy
+                )
             case "agent", [name, *flags]:
                 return self._agent(now_s, name, flags, options)
             case "agent-gone", [name]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from bagua_agent.base.plain_text import counted, some
+from bagua_agent.base.sizes import Room
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
@@ -29,6 +30,16 @@ class Case:
     evidence: Evidence
     now_s: float
     policy: Policy
+
+    @property
+    def room(self) -> Room:
+        """The sizes that the next generation may have."""
+        return self.view.room(self.desired)
+
+    @property
+    def least_to_start(self) -> int:
+        """Nodes that the job's first generation needs."""
+        return self.view.size_policy.least_to_start(self.desired.min_nodes, self.desired.max_nodes)
 
     def offers(
         self,
@@ -93,9 +104,11 @@ def too_few(
     soon_s: float | None,
     why: str = "",
     stages: Collection[Stage] = (Stage.LOOP,),
+    least: int | None = None,
 ) -> Decision:
+    """least: by default the minimum."""
     lacking = readiness(case.view, case.standing.present, stages)
-    so_far = f"{nodes} of {counted(case.desired.min_nodes, 'node')}{lacking}{why}"
+    so_far = f"{nodes} of {counted(least or case.desired.min_nodes, 'node')}{lacking}{why}"
     early = ended_before_joining.expected(case.view, case.policy)
     if early:
         fails_at_s = ended_before_joining.fails_at_s(case.view, case.policy)

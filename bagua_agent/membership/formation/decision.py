@@ -5,7 +5,8 @@ The result is an action or a wait, always with a reason that a person can act on
 
 Invariants: after a first commit no generation without a holder (I6), except an empty one, in which no worker
 steps; numbers grow by one (I5); no PLANNED record while another may be pending, unless that one can't come into
-force any more, since one of its joiners died or a member could not build it; nodes that stay never exceed the maximum.
+force any more, since one of its joiners died or a member could not build it; nodes that stay never exceed the maximum,
+and their number is an allowed size (sizes.py).
 
 **Nothing planned before a commit.** A planned generation follows a FAILOVER or first generation, too, only once a
 commit in it is known. The store keeps only the newest record: a commit proves that every member has received
@@ -39,6 +40,7 @@ from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.plain_text import counted, some
+from bagua_agent.base.sizes import Room
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire
@@ -68,9 +70,9 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
     end = decide_end(view, standing, evidence, now_s, policy)
     if end is not None:
         return end
-    if view.desired is None:
+    if view.wanted is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
-    case = Case(view, view.desired, standing, evidence, now_s, policy)
+    case = Case(view, view.wanted, standing, evidence, now_s, policy)
     before_loop = gathering.decide(case)
     if before_loop is not None:
         return before_loop
@@ -161,23 +163,22 @@ def _first(case: Case) -> Decision:
     """Rule 1."""
     if gathering.is_called_for(case):
         return gathering.gather(case, "", again=False)
-    most = case.desired.max_nodes
+    least, most = case.least_to_start, case.desired.max_nodes
     waiters = case.offers(())
     complete, soon_s = waiters.ready, waiters.soon_s
-    if len(complete) < case.desired.min_nodes:
+    if len(complete) < least:
         complete = complete + waiters.reserve
-    if len(complete) < case.desired.min_nodes:
-        return too_few(case, len(complete), soon_s)
+    if len(complete) < least:
+        return too_few(case, len(complete), soon_s, least=least)
     # counted anew from each arrival: nodes of one start come in a stream
     last_call_until_s = max(o.complete_at_s for o in complete) + case.policy.last_call_s
     if len(complete) < most and case.now_s < last_call_until_s:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
         return Decision(None, f"last call: {len(complete)} of at most {counted(most, 'node')} ready", wake_s)
-    chosen = targets.first(case.view, complete[:most])
+    size = case.room.fit(len(complete))
+    chosen = targets.first(case.view, complete[:size])
     # base 0: it follows nothing, so no worker has to bring a state
-    return written(
-        case, GenerationKind.PLANNED, chosen, 0, f"{counted(min(len(complete), most), 'node')} ready"
-    )
+    return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(size, 'node')} ready")
 
 
 def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
@@ -270,7 +271,7 @@ def _built_again(case: Case, record: Generation) -> Decision:
         without = frozenset() if way is None else way.agent_ids
         waiters = case.offers(inside, without)
         for ready in (waiters.ready, waiters.ready + waiters.reserve):
-            target = targets.planned(view, record, case.desired, case.standing, ready, without)
+            target = targets.planned(view, record, case.room, case.standing, ready, without)
             if not _may_be_written(case, target):
                 continue
             why = targets.changes(record, target)
@@ -293,20 +294,34 @@ def _planned(case: Case, record: Generation) -> Decision:
     inside = {m.worker_id for m in record.members}
     waiters = case.offers(inside)
     ready, soon_s = waiters.ready, waiters.soon_s
-    target = targets.planned(case.view, record, case.desired, case.standing, ready)
+    wanted = targets.planned(case.view, record, case.room, case.standing, ready)
+    target, cools = wanted, case.now_s < case.view.cooldown_until_s
+    if cools:
+        # what is not voluntary, a leave or a worker's replacement, keeps the size or shrinks it
+        room = Room(record.node_count, case.view.size_policy.sizes)
+        held = targets.planned(case.view, record, room, case.standing, ready)
+        # a change that happens anyway takes a smaller size with it, which saves a second one
+        if held.worker_ids == inside or wanted.nodes > record.node_count:
+            target = held
     if not _may_be_written(case, target) and waiters.reserve:
-        target = targets.planned(case.view, record, case.desired, case.standing, ready + waiters.reserve)
-    ids = {w.worker_id for w in target.workers}
-    if ids == inside:
-        held, spare = some(target.held_back), some(o.agent.node_name for o in ready)
+        target = targets.planned(case.view, record, case.room, case.standing, ready + waiters.reserve)
+    if target.worker_ids == inside:
+        back, spare = some(target.held_back), some(o.agent.node_name for o in ready)
+        until_s = case.view.cooldown_until_s
+        delayed = targets.changes(record, wanted) if cools else ""
+        if delayed:
+            wait = case.view.size_policy.waits(delayed, until_s - case.now_s)
+        else:
+            wait = case.room.awaits(record.node_count, len(ready))
         return Decision(
             None,
-            f"generation {record.number} has {counted(record.world_size, 'worker')}"
+            wait
+            + f"generation {record.number} has {counted(record.world_size, 'worker')}"
             + f" on {counted(record.node_count, 'node')}"
-            + (f"; {held} leaves once another node has the state" if held else "")
+            + (f"; {back} leaves once another node has the state" if back else "")
             + (f"; spare: {spare}" if spare else "")
             + _in_quarantine(case, waiters.reserve),
-            soon_s,
+            earlier(soon_s, until_s) if delayed else soon_s,
         )
     why = targets.changes(record, target)
     if _may_be_written(case, target):
@@ -395,6 +410,6 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
     if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
         reason = f"waiting to {what}: last call; {why}"
         return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
-    chosen = targets.first(case.view, complete[: case.desired.max_nodes])
+    chosen = targets.first(case.view, complete[: case.room.fit(len(complete))])
     start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
     return written(case, GenerationKind.FAILOVER, chosen, 0, f"{start}, since {why}")

@@ -147,8 +147,8 @@ def _all_ended_well(view: JobView, standing: Standing) -> bool:
     # A script may train nothing. Each node must have come first, or one that starts late would do nothing.
     slots = sum(a.slots for a in view.agents.values() if not a.leaving)
     return (
-        view.desired is not None
-        and len([a for a in view.agents.values() if not a.leaving]) >= view.desired.min_nodes
+        view.wanted is not None
+        and len([a for a in view.agents.values() if not a.leaving]) >= view.wanted.min_nodes
         and not standing.present
         and len(view.finished) >= slots > 0
     )

@@ -58,13 +58,13 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
         # What such a worker asked for before its loop was answered by members that are gone.
         if Stage.PREPARING in stages or (again and Stage.LOOP in stages):
             return _restart(case, why or "some of them are ahead of the others", again=again)
-    least, most = case.desired.min_nodes, case.desired.max_nodes
+    least, most = case.desired.min_nodes if again else case.least_to_start, case.desired.max_nodes
     waiters = case.offers((), stages=_GATHERED)
     whole = [o for o in waiters.ready if _is_whole(o)]
     usable = whole + ([o for o in waiters.reserve if _is_whole(o)] if len(whole) < least else [])
     reason = f"; {why}" if why else ""
     if len(usable) < least:
-        return too_few(case, len(usable), waiters.released_at_s, reason, _GATHERED)
+        return too_few(case, len(usable), waiters.released_at_s, reason, _GATHERED, least)
     complete = {o.agent.agent_id for o in usable}
     awaited = [a for a in _coming(case) if a.agent_id not in complete]
     if awaited and len(usable) < most:
@@ -78,8 +78,9 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
     if len(usable) < most and case.now_s < last_call_until_s:
         reason = f"last call: {len(usable)} of at most {counted(most, 'node')} ready{reason}"
         return Decision(None, reason, earlier(waiters.released_at_s, last_call_until_s))
-    chosen = targets.first(case.view, usable[:most])
-    found = f"{counted(min(len(usable), most), 'node')} before the loop"
+    size = case.room.fit(len(usable))
+    chosen = targets.first(case.view, usable[:size])
+    found = f"{counted(size, 'node')} before the loop"
     return written(case, GenerationKind.GATHERING, chosen, 0, f"{found}{reason}", again=again)
 
 

@@ -1,8 +1,8 @@
 """Chooses the workers of the next generation, and builds its record.
 
 Chooses among survivors and offers; decision.py decides whether the choice may be written. Present nodes have
-precedence over new ones; above the maximum the youngest leave first. A node that stays only until another worker has
-the state does not count towards the maximum.
+precedence over new ones; above the size that is taken the youngest leave first. The nodes that stay are of an allowed
+size (`Room`), or fewer than the smallest; a node that stays only until another worker has the state does not count.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from bagua_agent.base.sizes import Room
 from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
 from bagua_agent.membership.ranks import Chosen, assign
@@ -25,6 +26,10 @@ class Target:
 
     workers: tuple[Chosen, ...]
     held_back: tuple[str, ...] = ()
+
+    @property
+    def worker_ids(self) -> set[str]:
+        return {w.worker_id for w in self.workers}
 
     @property
     def nodes(self) -> int:
@@ -63,23 +68,33 @@ def survivors(
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """Survivors that stay; newcomers only if these are too few. without: agents that are left out."""
+    """Survivors that stay; newcomers only if these are too few, or if all of them stay only so, at the next allowed
+    size. without: agents that are left out."""
+    room = view.room(desired)
     inside = [_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without]
-    kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
-    if len({c.agent_id for c in kept}) < least_nodes(view, desired, standing):
-        kept = _joined(view, desired, kept, dropped, ready)
-    return _with_holder(view, kept, inside)
+    stay = [c for c in inside if not _leaves(view, c)]
+    ready = list(ready)
+    nodes, possible = min(_nodes(stay), room.most), _nodes_with(stay, ready)
+    if nodes < least_nodes(view, desired, standing):
+        size = room.fit(possible)
+    elif room.fit(nodes) == nodes:
+        size, ready = nodes, []
+    else:
+        above = room.next_above(nodes)
+        size = above if above is not None and above <= possible else room.fit(nodes)
+    return _with_holder(view, _of_size(view, size, stay, ready), inside)
 
 
 def planned(
     view: JobView,
     record: Generation,
-    desired: Desired,
+    room: Room,
     standing: Standing,
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """All members that stay, and the joiners that may join. without: agents whose joiners are left out."""
+    """All members that stay, and the joiners that may join: as many nodes as the room has for those that are there.
+    without: agents whose joiners are left out."""
     carried = {s.worker_id for s in standing.survivors}
     inside = [_carried(view, standing, s) for s in standing.survivors] + [
         # came with the pending record: in it without a break, but without state
@@ -87,8 +102,10 @@ def planned(
         for p in record.members
         if is_there(p, standing.present) and p.worker_id not in carried and p.agent_id not in without
     ]
-    kept, dropped = _within_most(view, desired, [c for c in inside if not _leaves(view, c)])
-    return _with_holder(view, _joined(view, desired, kept, dropped, ready), inside)
+    stay = [c for c in inside if not _leaves(view, c)]
+    ready = list(ready)
+    size = room.fit(_nodes_with(stay, ready))
+    return _with_holder(view, _of_size(view, size, stay, ready), inside)
 
 
 def record_of(
@@ -123,7 +140,20 @@ def _by_node(nodes: list[str]) -> str:
     return " and ".join(shown) + (f" and {len(names) - 8} more nodes" if len(names) > 8 else "")
 
 
-def _within_most(view: JobView, desired: Desired, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
+def _nodes(workers: Iterable[Chosen]) -> int:
+    return len({w.agent_id for w in workers})
+
+
+def _nodes_with(workers: Iterable[Chosen], ready: Iterable[Offer]) -> int:
+    return len({w.agent_id for w in workers} | {o.agent.agent_id for o in ready})
+
+
+def _of_size(view: JobView, size: int, stay: list[Chosen], ready: Iterable[Offer]) -> list[Chosen]:
+    kept, dropped = _within_most(view, size, stay)
+    return _joined(view, size, kept, dropped, ready)
+
+
+def _within_most(view: JobView, most: int, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
     """Those of the oldest nodes, and the agents that are too many."""
     nodes: defaultdict[str, list[Chosen]] = defaultdict(list)
     for worker in workers:
@@ -138,12 +168,12 @@ def _within_most(view: JobView, desired: Desired, workers: list[Chosen]) -> tupl
             a,
         ),
     )
-    kept = by_age[: desired.max_nodes]
-    return [w for a in kept for w in nodes[a]], set(by_age[desired.max_nodes :])
+    kept = by_age[:most]
+    return [w for a in kept for w in nodes[a]], set(by_age[most:])
 
 
 def _joined(
-    view: JobView, desired: Desired, kept: list[Chosen], dropped: set[str], ready: Iterable[Offer]
+    view: JobView, most: int, kept: list[Chosen], dropped: set[str], ready: Iterable[Offer]
 ) -> list[Chosen]:
     """kept, and respawned workers of its nodes, and new nodes in join order while there is room."""
     result = list(kept)
@@ -153,7 +183,7 @@ def _joined(
         agent_id = offer.agent.agent_id
         if agent_id in dropped:
             continue
-        if agent_id in agents or len(agents) < desired.max_nodes:
+        if agent_id in agents or len(agents) < most:
             agents.add(agent_id)
             result += [_newcomer(view, m, number) for m in offer.workers]
     return result

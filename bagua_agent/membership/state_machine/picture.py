@@ -50,6 +50,8 @@ def absorb(
             if not note:
                 attempts = _attempts(view, evidence, event.generation, event.now_s)
                 seen = replace(seen, attempts=attempts, went_on={})
+                if view.generation is None or view.generation.node_count != event.generation.node_count:
+                    seen = replace(seen, resized_since_s=event.now_s)
             return seen, evidence, note
         case ev.AgentGone():
             # what was learned of it was about the key that is gone
@@ -115,7 +117,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
         case ev.ModeSeen():
-            return _in_mode(view, event.restarts)
+            return _in_mode(replace(view, size_policy=event.size_policy), event.restarts)
         case ev.ClosingSeen():
             return replace(view, closing_generation=event.generation)
         case _:

@@ -17,7 +17,8 @@ States of the job, all read from the picture:
 
 Invariants: one generation of one number (the store's transaction); workers of a generation are started only after
 those of the one before have ended on that node; a failure is charged to the budget once, and only if the first
-cause among the failures of its generation is the script's; nodes that stay keep their order.
+cause among the failures of its generation is the script's; nodes that stay keep their order; a
+generation that lists nodes has an allowed size (sizes.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def worker_id_of(agent_id: str, slot: int, generation: int) -> str:
 
 def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
     """What should be done now about a job in restart mode. Pure."""
-    if view.desired is None:
+    desired = view.wanted
+    if desired is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
     there = [a for a in view.agents.values() if not evidence.is_dead(a)]
     record = view.generation
@@ -63,7 +65,7 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         reason = "every node was asked to leave and has left"
         return Decision(WriteResult(ResultOutcome.STOPPED, 0, reason), f"the job stops: {reason}")
     if record is None or not record.members:
-        return _begin(view, view.desired, evidence, there, now_s, policy)
+        return _begin(view, desired, evidence, there, now_s, policy)
     inside = [view.agents[a] for a in _agents_of(record) if a in view.agents]
     if len(inside) == len(_agents_of(record)) and all(_run(a, record) is Run.FINISHED for a in inside):
         reason = "every worker ended with 0"
@@ -79,13 +81,13 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
             waits = _may_come_back(view, record, gone, evidence, now_s, policy)
             if waits is not None:
                 return waits
-        return _next(view, view.desired, there, record, f"lost {_names(record, gone)}")
+        return _next(view, desired, there, record, f"lost {_names(record, gone)}")
     if failed:
-        return _after_failure(view, view.desired, there, record, inside, failed, now_s, policy)
+        return _after_failure(view, desired, there, record, inside, failed, now_s, policy)
     leaving = [a.agent_id for a in inside if a.leaving]
     if leaving:
-        return _next(view, view.desired, there, record, f"{_names(record, leaving)} leaves")
-    change = _change(view, view.desired, there, record, inside, now_s, policy)
+        return _next(view, desired, there, record, f"{_names(record, leaving)} leaves")
+    change = _change(view, desired, there, record, inside, now_s, policy)
     return _with_doubts(change, view, inside, evidence, now_s, policy)
 
 
@@ -93,9 +95,12 @@ def _begin(
     view: JobView, desired: Desired, evidence: Evidence, there: list[AgentView], now_s: float, policy: Policy
 ) -> Decision:
     ready = _candidates(view, there)
-    if len(ready) < desired.min_nodes:
+    least = desired.min_nodes
+    if view.generation is None:
+        least = view.size_policy.least_to_start(desired.min_nodes, desired.max_nodes)
+    if len(ready) < least:
         limit_s, wake_s = policy.below_minimum_timeout_s, None
-        reason = f"{len(ready)} of {counted(desired.min_nodes, 'node')} ready"
+        reason = f"{len(ready)} of {counted(least, 'node')} ready"
         if limit_s is not None:
             wake_s = evidence.waited_since_s(Waiting.MINIMUM, now_s) + limit_s
             if now_s >= wake_s:
@@ -109,7 +114,8 @@ def _begin(
             f"last call: {len(ready)} of at most {counted(desired.max_nodes, 'node')} ready",
             last_call_until_s,
         )
-    return _write(view, ready[: desired.max_nodes], view.generation, f"{counted(len(ready), 'node')} ready")
+    chosen = ready[: view.room(desired).fit(len(ready))]
+    return _write(view, chosen, view.generation, f"{counted(len(chosen), 'node')} ready")
 
 
 def _may_come_back(
@@ -211,14 +217,19 @@ def _change(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    target = _candidates(view, there)[: desired.max_nodes]
+    usable = _candidates(view, there)
+    target = usable[: view.room(desired).fit(len(usable))]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
     stands = f"generation {record.number} has {counted(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
-        return Decision(None, stands)
+        return Decision(None, view.room(desired).awaits(len(before), len(usable) - len(before)) + stands)
     if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
         return Decision(None, f"{stands}; workers have begun to end, so no node joins any more")
     newcomers = [a for a in target if a.agent_id not in before]
+    if now_s < view.cooldown_until_s:
+        change = f"to {counted(len(target), 'node')}"
+        wait = view.size_policy.waits(change, view.cooldown_until_s - now_s)
+        return Decision(None, wait + stands, view.cooldown_until_s)
     if newcomers:
         until_s = max(a.ready_since_s for a in newcomers) + policy.last_call_s
         if now_s < until_s and len(target) < desired.max_nodes:
@@ -237,8 +248,11 @@ def _next(
     why: str,
     failed: tuple[int, int] | None = None,
 ) -> Decision:
-    """The generation of the present agents; an empty one, in which no worker runs, if they are too few."""
-    target = _candidates(view, there)[: desired.max_nodes]
+    """The generation of the present agents; an empty one, in which no worker runs, if they are too few.
+
+    No cooldown keeps a ready node out: the workers start again anyway, so taking it now saves a change."""
+    usable = _candidates(view, there)
+    target = usable[: view.room(desired).fit(len(usable))]
     if len(target) < desired.min_nodes:
         target, why = [], f"{why}; {len(target)} of {counted(desired.min_nodes, 'node')} remain"
     return _write(view, target, record, why, failed)

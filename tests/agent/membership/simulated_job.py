@@ -1,6 +1,7 @@
 """A job as it truly is, beside what leaders learn of it: a store, agents that die or are cut off, workers.
 
-Asserts at every write I5, I6, the ranks, the most nodes and that no two planned generations are under way.
+Asserts at every write I5, I6, the ranks, the most nodes, the allowed sizes and that no two planned generations are
+under way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from simulated_workers import Node, SimulatedWorkers, Worker
 
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
     Action,
@@ -38,7 +40,13 @@ POLICY = Policy()
 
 class SimulatedJob(SimulatedWorkers):
     def __init__(
-        self, min_nodes: int, max_nodes: int, *, asks: bool = False, has_checkpoints: bool = False
+        self,
+        min_nodes: int,
+        max_nodes: int,
+        *,
+        asks: bool = False,
+        has_checkpoints: bool = False,
+        sizes: SizePolicy = ANY_SIZE,
     ) -> None:
         """asks: scripts ask for ranks before their loops."""
         super().__init__()
@@ -54,6 +62,8 @@ class SimulatedJob(SimulatedWorkers):
         self.result: WriteResult | None = None
         self.probes: list[tuple[str, str, int, bool]] = []
         self.fresh_leader_under_empty = False
+        self.sizes = sizes.sizes
+        self.put("spec", ev.ModeSeen, restarts=False, size_policy=sizes)
         self.scale(min_nodes, max_nodes)
 
     # -- the store
@@ -205,6 +215,15 @@ class SimulatedJob(SimulatedWorkers):
         stay = {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
+        # nodes that leave may stay beside the others until one of these has the state
+        if (
+            self.sizes
+            and generation.members
+            and not any(self.nodes[m.agent_id].leaving for m in generation.members)
+        ):
+            assert generation.node_count in self.sizes, (
+                f"{generation.node_count} nodes, allowed: {self.sizes}"
+            )
         if generation.number > 1 and generation.base == 0 and self.committed:
             # Begun anew: allowed only once no worker can come back with the steps.
             assert not self.holders(), f"L1: begun anew beside {self.holders()}"

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simulated_job import POLICY, SimulatedJob
 from simulated_workers import Node, Worker
 
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import ResultOutcome
 from bagua_agent.membership.formation.decision import decide
@@ -35,11 +36,24 @@ class Histories(RuleBasedStateMachine):
         running=st.sampled_from([True, True, True, False]),
         asks=st.booleans(),
         has_checkpoints=st.booleans(),
+        sizes=st.sampled_from([(), (), (1, 2, 4), (1, 3), (2, 4)]),
+        cooldown_s=st.sampled_from([0.0, 0.0, 2.0, 20.0]),
     )
     def start(
-        self, least: int, extra: int, slots: list[int], running: bool, asks: bool, has_checkpoints: bool
+        self,
+        least: int,
+        extra: int,
+        slots: list[int],
+        running: bool,
+        asks: bool,
+        has_checkpoints: bool,
+        sizes: tuple[int, ...],
+        cooldown_s: float,
     ) -> None:
-        self.job = SimulatedJob(least, least + extra, asks=asks, has_checkpoints=has_checkpoints)
+        policy = SizePolicy(sizes, cooldown_s=cooldown_s)
+        most = sizes[-1] if sizes else least + extra
+        least = sizes[0] if sizes else least
+        self.job = SimulatedJob(least, most, asks=asks, has_checkpoints=has_checkpoints, sizes=policy)
         for count in slots:
             self.job.add_node(count)
         self.job.elect(self.job.nodes["a0"], fresh=False)
@@ -175,7 +189,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule(least=st.integers(1, 3), extra=st.integers(0, 2))
     def scale(self, least: int, extra: int) -> None:
-        self.job.scale(least, least + extra)
+        sizes = self.job.sizes
+        if sizes:
+            first = min(least, len(sizes)) - 1
+            self.job.scale(sizes[first], sizes[min(first + extra, len(sizes) - 1)])
+        else:
+            self.job.scale(least, least + extra)
 
     @rule(data=st.data(), fresh=st.booleans())
     def leader_changes(self, data: st.DataObject, fresh: bool) -> None:
@@ -217,7 +236,8 @@ class Histories(RuleBasedStateMachine):
             return
         record = job.generation
         assert record is not None
-        assert record.node_count == min(len(enough), job.max_nodes), self.story()
+        size = min(len(enough), job.max_nodes)
+        assert record.node_count == max((s for s in job.sizes if s <= size), default=size), self.story()
         assert {m.agent_id for m in record.members} <= {n.agent_id for n in enough}
 
     def check_result(self, enough: list[Node]) -> None:

@@ -1,0 +1,101 @@
+"""Decides which numbers of nodes a job may have: allowed sizes, start size, cooldown between voluntary changes. Pure.
+
+Shared by the job's configuration, its leader and `scale`, so that all of them agree on what an allowed size is. Does
+not know why a size is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bagua_agent.base.plain_text import counted
+
+if TYPE_CHECKING:  # the command line, which is to start fast, reads no records
+    from bagua_contract import membership_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The sizes that the next generation may have. most: nodes; sizes: ascending, none of them if all are allowed."""
+
+    most: int
+    sizes: tuple[int, ...] = ()
+
+    def fit(self, nodes: int) -> int:
+        """The largest allowed size that so many nodes permit. Below the smallest size: what there is, so that the
+        minimum decides."""
+        most = min(nodes, self.most)
+        return max((s for s in self.sizes if s <= most), default=most)
+
+    def next_above(self, nodes: int) -> int | None:
+        """The smallest allowed size above `nodes`; None: there is none."""
+        if nodes >= self.most:
+            return None
+        return min(
+            (s for s in self.sizes if nodes < s <= self.most), default=None if self.sizes else nodes + 1
+        )
+
+    def awaits(self, nodes: int, spares: int) -> str:
+        """Why ready nodes are spare below the maximum: too few for the next size. Empty: another reason, or none."""
+        size = self.next_above(nodes) if self.sizes and spares else None
+        if size is None or nodes + spares >= size:
+            return ""
+        missing, sizes = counted(size - nodes - spares, "more node"), ", ".join(map(str, self.sizes))
+        return f"waiting for {missing} to train on {size} (allowed sizes: {sizes}); "
+
+
+@dataclass(frozen=True, slots=True)
+class SizePolicy:
+    """sizes: allowed numbers of nodes, ascending; empty: each. start_size: nodes for which the first generation waits;
+    0: the minimum. cooldown_s: between two changes of the number of nodes, if the later one is voluntary."""
+
+    sizes: tuple[int, ...] = ()
+    start_size: int = 0
+    cooldown_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if any(s < 1 for s in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"sizes must be ascending numbers from 1 on, not {self.text}")
+        if self.sizes and self.start_size and self.start_size not in self.sizes:
+            raise ValueError(f"start size {self.start_size} is not an allowed size ({self.text})")
+        if not 0 <= self.cooldown_s < float("inf"):  # not a number fails too
+            raise ValueError(f"the cooldown must be a time of 0 s or more, not {self.cooldown_s}")
+
+    @staticmethod
+    def of(record: pb.SizePolicy) -> SizePolicy:
+        """Raises ValueError for one that no launcher writes."""
+        return SizePolicy(tuple(record.sizes), record.start_size, record.cooldown_s)
+
+    @property
+    def text(self) -> str:
+        return ", ".join(map(str, self.sizes))
+
+    def forbidden(self, *nodes: int) -> int | None:
+        """The first of these numbers that is not an allowed size."""
+        return next((n for n in nodes if self.sizes and n not in self.sizes), None)
+
+    def bounds(self, least: int, most: int) -> tuple[int, int]:
+        """The range, its ends moved inwards to allowed sizes. A range that holds none was written by a client that
+        checks no sizes: it counts as it is."""
+        inside = [s for s in self.sizes if least <= s <= most]
+        return (inside[0], inside[-1]) if inside else (least, most)
+
+    def room(self, least: int, most: int) -> Room:
+        """least, most: nodes that are wanted. Sizes below the least belong to it: a minimum that was raised stops no
+        worker, so a smaller generation goes on."""
+        holds_one = any(least <= s <= most for s in self.sizes)
+        return Room(self.bounds(least, most)[1], self.sizes if holds_one else ())
+
+    def waits(self, change: str, left_s: float) -> str:
+        """What is said of a voluntary change that the cooldown delays for another left_s."""
+        return f"waiting for the cooldown of {self.cooldown_s:g} s, {math.ceil(left_s)} s left ({change}); "
+
+    def least_to_start(self, least: int, most: int) -> int:
+        """Nodes that the first generation needs."""
+        return max(least, min(self.start_size, most))
+
+
+ANY_SIZE = SizePolicy()
+"""What a job has that asks for nothing else."""
