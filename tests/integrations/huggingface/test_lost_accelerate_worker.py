@@ -1,8 +1,10 @@
-"""A worker of an accelerate loop is killed: the others continue in their processes, and its successor comes in."""
+"""A worker of an accelerate loop is killed: the others continue in their processes, and its successor comes in. A job
+that was stopped goes on where it was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,10 @@ SAMPLES, EPOCHS = 576, 2  # 24 batches an epoch
 
 @pytest.fixture
 def accelerate_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """accelerate_job(*words for the script): what still runs after the test is killed."""
+    """accelerate_job(*words for the script, options=): what still runs after the test is killed."""
     made: list[Job] = []
 
-    def make(*script: str) -> Job:
+    def make(*script: str, options: Sequence[str] = ()) -> Job:
         program = [
             str(SCRIPT),
             "--out",
@@ -28,7 +30,9 @@ def accelerate_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             "--epochs",
             str(EPOCHS),
         ]
-        made.append(Job(tmp_path, samples=SAMPLES, epochs=EPOCHS, program=[*program, *script]))
+        made.append(
+            Job(tmp_path, samples=SAMPLES, epochs=EPOCHS, options=options, program=[*program, *script])
+        )
         return made[-1]
 
     yield make
@@ -49,10 +53,15 @@ def run_with_a_loss(one: Job, slot: int) -> str:
 
 
 def check(one: Job, survivor: str, *, accumulated: int, has_equal_states: bool = True) -> None:
-    found = one.ledger
-    assert found.check(SAMPLES, EPOCHS) == [], "every sample once in an epoch"
     ends = one.ends()
     assert len(ends) == 2 and survivor in {end["worker"] for end in ends}
+    check_ends(one, accumulated=accumulated, has_equal_states=has_equal_states)
+
+
+def check_ends(one: Job, *, accumulated: int, has_equal_states: bool = True) -> None:
+    """Every sample once, and the workers that ended agree with each other and with the ledger."""
+    found, ends = one.ledger, one.ends()
+    assert found.check(SAMPLES, EPOCHS) == [], "every sample once in an epoch"
     for what in ("parameters", "scheduler", *(["optimizer"] if has_equal_states else [])):
         assert len({end[what] for end in ends}) == 1, f"{what} differ: {ends}"
     updates = EPOCHS * -(-found.steps // EPOCHS // accumulated)
@@ -89,3 +98,19 @@ def test_the_main_worker_is_lost_with_other_algorithms(
 ) -> None:
     one = accelerate_job("--algorithm", algorithm)
     check(one, run_with_a_loss(one, slot=0), accumulated=1, has_equal_states=algorithm == "bytegrad")
+
+
+@pytest.mark.long
+def test_a_stopped_job_goes_on_within_a_group_with_another_number_of_workers(
+    accelerate_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    one = accelerate_job("--accumulate", "5", options=["--checkpoint-dir", str(tmp_path / "saved")])
+    node = one.start(slots=2)
+    one.await_step(7)
+    node.send(signal.SIGTERM)
+    assert node.process.wait(40) == 143
+    assert 7 <= one.step < SAMPLES // 24, "it was stopped in its first epoch"
+    one.start(slots=1)
+    one.finish(codes=[143, 0])
+    assert one.ledger.lines[-1].world_size == 1 and len(one.ends()) == 1
+    check_ends(one, accumulated=5)
