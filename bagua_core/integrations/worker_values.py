@@ -20,9 +20,8 @@ def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor
     """Every worker's tensor, by rank. Their shapes may differ in size, not in the number of dimensions."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
     shapes, rows = _shapes_and_rows(flat)
-    while len(rows) < len(
-        shapes
-    ):  # a worker was lost between the two: all that are left see it, and do both again
+    # a worker was lost between the two: all that are left see it, and do both again
+    while len(rows) < len(shapes):
         shapes, rows = _shapes_and_rows(flat)
     parts = [
         row[: int(shape.prod())].reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)
