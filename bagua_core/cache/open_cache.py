@@ -59,11 +59,13 @@ class OpenCache:
         return self._store
 
     def read(self, keys: Sequence[bytes]) -> list[Buffer | None]:
-        """Frames that this process is about to write count as well."""
-        frames = list(self._store.read(keys))
-        for index, key in enumerate(keys):
-            if frames[index] is None:
-                frames[index] = self._writer.pending(key)
+        """Frames that this process is about to write count as well. They are looked for first, so that one that is
+        written meanwhile is found in the store."""
+        frames: list[Buffer | None] = [self._writer.pending(key) for key in keys]
+        missing = [index for index, frame in enumerate(frames) if frame is None]
+        if missing:
+            for index, frame in zip(missing, self._store.read([keys[i] for i in missing]), strict=True):
+                frames[index] = frame
         return frames
 
     def write(self, key: bytes, frame: bytearray, replaces: bool) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,27 @@ def test_elastic_loader_and_forks_of_it(room: Path, tmp_path: Path) -> None:
     assert sorted(plain.computed()) == list(range(50))
     stats = dataset.stats()
     assert stats.misses == 50 and stats.hits >= 150
+
+
+def test_a_value_that_is_written_while_it_is_read_is_not_computed_again(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_behind, "GATHER_S", 600.0)
+    plain = Counted(10, tmp_path / "log")
+    dataset = cached(plain, room)
+    assert dataset[3][1] == 3
+    opened = dataset.cache_loader._cache()
+    read, reads = opened.store.read, []
+
+    def read_while_it_is_written(keys: Sequence[bytes]) -> Sequence[Any]:
+        found = read(keys)
+        reads.append(opened.flush(10.0))
+        return found
+
+    monkeypatch.setattr(opened.store, "read", read_while_it_is_written)
+    assert [number for _, number in dataset.__getitems__([3, 4])] == [3, 4]
+    assert reads == [True] and dataset.stats().entries == 1, "3 reached the store during the read"
+    assert plain.computed() == [3, 4]
 
 
 class Doubled(Counted):
