@@ -68,8 +68,15 @@ class Entered(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics")
+    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics", "spent_s", "step_counts", "step_sum_s")
     class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SpentSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -81,12 +88,18 @@ class Progress(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SUM_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     epoch: int
     steps_per_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    spent_s: _containers.ScalarMap[str, float]
+    step_counts: _containers.RepeatedScalarFieldContainer[int]
+    step_sum_s: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., spent_s: _Optional[_Mapping[str, float]] = ..., step_counts: _Optional[_Iterable[int]] = ..., step_sum_s: _Optional[float] = ...) -> None: ...
 
 class Suspected(_message.Message):
     __slots__ = ("generation", "kind", "hosts", "detail", "waited_s", "usual_step_s", "waits_in")

@@ -180,18 +180,8 @@ class Session:
     def entered(self, generation: int, step: int) -> None:
         self._say(entered=session_pb2.Entered(generation=generation, step=step))
 
-    def progress(
-        self, generation: int, step: int, epoch: int, steps_per_s: float, metrics: Mapping[str, float]
-    ) -> None:
-        self._say(
-            progress=session_pb2.Progress(
-                generation=generation,
-                step=step,
-                epoch=epoch,
-                steps_per_s=steps_per_s,
-                metrics=dict(metrics),
-            )
-        )
+    def progress(self, progress: session_pb2.Progress) -> None:
+        self._say(progress=progress)
 
     def suspect(
         self,

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation
+from bagua_contract.time_use import TimeUse
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
@@ -236,7 +237,10 @@ class Engine(StepEnd):
             if self.state.owes_checkpoint and self._checkpoints is not None:
                 self.state.owes_checkpoint = False
                 if self.plan.active_index is not None:
+                    begin_s = time.monotonic()
                     self._checkpoints.write(self.plan.active_index, self.plan.active_count)
+                    if self._reports is not None:
+                        self._reports.spent(TimeUse.CHECKPOINT, begin_s)
             self.registry.snapshot()
             self.state.resume_point_is_current = True
 
@@ -275,6 +279,8 @@ class Engine(StepEnd):
         assert self._leaving is not None
         with self.state.guard.held():
             self._drop_copy()
+            if self._reports is not None:
+                self._reports.set_aside(keeps_state=keeps_state)
             self._leaving.stepped_out(left, keeps_state=keeps_state, together=together)
             self.newcomers = frozenset()
         for model in self.given.models:
@@ -303,7 +309,10 @@ class Engine(StepEnd):
         self._lines.write(self.state.history.entered(self.worker_id, self._roster))
         position = dict(infos[plan.holders[0]].position)
         self._job_step = plan.furthest.step
+        begin_s = time.monotonic()
         self.copying.enter(communicator, plan)
+        if self._reports is not None and plan.rounds:
+            self._reports.spent(TimeUse.HEAL, begin_s)
         self.state.position = position
         if self.given.source is not None:
             self.given.source.seek(position)
@@ -311,6 +320,8 @@ class Engine(StepEnd):
             model.communicator_changed()
         if not self.joining:
             self.member.trail.at(self.state.name.step)
+        if self._reports is not None:
+            self._reports.generation_entered(generation)
 
     def _swap_in(self, copied: dict[str, Any]) -> None:
         self.reach("heal.swap")

@@ -64,6 +64,8 @@ class StepEnd(CurrentStep):
             self.newcomers = frozenset()
             self._drop_copy()
             self.states.take(Event.ROLL_BACK)
+        if self._reports is not None:
+            self._reports.step_failed()
         self._say(f"step {self.state.name.step} in generation {self.plan.generation} did not happen: {why}")
         if parts := self.state.final_parts:
             self._say(
@@ -81,6 +83,7 @@ class StepEnd(CurrentStep):
         state = self.state
         if self._reports is None or self.member is None:
             return
+        self._reports.step_committed(time.monotonic() - self._step_from_s)
         self._reports.entered(state.name.step)
         if self._reports.is_progress_due():
             self._report_progress()

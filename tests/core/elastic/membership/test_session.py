@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, GenerationKind, SuspicionKind
 from bagua_core.elastic.membership import session as module
 from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
@@ -112,7 +113,9 @@ def test_what_a_worker_says_arrives_in_order(agent: Agent, attach: Callable[[str
     session = attach("w0")
     session.ready("127.0.0.1:4", {"seed": "1"})
     session.entered(3, 7)
-    session.progress(3, 8, 1, 2.5, {"loss": 0.5})
+    session.progress(
+        session_pb2.Progress(generation=3, step=8, epoch=1, steps_per_s=2.5, metrics={"loss": 0.5})
+    )
     session.suspect(3, SuspicionKind.BROKEN, hosts=("10.0.0.1",), detail="x" * 5000)
     session.suspect(3, SuspicionKind.STALLED, hosts=(), detail="")
     session.training_done(3, 9)
@@ -201,6 +204,7 @@ def test_an_agent_that_does_not_answer_is_named(
 
 WORKER = """
 import sys, threading
+from bagua_contract import session_pb2
 from bagua_core.elastic.membership.session import Session
 session = Session(sys.argv[1], "w0", threading.Condition())
 print("attached", flush=True)
@@ -274,7 +278,7 @@ for begin in range(0, 50, 5):
     children = [context.Process(target=work, args=(n,)) for n in range(begin, begin + 5)]
     for child in children:
         child.start()
-        session.progress(1, begin, 0, 1.0, {})  # the parent's session goes on meanwhile
+        session.progress(session_pb2.Progress(generation=1, step=begin))  # the parent's session goes on meanwhile
     for child in children:
         child.join(20)
         assert child.exitcode == 0, child.exitcode

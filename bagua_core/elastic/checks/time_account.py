@@ -1,0 +1,47 @@
+"""Accounts for the time of the script's thread: seconds by use, and a histogram of the times of committed steps.
+
+Arithmetic over times that the caller measures; no clock. The engine closes a lap wherever the use of its time changes.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse
+
+
+def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:
+    """What the time between two steps was for, which ended in `entered`. aside: why the worker had no generation
+    meanwhile (START, WAITING or STANDBY); None if it had one all the time."""
+    if aside is not None:
+        return aside
+    return TimeUse.FAILOVER if entered.kind is GenerationKind.FAILOVER else TimeUse.SWITCH
+
+
+class TimeAccount:
+    """Sums of `seconds` are the time from `now_s` at the start to the last lap."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self.seconds: dict[TimeUse, float] = {}
+        self.step_counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)
+        self.step_sum_s = 0.0
+
+    def lap(self, use: TimeUse, now_s: float) -> None:
+        """All time since the last lap was for `use`."""
+        self._add(use, now_s - self._since_s)
+        self._since_s = now_s
+
+    def part(self, use: TimeUse, seconds: float) -> None:
+        """So much of the lap under way was for `use`; the rest is for what `lap` will say."""
+        self._add(use, seconds)
+        self._since_s += seconds
+
+    def step(self, step_s: float) -> None:
+        """A step was committed that took step_s."""
+        self.step_counts[bisect.bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
+        self.step_sum_s += step_s
+
+    def _add(self, use: TimeUse, seconds: float) -> None:
+        self.seconds[use] = self.seconds.get(use, 0.0) + max(0.0, seconds)

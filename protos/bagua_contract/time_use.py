@@ -1,0 +1,31 @@
+"""What a worker's time goes to, by the names that its reports to the agent carry, and the bounds of step times."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+# Upper bounds of the histogram of step times, in seconds; one more count is of what is longer.
+STEP_TIME_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+
+
+class TimeUse(Enum):
+    """Uses of the time of the script's thread. STEP alone is goodput; all together are the time since the worker met
+    its agent.
+
+    START: before its first generation. STEP: steps that were committed, with what the script does between them.
+    FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost. FAILOVER: from there to the next
+    step. SWITCH: to a planned generation. HEAL: copies of the state, unless a step goes on beside them. WAITING: the
+    job had too few nodes. STANDBY: the job needed this worker not. CHECKPOINT: what writing one took of this thread.
+    """
+
+    START = "start"
+    STEP = "step"
+    FAILED_STEP = "failed_step"
+    FAILOVER = "failover"
+    SWITCH = "switch"
+    HEAL = "heal"
+    WAITING = "waiting"
+    STANDBY = "standby"
+    CHECKPOINT = "checkpoint"
