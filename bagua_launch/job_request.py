@@ -204,6 +204,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "master_addr": ("master_addr", scalar_values.text),
     "master_port": ("master_port", scalar_values.port),
     "node_rank": ("node_rank", scalar_values.count),
+    "metrics_port": ("metrics_port", scalar_values.port_or_any),
     "ledger": ("ledger_dir", scalar_values.text),
     "digest_every": ("digest_every_steps", scalar_values.count),
     "checkpoint_dir": ("checkpoint_dir", scalar_values.text),

@@ -267,6 +267,13 @@ RUN_OPTIONS = (
     Option(
         "enable-bagua-net", BINDING, "NCCL sends through Bagua-Net, which each host compiles once.", own=True
     ),
+    Option(
+        "metrics-port",
+        RECORDS,
+        "Serve Prometheus's /metrics, and /healthz and /readyz, at this port of every address; 0 takes a free one.",
+        "PORT",
+        own=True,
+    ),
     Option("ledger", RECORDS, "Write one line per worker and committed step into DIR.", "DIR", own=True),
     Option(
         "digest-every",

@@ -42,6 +42,11 @@ def port(said: Said) -> int:
     return int(said.text)
 
 
+def port_or_any(said: Said) -> int:
+    """0: whichever port is free."""
+    return 0 if said.text == "0" else port(said)
+
+
 def seconds(said: Said) -> float:
     try:
         value = float(said.text)

@@ -133,6 +133,8 @@ class JobConfig:
     master_port: int | None = None
     node_rank: int | None = None
 
+    metrics_port: int | None = None  # None: no endpoint; 0: a free port
+
     ledger_dir: str | None = None
     digest_every_steps: int = 100
     checkpoint_dir: str | None = None

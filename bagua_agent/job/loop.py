@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,12 +37,14 @@ from bagua_agent.job.messages import (
     WorkerSaid,
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
+from bagua_agent.job.picture import picture_of
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
+from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, how_it_ended
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
@@ -80,6 +83,7 @@ class JobLoop:
         self._narrator = self._node.narrator
         self._outage = StoreOutage()
         self._signals_taken: list[int] = []
+        self._exits: Counter[tuple[int, str]] = Counter()  # of workers here, by slot and how_it_ended
         self._reader = InboxReader(inbox, self._node.timers)
 
     # -- joining the job
@@ -178,6 +182,8 @@ class JobLoop:
             case WorkerSaid():
                 self._way.said(message.worker_id, message.message, now_s)
             case WorkerExited():
+                if (worker := self._workers.get(message.worker_id)) is not None:
+                    self._exits[worker.slot, how_it_ended(message.returncode)] += 1
                 self._way.exited(message.worker_id, message.returncode, now_s)
             case Gathered():
                 self._take_gathered(message, now_s)
@@ -197,6 +203,8 @@ class JobLoop:
                 self._outlook.followed(message, now_s)
             case HealthAsked():
                 message.answered.set()
+            case PictureAsked():
+                message.answer.put(self._picture(now_s))
             case SignalCame():
                 self._signalled(message.number, now_s)
             case HelperFailed():
@@ -207,6 +215,17 @@ class JobLoop:
                 raise AssertionError(f"unexpected message {message!r}")
         for due in self._node.timers.take_due(now_s):
             due(now_s)
+
+    def _picture(self, now_s: float) -> JobPicture:
+        return picture_of(
+            self._job,
+            self._workers,
+            self._way,
+            self._outage,
+            self._exits,
+            leads=self._membership.leading,
+            now_s=now_s,
+        )
 
     def _look_at_key_pair(self) -> None:
         """In the writes' thread: the last agent that left may have removed the pair before this agent's key stood."""

@@ -28,7 +28,7 @@ from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script.script_mode import Mode, guess_mode
-from bagua_agent.node.torchrun.health_server import HealthServer, health_port
+from bagua_agent.node.torchrun.health_server import health_port, health_server
 from bagua_agent.node.torchrun.launcher_error_file import write_own_error
 
 MOST_RETURNS = 3  # as a newcomer, to a job that went on without this node
@@ -90,7 +90,7 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
         tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
         with tell as signals, ExitStack() as helpers:
             if port is not None:
-                health = HealthServer(port, inbox.put)
+                health = health_server(port, inbox.put)
                 helpers.callback(health.stop)
                 health.start()
             mode = guess_mode(config.command, Path.cwd()).mode
@@ -98,6 +98,14 @@ def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
 
+            if config.metrics_port is not None:
+                from bagua_agent.metrics.endpoint import MetricsEndpoint
+
+                metrics = MetricsEndpoint(config.metrics_port, inbox.put)
+                helpers.callback(metrics.stop)
+                metrics.start()
+                if config.metrics_port == 0 and metrics.port is not None:
+                    workers.output.say(f"metrics at port {metrics.port}")
             loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)
             try:
                 return loop.run()

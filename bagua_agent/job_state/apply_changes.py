@@ -162,6 +162,7 @@ class StoreNews:
         if before is not None and generation.number <= before.number:
             return  # put again by another agent, after the store had lost it
         self._seen.generation = generation
+        self._seen.generations[generation.kind.name.lower()] += 1
         if not self._seen.whole and not self._followers.ready_workers <= {
             m.worker_id for m in generation.members
         }:

@@ -6,6 +6,7 @@ by loop.py for the rest. All other parts only read it. Decides nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bagua_agent.etcd.client import Compare, mod_revision_is
@@ -23,7 +24,8 @@ class JobSeen:
     record. unreadable: by key, the mod revision of a value that can't be read. closing: no worker joins any more.
     waits: workers here that can't go on, with the generation.
     leaving_since_s: of the first signal; minus infinity once workers must end at once, or if there is nothing to wait
-    for. leaving_signal: the first one. leave_within_s: the grace period that began with it."""
+    for. leaving_signal: the first one. leave_within_s: the grace period that began with it. generations: how many were
+    seen, by kind."""
 
     spec: pb.JobSpec
     view: JobView
@@ -40,6 +42,7 @@ class JobSeen:
     waits: dict[str, int] = field(default_factory=dict)
     whole: bool = True
     keepers: tuple[str, ...] = ()
+    generations: Counter[str] = field(default_factory=Counter)
 
     def unwritten(self, key: str) -> Compare:
         """That `key` is absent, or holds the value that can't be read."""

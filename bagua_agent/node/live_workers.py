@@ -82,7 +82,7 @@ class LiveWorkers:
         self._suspicion_sequence = 0
         # worker -> generation and kind of its standing suspicion
         self._suspected: dict[str, tuple[int, pb.Suspicion.Kind]] = {}
-        self._steps: dict[str, tuple[int, int]] = {}  # worker -> generation, committed steps
+        self._progress_of: dict[str, session_pb2.Progress] = {}  # the last report of each worker here
         self._training_done: set[str] = set()
         self._listed: dict[
             str, tuple[int, int]
@@ -193,17 +193,20 @@ class LiveWorkers:
         self._suspected.pop(worker_id, None)
         self._answered.discard(worker_id)
         self._job.seen.waits.pop(worker_id, None)
-        generation, steps = self._steps.get(worker_id, (0, 0))
+        progress = self._progress_of.pop(worker_id, None)
         last = LastSeen(
             was_member=self._members.pop(worker_id, None) is not None,
             trained=worker_id in self._training_done,
-            generation=generation,
-            steps=steps,
+            generation=progress.generation if progress is not None else 0,
+            steps=progress.step if progress is not None else 0,
             company=self._company.pop(worker_id, NO_COMPANY),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
         )
         self._exits.take(worker_id, returncode, last, now_s)
+
+    def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
+        return self._progress_of.get(worker_id)
 
     # -- what the node's end depends on
 
@@ -272,7 +275,7 @@ class LiveWorkers:
         )
 
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
-        self._steps[worker_id] = (progress.generation, progress.step)
+        self._progress_of[worker_id] = progress
         if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
             self._job.narrator.tell_progress(
                 now_s,

@@ -136,6 +136,10 @@ class RestartedWorkers:
 
     # -- what the node's end depends on
 
+    def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
+        """None: these scripts report nothing."""
+        return None
+
     @property
     def ready_workers(self) -> frozenset[str]:
         return frozenset(self._workers.worker_ids)

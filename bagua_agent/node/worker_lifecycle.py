@@ -47,6 +47,9 @@ class WorkerWay(Protocol):
 
     def exited(self, worker_id: str, returncode: int, now_s: float) -> None: ...
 
+    def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
+        """Its last report; None before the first, and in restart mode."""
+
     # -- what the node's end depends on
 
     @property

@@ -6,9 +6,9 @@ import json
 import shlex
 import sys
 
+from bagua_contract import net_counters as counters
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.kernels.cpu_library import LibraryUnavailableError
-from bagua_core.net import counters
 from bagua_core.net.build import find_compiler, library
 from bagua_core.net.check import report
 

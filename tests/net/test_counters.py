@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from bagua_core.net import build, counters
+from bagua_contract import net_counters as counters
+from bagua_core.net import build
 from bagua_core.net.__main__ import main
 from benchmarks.net_driver.pair import connect
 from benchmarks.net_driver.process import CallFailedError, Driver

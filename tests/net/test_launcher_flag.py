@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, os
-from bagua_core.net import counters
+from bagua_contract import net_counters as counters
 plugin = ctypes.CDLL(os.environ["NCCL_NET_PLUGIN"])
 print("plugin", ctypes.c_char_p.in_dll(plugin, "ncclNetPlugin_v12").value.decode())
 print("bytes_sent", counters.read(os.getpid())["bytes_sent"])

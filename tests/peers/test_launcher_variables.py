@@ -21,7 +21,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.base.messages import HealthAsked
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand, launcher_variables
 from bagua_agent.node.torchrun.file_timers import FileTimers, Timer, parse_request, timer_file
-from bagua_agent.node.torchrun.health_server import HealthServer, health_port
+from bagua_agent.node.torchrun.health_server import health_port, health_server
 from tests.lab.wait import eventually
 from tests.peers.conftest import Launch
 
@@ -68,9 +68,9 @@ def test_a_running_job_is_healthy(launch: Launch) -> None:
 
 
 def test_a_client_that_sends_a_byte_at_a_time_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua_agent.node.torchrun.health_server.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("bagua_agent.base.small_http.REQUEST_TIMEOUT_S", 1.0)
     port = free_port()
-    server = HealthServer(port, lambda question: question.answered.set())
+    server = health_server(port, lambda question: question.answered.set())
     server.start()
     ended = threading.Event()
 
@@ -95,7 +95,7 @@ def test_a_client_that_sends_a_byte_at_a_time_holds_no_other(monkeypatch: pytest
 
 
 def test_an_agent_whose_loop_is_stuck_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua_agent.node.torchrun.health_server.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("bagua_agent.base.loop_health.ANSWER_TIMEOUT_S", 0.2)
     asked: list[HealthAsked] = []
     answers = threading.Event()
 
@@ -105,7 +105,7 @@ def test_an_agent_whose_loop_is_stuck_is_not(monkeypatch: pytest.MonkeyPatch) ->
             question.answered.set()
 
     port = free_port()
-    server = HealthServer(port, loop)
+    server = health_server(port, loop)
     server.start()
     try:
         assert check(port) == 200, "it still joins the job"

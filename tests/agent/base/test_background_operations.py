@@ -45,7 +45,7 @@ from bagua_agent.node import hang_orders
 from bagua_agent.node.hang_orders import HangOrders
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.torchrun.file_timers import FileTimers
-from bagua_agent.node.torchrun.health_server import HealthServer
+from bagua_agent.node.torchrun.health_server import health_server
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.service.daemon import NodeDaemon
@@ -265,7 +265,7 @@ def timers_of_scripts(place: Place) -> None:
 
 
 def health_checks(place: Place) -> None:
-    server = HealthServer(0, lambda asked: None)
+    server = health_server(0, lambda asked: None)
     assert server._server is not None
     place.patch(server._server, "serve_forever", place.fail)
     place.patch(server, "_ended", place.events.put)
@@ -381,7 +381,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-hosted-etcd": hosted_etcd,
     "bagua-log": logs,
     "file-timers": timers_of_scripts,
-    "health-checks": health_checks,
+    "small-http": health_checks,
     "bagua-logs": logs_served,
     "bagua-history": writing_history,
     "bagua-scheduler": scheduling,

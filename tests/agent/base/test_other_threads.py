@@ -14,8 +14,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from bagua_agent.node.torchrun import health_server
-from bagua_agent.node.torchrun.health_server import HealthServer
+from bagua_agent.base import small_http
+from bagua_agent.node.torchrun.health_server import health_server
 from bagua_agent.rpc import session_server
 from bagua_agent.rpc.control_client import probe
 from bagua_agent.rpc.control_server import ControlServer
@@ -79,9 +79,9 @@ def node(fail: Fail, patch: pytest.MonkeyPatch) -> None:
 
 def health(fail: Fail, patch: pytest.MonkeyPatch) -> None:
     """The timer of a slow client: whatever its connection raises there, the next check is answered."""
-    patch.setattr(health_server, "REQUEST_TIMEOUT_S", 0.2)
+    patch.setattr(small_http, "REQUEST_TIMEOUT_S", 0.2)
     port = free_port()
-    server = HealthServer(port, lambda asked: asked.answered.set())
+    server = health_server(port, lambda asked: asked.answered.set())
     server.start()
     try:
         with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as slow:
@@ -108,7 +108,7 @@ ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[
     "rpc/session_server.py": (session, MET_BY_GRPC),
     "service/node/node_server.py": (node, MET_BY_GRPC),
     "rpc/first_message.py": (session, []),  # tests/fuzz/test_session_service.py meets it with a silent client
-    "node/torchrun/health_server.py": (
+    "base/small_http.py": (
         health,
         [],
     ),  # it suppresses OSError, and nothing else can be raised there

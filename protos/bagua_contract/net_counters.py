@@ -11,8 +11,6 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from bagua_core.errors import UserError
-
 _LINK = "/memfd:bagua-net-counters (deleted)"
 _MAGIC = b"BNETCNT1"
 _HEAD = struct.Struct("=8sQ")  # magic, number of counters; their values and their names follow
@@ -21,7 +19,7 @@ _MOST_BYTES = 4096
 PROC = Path("/proc")
 
 
-class NoCountersError(UserError, RuntimeError):
+class NoCountersError(RuntimeError):
     """A process has no counters of Bagua-Net, or they can't be read; the message says why."""
 
 

@@ -1,0 +1,55 @@
+"""Makes the picture of a job that its metrics show, in the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bagua_agent.job.store_outage import StoreOutage
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.worker_lifecycle import WorkerWay
+
+
+def picture_of(
+    job: JoinedJob,
+    workers: NodeWorkers,
+    way: WorkerWay,
+    outage: StoreOutage,
+    exits: Mapping[tuple[int, str], int],
+    *,
+    leads: bool,
+    now_s: float,
+) -> JobPicture:
+    """exits: of workers here so far, by slot and how they ended."""
+    seen = job.seen
+    generation, desired = seen.generation, seen.view.wanted
+    shown = []
+    for worker_id in workers.worker_ids:
+        worker = workers.get(worker_id)
+        if worker is None:
+            continue
+        placement = None if generation is None else generation.placement_of(worker_id)
+        shown.append(
+            WorkerPicture(
+                worker.slot,
+                worker.process.pid,
+                None if placement is None else placement.global_rank,
+                way.progress_of(worker_id),
+            )
+        )
+    return JobPicture(
+        job_id=job.keys.job_id,
+        node_name=job.node_name,
+        leads=leads,
+        generation=0 if generation is None else generation.number,
+        world_size=0 if generation is None else generation.world_size,
+        nodes=0 if generation is None else generation.node_count,
+        wanted=(0, 0) if desired is None else (desired.min_nodes, desired.max_nodes),
+        workers=tuple(shown),
+        generations=dict(seen.generations),
+        exits=dict(exits),
+        store_answers=outage.connected,
+        store_outages=outage.count,
+        store_away_s=outage.total_s(now_s),
+    )

@@ -1,0 +1,1 @@
+"""What an agent measures of its job, for Prometheus."""

@@ -1,0 +1,98 @@
+"""Serves an agent's metrics, its health and its readiness over HTTP.
+
+/metrics: Prometheus's text format. /healthz: 200 while the agent's loop goes on. /readyz: 200 while workers of this
+node are in the newest generation. All are read-only.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from bagua_agent.base.loop_health import LoopHealth
+from bagua_agent.base.small_http import Answer, SmallHttpServer
+from bagua_agent.metrics.families import families
+from bagua_agent.metrics.job_picture import JobPicture, PictureAsked
+from bagua_contract.net_counters import NoCountersError, read
+
+PICTURE_TIMEOUT_S = 5.0
+NOT_JOINED = Answer(503, b"the agent has not joined its job yet\n")
+
+
+class MetricsEndpoint:
+    """Serves between `start` and `stop`. port: 0 takes a free one. put: gives the agent's loop a message."""
+
+    def __init__(self, port: int, put: Callable[[object], None]) -> None:
+        self._put = put
+        self._health = LoopHealth(put)
+        self._server = SmallHttpServer(port, "metrics", self._answer)
+
+    @property
+    def port(self) -> int | None:
+        """None if it could not be opened."""
+        return self._server.port
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def _answer(self, path: str) -> Answer:
+        if path == "/metrics":
+            picture = self._picture()
+            return NOT_JOINED if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
+        if path == "/healthz":
+            return self._health.answer()
+        if path == "/readyz":
+            return readiness(self._picture())
+        return Answer(404, b"there are /metrics, /healthz and /readyz\n")
+
+    def _picture(self) -> JobPicture | None:
+        asked = PictureAsked()
+        self._put(asked)
+        try:
+            return asked.answer.get(timeout=PICTURE_TIMEOUT_S)
+        except queue.Empty:
+            return None  # the loop has not begun, or is stuck: /healthz tells which
+
+
+def readiness(picture: JobPicture | None) -> Answer:
+    """Whether workers of this node train."""
+    if picture is None:
+        return NOT_JOINED
+    ranks = sorted(w.global_rank for w in picture.workers if w.global_rank is not None)
+    if not ranks:
+        return Answer(503, f"no worker of this node is in generation {picture.generation}\n".encode())
+    return Answer(200, f"generation {picture.generation}, global ranks {ranks}\n".encode())
+
+
+def exposition(picture: JobPicture) -> bytes:
+    """The metrics in Prometheus's text format."""
+    registry = CollectorRegistry()
+    registry.register(_Once(list(families(picture, _net_counters(picture)))))
+    return generate_latest(registry)
+
+
+class _Once(Collector):
+    def __init__(self, collected: list[Metric]) -> None:
+        self._collected = collected
+
+    def collect(self) -> list[Metric]:
+        return self._collected
+
+
+def _net_counters(picture: JobPicture) -> dict[int, dict[str, int]]:
+    """Of the workers that have loaded Bagua-Net, by slot."""
+    found = {}
+    for worker in picture.workers:
+        try:
+            found[worker.slot] = read(worker.pid)
+        except NoCountersError:
+            continue  # it uses another network, or has ended
+    return found

@@ -1,0 +1,123 @@
+"""The metrics of a job, by Prometheus's rules: names, types, help and labels. Pure.
+
+Each series has the labels `bagua_job` (the job's id; `job` is Prometheus's own) and `node`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from bagua_agent.metrics.job_picture import JobPicture
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+
+LABELS = ("bagua_job", "node")
+Samples = Mapping[tuple[str, ...], float]  # by the values of the further labels
+_BOUNDS = (*(f"{bound:g}" for bound in STEP_TIME_BOUNDS_S), "+Inf")
+
+
+class _Families:
+    """Makes families whose samples have the labels of one node first."""
+
+    def __init__(self, job_id: str, node_name: str) -> None:
+        self._first = (job_id, node_name)
+
+    def gauge(self, name: str, help: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+        family = GaugeMetricFamily(f"bagua_{name}", help, labels=(*LABELS, *labels))
+        return self._filled(family, samples)
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+        family = CounterMetricFamily(f"bagua_{name}", help, labels=(*LABELS, *labels))
+        return self._filled(family, samples)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+        for values, value in samples.items():
+            family.add_metric((*self._first, *values), value)
+        return family
+
+    def step_times(self, picture: JobPicture) -> Metric:
+        family = HistogramMetricFamily(
+            "bagua_step_seconds",
+            "Times of committed steps, from boundary to commit.",
+            labels=(*LABELS, "slot"),
+        )
+        for worker in picture.workers:
+            progress = worker.progress
+            if progress is None or len(progress.step_counts) != len(_BOUNDS):
+                continue  # none yet, or a worker of another version
+            below, buckets = 0, []
+            for bound, count in zip(_BOUNDS, progress.step_counts, strict=True):
+                below += count
+                buckets.append((bound, below))
+            family.add_metric((*self._first, str(worker.slot)), buckets, sum_value=progress.step_sum_s)
+        return family
+
+
+def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Iterator[Metric]:
+    """net: counters of Bagua-Net by slot, of the workers that have loaded it."""
+    make = _Families(picture.job_id, picture.node_name)
+    alone: tuple[str, ...] = ()
+    yield make.gauge("generation", "Number of the newest generation.", (), {alone: picture.generation})
+    yield make.gauge("world_size", "Workers in the newest generation.", (), {alone: picture.world_size})
+    yield make.gauge("nodes", "Nodes in the newest generation.", (), {alone: picture.nodes})
+    wanted: Samples = dict(zip((("min",), ("max",)), map(float, picture.wanted), strict=True))
+    yield make.gauge("wanted_nodes", "Nodes that the job may have.", ("bound",), wanted)
+    yield make.gauge("leader", "1 on the node whose agent leads the job.", (), {alone: picture.leads})
+    yield make.gauge("workers", "Worker processes on this node.", (), {alone: len(picture.workers)})
+    yield make.counter(
+        "generations",
+        "Generations that this agent saw, by kind.",
+        ("kind",),
+        {(kind,): count for kind, count in picture.generations.items()},
+    )
+    yield make.counter(
+        "worker_exits",
+        "Workers of this node that ended: ok, error (an exit code of their own) or signal.",
+        ("slot", "how"),
+        {(str(slot), how): count for (slot, how), count in picture.exits.items()},
+    )
+    yield from _reports(make, picture)
+    yield make.gauge("etcd_up", "1 while etcd answers this agent.", (), {alone: picture.store_answers})
+    yield make.counter("etcd_outages", "Outages of etcd.", (), {alone: picture.store_outages})
+    yield make.counter("etcd_outage_seconds", "Time without etcd.", (), {alone: picture.store_away_s})
+    for name in sorted({name for counters in net.values() for name in counters}):
+        samples: Samples = {(str(slot),): float(of[name]) for slot, of in net.items() if name in of}
+        help = f"Bagua-Net's counter {name} of a worker."
+        make_one = make.gauge if name == "connections_open" else make.counter
+        yield make_one(f"net_{name}", help, ("slot",), samples)
+
+
+def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
+    """From the last report of each worker; a worker's counters begin at 0 when it starts."""
+    told = {str(w.slot): w.progress for w in picture.workers if w.progress is not None}
+    yield make.gauge(
+        "worker_rank",
+        "Global rank of a slot's worker in the newest generation; absent outside it.",
+        ("slot",),
+        {(str(w.slot),): w.global_rank for w in picture.workers if w.global_rank is not None},
+    )
+    yield make.gauge(
+        "step", "Steps that the job has committed.", ("slot",), {(s,): p.step for s, p in told.items()}
+    )
+    yield make.gauge("epoch", "The loader's epoch.", ("slot",), {(s,): p.epoch for s, p in told.items()})
+    yield make.gauge(
+        "steps_per_second",
+        "Steps a second, lately.",
+        ("slot",),
+        {(s,): p.steps_per_s for s, p in told.items()},
+    )
+    yield make.gauge(
+        "script_metric",
+        "What the script reports by bagua.report().",
+        ("slot", "name"),
+        {(s, name): value for s, p in told.items() for name, value in p.metrics.items()},
+    )
+    yield make.counter(
+        "time_seconds",
+        "Time of a worker by use; step alone is goodput.",
+        ("slot", "use"),
+        {(s, use): seconds for s, p in told.items() for use, seconds in p.spent_s.items()},
+    )
+    yield make.step_times(picture)

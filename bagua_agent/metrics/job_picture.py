@@ -1,0 +1,55 @@
+"""What the metrics show of a job, as one agent sees it at one moment.
+
+The agent's loop makes a picture when a scrape asks for one, so a scrape reads no state that changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bagua_contract import session_pb2
+
+
+def how_it_ended(returncode: int) -> str:
+    """Of a worker's exit: by itself, by an error of its own, or by a signal."""
+    return "ok" if returncode == 0 else "error" if returncode > 0 else "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPicture:
+    """global_rank: None outside the generation in force. progress: its last report; None before the first."""
+
+    slot: int
+    pid: int
+    global_rank: int | None
+    progress: session_pb2.Progress | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPicture:
+    """generation: the newest record's number; 0: none yet. nodes: in it. wanted: the least and the most nodes.
+    generations: that this agent saw, by kind. exits: of its workers, by slot and how_it_ended. store_away_s: all
+    outages of etcd, the present one included."""
+
+    job_id: str
+    node_name: str
+    leads: bool
+    generation: int
+    world_size: int
+    nodes: int
+    wanted: tuple[int, int]
+    workers: tuple[WorkerPicture, ...]
+    generations: Mapping[str, int]
+    exits: Mapping[tuple[int, str], int]
+    store_answers: bool
+    store_outages: int
+    store_away_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAsked:
+    """A scrape asks the loop for a picture; `answer` takes it."""
+
+    answer: queue.SimpleQueue[JobPicture] = field(default_factory=queue.SimpleQueue)

@@ -1,0 +1,122 @@
+"""The metrics of a picture, read back as Prometheus reads them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bagua_agent.metrics import endpoint
+from bagua_agent.metrics.endpoint import exposition, readiness
+from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture, how_it_ended
+from bagua_contract import session_pb2
+from bagua_contract.net_counters import NoCountersError
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+
+PROGRESS = session_pb2.Progress(
+    generation=3,
+    step=17,
+    epoch=2,
+    steps_per_s=4.0,
+    metrics={"loss": 0.25, 'odd "name"': math.nan},
+    spent_s={"step": 8.0, "failover": 0.5},
+    step_counts=[2, 1] + [0] * (len(STEP_TIME_BOUNDS_S) - 1),
+    step_sum_s=0.004,
+)
+
+
+def picture(**changed: Any) -> JobPicture:
+    values: dict[str, Any] = {
+        "job_id": "demo",
+        "node_name": "h1",
+        "leads": True,
+        "generation": 3,
+        "world_size": 2,
+        "nodes": 1,
+        "wanted": (1, 4),
+        "workers": (WorkerPicture(0, 11, 1, PROGRESS), WorkerPicture(1, 12, None, None)),
+        "generations": {"planned": 2, "failover": 1},
+        "exits": {(1, "signal"): 3},
+        "store_answers": False,
+        "store_outages": 1,
+        "store_away_s": 2.5,
+    }
+    return JobPicture(**{**values, **changed})
+
+
+def no_counters(pid: int) -> dict[str, int]:
+    raise NoCountersError(f"process {pid} has not loaded Bagua-Net")
+
+
+@pytest.fixture(autouse=True)
+def net(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "read", no_counters)
+
+
+def samples(of: JobPicture) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Values by name and labels, without the two that every series has."""
+    found = {}
+    for family in text_string_to_metric_families(exposition(of).decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("bagua_job"), labels.pop("node")) == (of.job_id, of.node_name)
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+def test_what_a_picture_says_is_in_its_metrics() -> None:
+    found = samples(picture())
+
+    def value(name: str, /, **labels: str) -> float:
+        return found[name, frozenset(labels.items())]
+
+    assert value("bagua_generation") == 3
+    assert value("bagua_wanted_nodes", bound="max") == 4
+    assert value("bagua_workers") == 2
+    assert value("bagua_generations_total", kind="failover") == 1
+    assert value("bagua_worker_exits_total", slot="1", how="signal") == 3
+    assert value("bagua_worker_rank", slot="0") == 1
+    assert value("bagua_time_seconds_total", slot="0", use="failover") == 0.5
+    assert value("bagua_script_metric", slot="0", name="loss") == 0.25
+    assert math.isnan(value("bagua_script_metric", slot="0", name='odd "name"'))
+    assert value("bagua_step_seconds_bucket", slot="0", le="0.001") == 2
+    assert (
+        value("bagua_step_seconds_bucket", slot="0", le="+Inf")
+        == value("bagua_step_seconds_count", slot="0")
+        == 3
+    )
+    assert value("bagua_etcd_up") == 0
+    assert not any(
+        dict(labels).get("slot") == "1" for name, labels in found if name != "bagua_worker_exits_total"
+    )
+
+
+def test_bagua_net_is_counted_where_a_worker_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(pid: int) -> dict[str, int]:
+        return {"bytes_sent": 5, "connections_open": 2} if pid == 11 else no_counters(pid)
+
+    monkeypatch.setattr(endpoint, "read", read)
+    found = samples(picture())
+    assert found["bagua_net_bytes_sent_total", frozenset({("slot", "0")})] == 5
+    assert found["bagua_net_connections_open", frozenset({("slot", "0")})] == 2
+
+
+def test_a_report_of_another_version_has_no_histogram() -> None:
+    other = session_pb2.Progress(step=1, step_counts=[1, 2, 3])
+    found = samples(picture(workers=(WorkerPicture(0, 11, 1, other),)))
+    assert found["bagua_step", frozenset({("slot", "0")})] == 1
+    assert not any(name.startswith("bagua_step_seconds_bucket") for name, _ in found)
+
+
+def test_a_node_is_ready_while_a_worker_of_it_has_a_rank() -> None:
+    assert readiness(picture()).status == 200
+    spare = picture(workers=(WorkerPicture(1, 12, None, None),))
+    assert readiness(spare).status == 503 and b"no worker of this node" in readiness(spare).body
+    assert readiness(None).status == 503
+
+
+@pytest.mark.parametrize(("returncode", "how"), [(0, "ok"), (1, "error"), (-9, "signal")])
+def test_how_a_worker_ended(returncode: int, how: str) -> None:
+    assert how_it_ended(returncode) == how

@@ -1,0 +1,51 @@
+"""What a job's metrics say of a lost worker, read as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.faults.conftest import MakeJob
+from tests.faults.job import DEADLINE_S, Node
+
+
+def get(port: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
+        return str(answer.read().decode())
+
+
+def scrape(port: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The values of one metric, by these labels."""
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for family in text_string_to_metric_families(get(port, "/metrics"))
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def port_of(node: Node) -> str:
+    node.await_line("metrics at port")
+    found = re.search(r"metrics at port ([0-9]+)", node.log)
+    assert found is not None
+    return found[1]
+
+
+def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) -> None:
+    one = job(nodes="1")
+    node = one.start(slots=2, options=["--metrics-port", "0"])
+    port = port_of(node)
+    one.await_world(2)
+    assert "global ranks [0, 1]" in get(port, "/readyz")
+    assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {}
+    one.replace_killed_worker(node)
+    assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {("1", "signal"): 1.0}
+    assert scrape(port, "bagua_generations_total", "kind")["failover",] == 1.0
+    spent = scrape(port, "bagua_time_seconds_total", "slot", "use")
+    assert spent["0", "failed_step"] > 0 and spent["0", "failover"] > 0 and spent["0", "switch"] > 0
+    assert spent["0", "step"] > 0 and spent["0", "start"] > 0
+    assert scrape(port, "bagua_step_seconds_count", "slot")["0",] <= scrape(port, "bagua_step", "slot")["0",]
+    one.finish()
+    one.check(finished=2)
