@@ -18,6 +18,7 @@ import torch
 from bagua_core.elastic.checkpoint import catalogue, restore
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart
+from bagua_core.elastic.checkpoint.storage import CheckpointDirError, Storage, StoreError, storage_of
 from bagua_core.elastic.state.model_tensors import ALGORITHM, BUFFER, PARAMETER
 from bagua_core.errors import UserError
 
@@ -42,32 +43,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listing = commands.add_parser("list", help="List the checkpoints in DIR, the newest first.")
     exporting = commands.add_parser("export", help=EXPORT, description=EXPORT)
     for command in (listing, exporting):
-        command.add_argument("directory", metavar="DIR", type=Path)
+        command.add_argument("directory", metavar="DIR", help="A --checkpoint-dir: a directory or a URL.")
     exporting.add_argument("output", metavar="OUT.pt", type=Path)
     exporting.add_argument("--step", type=int, help="Export this step. Default: the newest complete one.")
     given = parser.parse_args(arguments)
     try:
-        found = found_in(given.directory)
+        storage = storage_of(given.directory)
+        found = found_in(storage)
         if given.command == "list":
             print(shown(found))
         else:
-            export(given.directory, found, given.output, given.step)
-    except ExportError as error:
+            export(storage, found, given.output, given.step)
+    except (ExportError, CheckpointDirError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def export(directory: Path, found: list[Found], output: Path, step: int | None) -> None:
-    """Write one of the checkpoints that were found in `directory` to `output`. Raises ExportError."""
-    chosen = choose(directory, found, step)
+def export(storage: Storage, found: list[Found], output: Path, step: int | None) -> None:
+    """Write one of the checkpoints that were found in `storage` to `output`. Raises ExportError."""
+    chosen = choose(storage, found, step)
     if len(found) > 1:
         print(shown(found), file=sys.stderr)
     try:
-        restored = restore.load(directory, chosen)
+        restored = restore.load(storage, chosen)
     except (CorruptPart, OSError) as error:
         raise ExportError(
-            f"{directory / chosen.place.directory_name} can't be used: {error}. Choose another one by --step:\n"
+            f"{storage}/{chosen.place.directory_name} can't be used: {error}. Choose another one by --step:\n"
             + shown(found)
         ) from error
     partial = output.with_name(f".{output.name}.{os.getpid()}.writing")
@@ -77,27 +79,27 @@ def export(directory: Path, found: list[Found], output: Path, step: int | None) 
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
         partial.unlink(missing_ok=True)
         raise ExportError(f"{output} can't be written: {error}") from error
-    print(f"step {restored.step} of {directory} is in {output}")
+    print(f"step {restored.step} of {storage} is in {output}")
 
 
-def found_in(directory: Path) -> list[Found]:
+def found_in(storage: Storage) -> list[Found]:
     """Newest first. Raises ExportError, also if there are none."""
     try:
-        found = catalogue.find(directory)
+        found = catalogue.find(storage)
     except (OSError, UnreadableRun, OldFormat) as error:
-        raise ExportError(f"{directory} can't be read: {error}") from error
+        raise ExportError(f"{storage} can't be read: {error}") from error
     if not found:
-        raise ExportError(f"{directory} holds no checkpoint; name the job's --checkpoint-dir")
+        raise ExportError(f"{storage} holds no checkpoint; name the job's --checkpoint-dir")
     return found
 
 
-def choose(directory: Path, found: list[Found], step: int | None) -> Found:
+def choose(storage: Storage, found: list[Found], step: int | None) -> Found:
     """The newest complete one, of `step` if that is given. Raises ExportError that lists what is there."""
     fitting = (f for f in found if f.is_complete and step in (None, f.place.name.step))
     chosen = next(fitting, None)
     if chosen is None:
         wanted = "" if step is None else f" of step {step}"
-        raise ExportError(f"{directory} holds no complete checkpoint{wanted}:\n{shown(found)}")
+        raise ExportError(f"{storage} holds no complete checkpoint{wanted}:\n{shown(found)}")
     return chosen
 
 

@@ -207,7 +207,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "metrics_port": ("metrics_port", scalar_values.port_or_any),
     "ledger": ("ledger_dir", scalar_values.text),
     "digest_every": ("digest_every_steps", scalar_values.count),
-    "checkpoint_dir": ("checkpoint_dir", scalar_values.text),
+    "checkpoint_dir": ("checkpoint_dir", scalar_values.checkpoint_dir),
     "checkpoint_every": ("checkpoint_every", scalar_values.checkpoint_every),
     "failpoints": ("failpoints", scalar_values.text),
 }

@@ -285,8 +285,9 @@ RUN_OPTIONS = (
     Option(
         "checkpoint-dir",
         RECORDS,
-        "Write the job's state into DIR, which every node sees, and go on from the newest one there.",
-        "DIR",
+        "Write the job's state into DIR, which every node sees, or URL (s3://BUCKET/PREFIX), and go on from the "
+        "newest one there.",
+        "DIR|URL",
         own=True,
     ),
     Option(

@@ -67,6 +67,20 @@ def seconds_or_never(said: Said) -> float | None:
     return value
 
 
+def checkpoint_dir(said: Said) -> str:
+    from bagua_contract.checkpoint_dir import PACKAGES, complete
+
+    # The package that the URL needs is not looked for here: workers may run in another environment.
+    try:
+        complete(text(said))
+    except ValueError as error:
+        known = ", ".join(f"{protocol}://" for protocol in PACKAGES)
+        raise refuse(
+            said, str(error), f"a directory, or a bucket and a prefix behind one of {known}"
+        ) from None
+    return said.text
+
+
 def checkpoint_every(said: Said) -> str:
     # not at the top: the contract's package is not needed for most command lines
     from bagua_contract.checkpoint_every import CheckpointEvery

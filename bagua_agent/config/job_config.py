@@ -14,6 +14,7 @@ from enum import Enum
 
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.membership.policy import Policy
+from bagua_contract import checkpoint_dir
 
 _POLICY = Policy()  # membership's own defaults live there
 
@@ -167,6 +168,8 @@ class JobConfig:
             raise ValueError("endpoints is empty; None means an etcd of the agent's own")
         if self.hosts_store and self.endpoints is None:
             raise ValueError("hosts_store needs an endpoint to host at")
+        if self.checkpoint_dir:
+            checkpoint_dir.complete(self.checkpoint_dir)
         for each in fields(self):
             value = getattr(self, each.name)
             most = LONGEST_WAIT_S if isinstance(value, float) else LARGEST_COUNT

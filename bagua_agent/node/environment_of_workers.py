@@ -11,6 +11,7 @@ from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.node.torchrun.file_timers import FILE_VARIABLE, timer_file
 from bagua_agent.workers.process.account import Account
 from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
+from bagua_contract import checkpoint_dir
 from bagua_contract.environment import PREFIX, WorkerEnvironment
 
 # gRPC's fork handlers are of no use to an agent, which forks only to execute at once, and complain on its terminal.
@@ -72,7 +73,7 @@ class EnvironmentOfWorkers:
             ledger_dir=str(Path(config.ledger_dir).absolute()) if config.ledger_dir else "",
             failpoints=config.failpoints,
             digest_every_steps=config.digest_every_steps,
-            checkpoint_dir=str(Path(config.checkpoint_dir).absolute()) if config.checkpoint_dir else "",
+            checkpoint_dir=checkpoint_dir.complete(config.checkpoint_dir) if config.checkpoint_dir else "",
             checkpoint_every=config.checkpoint_every,
             error_file=str(error_file),
             virtual_local_rank=int(config.virtual_local_rank),

@@ -16,6 +16,7 @@ from bagua_contract.records import StateName
 from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, whole
 from tests.core.elastic.state.trainings import Training
@@ -44,7 +45,7 @@ def write_state(root: Path, state: dict[str, Any], parts: int) -> list[Path]:
             PLACE.run, "job", PLACE.name, part, parts, stripe.layout_digest, stripe.manifest_crc,
             part_file.digest(data), {"epoch": 0}, {}, stripe.entries,
         )  # fmt: skip
-        part_file.write(directory, header, data, lambda edge: None)
+        part_file.write(LocalStorage(root), PLACE.directory_name, header, data, lambda edge: None)
     return sorted(directory.iterdir())
 
 
@@ -100,7 +101,7 @@ def test_tensors_of_any_kind(tmp_path: Path, parts: int) -> None:
     assert len(names) == len(set(names)) and {"optimizers.0.state.a.b", "optimizers.0.state.a.b'"} < set(
         names
     )
-    state = restore.read(tmp_path, PLACE, {}).state
+    state = restore.read(LocalStorage(tmp_path), PLACE, {}).state
     for name, tensor in ODD["modules"][0].items():
         got = state["modules"][0][name]
         assert got.dtype == tensor.dtype and got.stride() == tensor.stride()
@@ -112,7 +113,7 @@ def test_tensors_of_any_kind(tmp_path: Path, parts: int) -> None:
 def test_each_tensor_begins_at_a_multiple_of_its_elements(tmp_path: Path) -> None:
     for path in write_state(tmp_path, ODD, 2):
         at = 0
-        for entry in part_file.read_header(path).entries:
+        for entry in part_file.read_header(LocalStorage(tmp_path), str(path.relative_to(tmp_path))).entries:
             width = {"F32": 4, "C64": 8, "I64": 8, "BOOL": 1, "U8": 1, "F8_E4M3": 1}[entry.dtype]
             assert at % width == 0, entry
             at += entry.size_bytes
@@ -205,5 +206,5 @@ def test_checkpoints_of_an_earlier_format_are_refused_in_one_line(tmp_path: Path
     (line,) = text.splitlines()
     assert code == 1 and f"{old} was written by an earlier version" in line
     with pytest.raises(restore.CheckpointsUnreadable, match="earlier version of bagua") as error:
-        restore.choose(tmp_path, "job", frozenset(), print)
+        restore.choose(LocalStorage(tmp_path), "job", frozenset(), print)
     assert "\n" not in str(error.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_core.elastic.checkpoint import catalogue
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S, Job
 from tests.lab.wait import eventually
@@ -26,7 +27,9 @@ def copy_of_newest(saved: Path, target: Path) -> int:
     """Copy a complete checkpoint out of a directory in use; its step."""
 
     def copied() -> int:
-        found = [f.place for f in catalogue.find(saved) if f.is_complete] if saved.is_dir() else []
+        found = (
+            [f.place for f in catalogue.find(LocalStorage(saved)) if f.is_complete] if saved.is_dir() else []
+        )
         if not found:
             return 0
         shutil.rmtree(target, ignore_errors=True)
@@ -61,7 +64,7 @@ def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: 
     one.await_step(LAST_STEP // 2 + 10)  # in the second epoch
     kill_whole(one)
     before = one.ledger
-    newest = next(f.place.name.step for f in catalogue.find(saved) if f.is_complete)
+    newest = next(f.place.name.step for f in catalogue.find(LocalStorage(saved)) if f.is_complete)
     assert newest % 7 == 0 and before.lines[-1].step - 15 <= newest
 
     again = one.start(slots=2)
@@ -73,8 +76,10 @@ def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: 
     assert {x.step for x in after.voided} == {x.step for x in before.lines if x.step > newest}
     one.check(finished=2)
     assert after.steps == LAST_STEP
-    assert catalogue.find(saved)[0].place.name.step == LAST_STEP  # the last state is there at the end
-    assert catalogue.find(saved)[0].is_complete
+    assert (
+        catalogue.find(LocalStorage(saved))[0].place.name.step == LAST_STEP
+    )  # the last state is there at the end
+    assert catalogue.find(LocalStorage(saved))[0].is_complete
 
     # the same training from early on, without an interruption: initial parameters are random
     reference = make(job, tmp_path / "early")

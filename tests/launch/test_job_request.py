@@ -279,6 +279,7 @@ def test_plain_values_reach_the_config() -> None:
         ("local_ranks_filter", "0,1"), ("local_ranks_filter", "x"), ("master_port", "70000"),
         ("node_rank", "a"),
         ("digest_every", "x"), ("checkpoint_every", "5m"), ("checkpoint_every", "0"), ("checkpoint_dir", " "),
+        ("checkpoint_dir", "sftp://host/x"), ("checkpoint_dir", "s3://"),
         ("virtual_local_rank", "perhaps"), ("log_dir", ""),
     ],
 )  # fmt: skip

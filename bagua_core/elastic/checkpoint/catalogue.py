@@ -1,23 +1,21 @@
-"""Lists the checkpoints in a directory, decides which are complete, and which may be deleted.
+"""Lists the checkpoints in a storage, decides which are complete, and which may be deleted.
 
-Owns the directory: one directory per checkpoint, named by run and state name, and one small file per run (each start
-of the job on this directory). A checkpoint is complete if and only if all its parts are there and fit: nothing is
+Owns the names in a storage: one directory per checkpoint, named by run and state name, and one small file per run (each
+start of the job on this storage). A checkpoint is complete if and only if all its parts are there and fit: nothing is
 committed and no member coordinates. The contents are checked on reading (restore.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.storage import Storage, StoreError
 from bagua_core.errors import PeerViolation, UserError
 
 KEPT = 2
@@ -26,7 +24,6 @@ _RUN = re.compile(r"run-(\d{4,})\.json")
 _PART = re.compile(r"part-\d{5,}-of-\d{5,}" + re.escape(part_file.SUFFIX))
 _OLD_PART = re.compile(r"part-\d{5,}-of-\d{5,}")
 _MOST_RUN_BYTES = 64 << 10
-_REMOVED = ".removed-"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,71 +82,68 @@ def is_void(place: Place, runs: Sequence[Run]) -> bool:
     return any(run.number > place.run and run.resumed_at_step < place.name.step for run in runs)
 
 
-def find(root: Path) -> list[Found]:
+def find(storage: Storage) -> list[Found]:
     """All checkpoints, newest first. Headers and lengths are looked at, bytes are not.
 
     Raises OSError, UnreadableRun, OldFormat.
     """
-    past = runs(root)
+    past = runs(storage)
     found = []
-    for name in os.listdir(root):
+    for name in storage.entries():
         place = Place.of(name)
         if place is None:
             continue
         if is_void(place, past):
             found.append(Found(place, (), "a later run went on from before it"))
         else:
-            found.append(_look_into(root / name, place))
+            found.append(look_into(storage, place))
     return sorted(found, key=lambda f: f.place, reverse=True)
 
 
-def _look_into(directory: Path, place: Place) -> Found:
-    """Raises OldFormat."""
+def look_into(storage: Storage, place: Place) -> Found:
+    """Without regard to runs. Raises OldFormat, and StoreError: what cannot be seen may be complete."""
+    directory = place.directory_name
     try:
-        there = os.listdir(directory)
+        there = storage.entries(directory)
         if old := next(filter(_OLD_PART.fullmatch, there), None):
             raise OldFormat(
-                f"{directory / old} was written by an earlier version of bagua, in a format that this version does "
-                "not read. Start with another --checkpoint-dir, or go on with that version"
+                f"{storage}/{directory}/{old} was written by an earlier version of bagua, in a format that "
+                "this version does not read. Start with another --checkpoint-dir, or go on with that version"
             )
         names = sorted(filter(_PART.fullmatch, there))
         if not names:
             return Found(place, (), "no part was finished")
+        headers = {name: _read_header(storage, place, name) for name in names}
         reason = ""
         # The same state may have been written by more workers later, after too few were left for a while.
-        for count in sorted({_read_header(directory / name).parts for name in names}):
+        for count in sorted({header.parts for header in headers.values()}):
             missing = next((p for p in range(count) if part_file.file_name(p, count) not in names), None)
             if missing is None:
-                return Found(place, _headers(directory, place, count))
+                whole = tuple(headers[part_file.file_name(part, count)] for part in range(count))
+                _require_one_checkpoint(whole, place)
+                return Found(place, whole)
             reason = reason or f"part {missing} of {count} is missing"
         return Found(place, (), reason)
+    except StoreError:
+        raise
     except (CorruptPart, OSError) as error:
         return Found(place, (), str(error))
 
 
-def _headers(directory: Path, place: Place, count: int) -> tuple[Header, ...]:
-    """Of all `count` parts. Raises CorruptPart."""
-    paths = [directory / part_file.file_name(part, count) for part in range(count)]
-    first = _read_header(paths[0])
-    return tuple(_checked(path, part, first, place) for part, path in enumerate(paths))
+def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
+    """headers: of all parts, by the parts' names. Raises CorruptPart."""
+    for part, header in enumerate(headers):
+        is_own = (header.run, header.name) == (place.run, place.name)
+        if not is_own or (header.part, header.whole) != (part, headers[0].whole):
+            raise CorruptPart(f"{part_file.file_name(part, len(headers))}: it belongs to another checkpoint")
 
 
-def _checked(path: Path, part: int, first: Header, place: Place) -> Header:
-    header = _read_header(path)
-    if (header.part, header.whole) != (part, first.whole) or (header.run, header.name) != (
-        place.run,
-        place.name,
-    ):
-        raise CorruptPart(f"{path.name}: it belongs to another checkpoint")
-    return header
-
-
-def _read_header(path: Path) -> Header:
+def _read_header(storage: Storage, place: Place, name: str) -> Header:
     """Raises CorruptPart with the file's name, OSError."""
     try:
-        return part_file.read_header(path)
+        return part_file.read_header(storage, f"{place.directory_name}/{name}")
     except CorruptPart as error:
-        raise CorruptPart(f"{path.name}: {error}") from error
+        raise CorruptPart(f"{name}: {error}") from error
 
 
 def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
@@ -165,62 +159,49 @@ def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
     ]
 
 
-def remove(root: Path, place: Place) -> None:
-    """Raises OSError. Renamed first: one that is half removed must not look like one that is being written."""
-    doomed = root / (_REMOVED + place.directory_name)
-    os.rename(root / place.directory_name, doomed)
-    shutil.rmtree(doomed)
-
-
-def sweep(root: Path) -> None:
-    """Finish removals that a death interrupted. Raises OSError."""
-    for name in os.listdir(root):
-        if name.startswith(_REMOVED):
-            shutil.rmtree(root / name)
+def remove(storage: Storage, place: Place) -> None:
+    """Part 0 goes first: what an interrupted removal leaves is incomplete, and goes the next time. Raises OSError."""
+    storage.remove_directory(place.directory_name)
 
 
 # -- runs
 
 
-def runs(root: Path) -> list[Run]:
+def runs(storage: Storage) -> list[Run]:
     """Raises OSError, UnreadableRun. A file that was never finished says nothing: it is renamed only when whole."""
     found = []
-    for name in os.listdir(root):
+    for name in storage.entries():
         match = _RUN.fullmatch(name)
         if match is not None:
-            found.append(Run(int(match[1]), _resumed_at_step(root / name)))
+            found.append(Run(int(match[1]), _resumed_at_step(storage, name)))
     return sorted(found, key=lambda run: run.number)
 
 
-def _resumed_at_step(path: Path) -> int:
+def _resumed_at_step(storage: Storage, name: str) -> int:
     """Raises OSError, UnreadableRun."""
     try:
-        with part_file.open_ordinary(path) as file:
+        with storage.open(name) as file:
             text = file.read(_MOST_RUN_BYTES + 1)
         if len(text) > _MOST_RUN_BYTES:
-            raise UnreadableRun(f"{path.name}: it has more than {_MOST_RUN_BYTES} bytes")
+            raise UnreadableRun(f"{name}: it has more than {_MOST_RUN_BYTES} bytes")
         return int(json.loads(text)["resumed_at_step"])
-    except (CorruptPart, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise UnreadableRun(f"{path.name}: {error or repr(error)}") from error
+    except (KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise UnreadableRun(f"{name}: {error or repr(error)}") from error
     except UnreadableRun:
         raise
     except ValueError as error:  # no JSON, no text
-        raise UnreadableRun(f"{path.name}: {error}") from error
+        raise UnreadableRun(f"{name}: {error}") from error
 
 
-def next_run(root: Path) -> int:
-    """One more than any that left a trace. Raises OSError, UnreadableRun."""
-    places = [place for place in map(Place.of, os.listdir(root)) if place is not None]
-    return 1 + max((*(run.number for run in runs(root)), *(place.run for place in places)), default=0)
+def next_run(storage: Storage) -> int:
+    """One more than any that left a trace. Raises OSError."""
+    names = storage.entries()
+    numbers = [place.run for place in map(Place.of, names) if place is not None]
+    numbers += [int(match[1]) for match in map(_RUN.fullmatch, names) if match is not None]
+    return 1 + max(numbers, default=0)
 
 
-def write_run(root: Path, run: Run, job: str) -> None:
+def write_run(storage: Storage, run: Run, job: str) -> None:
     """Raises OSError."""
-    path = root / f"run-{run.number:04d}.json"
-    partial = root / f".{path.name}.writing"
-    with partial.open("w") as file:
-        json.dump({"resumed_at_step": run.resumed_at_step, "job": job}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(partial, path)
-    part_file.sync_directory(root)
+    text = json.dumps({"resumed_at_step": run.resumed_at_step, "job": job})
+    storage.write(f"run-{run.number:04d}.json", (text.encode(),))

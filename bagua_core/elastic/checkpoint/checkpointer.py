@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from bagua_core.communication.communicator import Communicator, Pending, ReduceO
 from bagua_core.elastic.checkpoint import due, layout, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
-from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
+from bagua_core.elastic.checkpoint.storage import Storage, StoreError
 from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart
 
 LAST_WAIT_S = 120.0
@@ -29,7 +29,7 @@ LAST_WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    directory: Path
+    storage: Storage
     every: CheckpointEvery
 
 
@@ -51,7 +51,7 @@ class Moment:
 
 class Checkpointer:
     """say: one line for the person. fingerprint: of the script. clock: monotonic seconds. at_edge: see
-    part_file.EDGES."""
+    Storage.write."""
 
     def __init__(
         self,
@@ -73,12 +73,13 @@ class Checkpointer:
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()
+        self._unseen: StoreError | None = None  # why the chosen one was not read; it may be whole
         self._script: Mapping[str, str] | None = None
-        self.writer = Writer(settings.directory, say, at_edge)
+        self.writer = Writer(settings.storage, say, at_edge)
         try:
-            settings.directory.mkdir(parents=True, exist_ok=True)
+            settings.storage.prepare()
         except OSError as error:
-            say(f"{settings.directory} can't be made: {error}; no checkpoints until it is there")
+            say(f"{settings.storage} can't be made: {error}; no checkpoints until it is there")
 
     # -- a generation in which no member has any state
 
@@ -90,7 +91,7 @@ class Checkpointer:
         """
         choice = None
         if communicator is None or communicator.global_rank == 0:
-            choice = restore.choose(self._settings.directory, job, self._refused, self._say)
+            choice = restore.choose(self._settings.storage, job, self._refused, self._say)
         if communicator is not None:
             choice = restore.share(communicator, choice, wait)
         assert choice is not None
@@ -100,14 +101,23 @@ class Checkpointer:
     def read(self, choice: Choice) -> Restored | None:
         """The chosen state, or None if it can't be read here. Blocks on the disk. Raises CheckpointMismatch."""
         assert choice.place is not None
+        self._unseen = None
         try:
-            return restore.read(self._settings.directory, choice.place, self._fingerprint())
+            return restore.read(self._settings.storage, choice.place, self._fingerprint())
         except (CorruptPart, OSError, ValueError) as error:
+            self._unseen = error if isinstance(error, StoreError) else None
             self._say(f"checkpoint {choice.place.directory_name} can't be used: {error}")
             return None
 
     def could_not_read(self, choice: Choice) -> None:
-        """No member could read it: do not choose it again."""
+        """No member could read it: do not choose it again.
+
+        Raises CheckpointsUnreadable if the store did not answer: to go on from an older one would undo this one.
+        """
+        if self._unseen is not None:
+            raise CheckpointsUnreadable(
+                f"no member could read a checkpoint: {self._unseen}"
+            ) from self._unseen
         if choice.place is not None:
             self._refused |= {choice.place}
 

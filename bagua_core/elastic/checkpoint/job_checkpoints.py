@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bagua_contract import membership_pb2
@@ -19,6 +18,7 @@ from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.ledger.ledger import Resumption
@@ -31,10 +31,12 @@ CLOSE_WAIT_S = 5.0
 
 
 def settings_of(environment: WorkerEnvironment) -> Settings | None:
-    """Raises ValueError for a variable that no agent wrote."""
+    """Raises ValueError for a variable that no agent wrote, and what storage_of raises."""
     if not environment.checkpoint_dir:
         return None
-    return Settings(Path(environment.checkpoint_dir), CheckpointEvery.decode(environment.checkpoint_every))
+    return Settings(
+        storage_of(environment.checkpoint_dir), CheckpointEvery.decode(environment.checkpoint_every)
+    )
 
 
 class JobCheckpoints:
@@ -58,7 +60,7 @@ class JobCheckpoints:
         self._resumed = resumed
         self._say = say
         self._checkpointer = None if settings is None else Checkpointer(settings, say, fingerprint)
-        self._directory = "" if settings is None else str(settings.directory)
+        self._directory = "" if settings is None else str(settings.storage)
         self._last: Moment | None = None  # this worker stepped aside with this state
 
     @property

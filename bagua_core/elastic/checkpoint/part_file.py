@@ -1,9 +1,8 @@
 """Writes and reads the file of one rank's part of a checkpoint, so that an incomplete file never counts.
 
 A part is a safetensors file, which other programs read: the length of a JSON header, the header, the tensors' bytes.
-What bagua adds is in the header's `__metadata__`. A part is written under another name, synced to the disk, then
-renamed: a file of the right name is complete unless the disk is at fault, and then its digests show it. Which parts
-make a checkpoint is catalogue.py.
+What bagua adds is in the header's `__metadata__`. A storage (storage.py) shows a part whole or not at all; its length
+and its digests show what a disk or a store did to it. Which parts make a checkpoint is catalogue.py.
 
 The safetensors library is not used: it neither syncs nor reads into memory that is there, and it maps the file, so a
 failing disk would end the worker by SIGBUS where `read` raises OSError.
@@ -14,18 +13,16 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-import secrets
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bagua_contract.records import StateName
+from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
 from bagua_core.errors import PeerViolation
 
@@ -39,9 +36,6 @@ _CHECKED = b'{"__metadata__":{"checksum":"'  # then the checksum of all header b
 _CHUNK_BYTES = 16 << 20
 _MOST_HEADER_BYTES = 64 << 20
 _MOST = 1 << 63
-
-EDGES = ("opened", "header", "half", "written", "synced", "renamed", "directory synced")
-"""Where a process may die while it writes; `write` calls `at_edge` with each."""
 
 
 class CorruptPart(PeerViolation):
@@ -165,86 +159,34 @@ def _entries(table: dict[str, Any], pieces: dict[str, Any]) -> Iterator[Entry]:
         yield entry
 
 
-def open_ordinary(path: Path, buffering: int = -1) -> Any:
-    """For reading; at once, whatever lies there. Raises OSError, CorruptPart for what is no ordinary file."""
-    descriptor = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a FIFO without a writer blocks else
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise CorruptPart("it is no ordinary file")
-        return os.fdopen(descriptor, "rb", buffering)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
 def file_name(part: int, parts: int) -> str:
     return f"part-{part:05d}-of-{parts:05d}{SUFFIX}"
 
 
-def write(directory: Path, header: Header, data: torch.Tensor, at_edge: Callable[[str], None]) -> None:
-    """Put the part into `directory`, made if only it is missing. data: uint8, on the CPU. Raises OSError."""
-    if not directory.is_dir():
-        directory.mkdir(
-            exist_ok=True
-        )  # not its parents: an unmounted disk must not be replaced by a directory
-        sync_directory(directory.parent)
-    target = directory / file_name(header.part, header.parts)
-    # Two workers may write one part: after a loss each that is left writes the whole state.
-    partial = directory / f".{target.name}.{secrets.token_hex(4)}.writing"
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            at_edge("opened")
-            _write_all(descriptor, header.encode())
-            at_edge("header")
-            view = data.numpy().data
-            _write_all(descriptor, view[: len(view) // 2])
-            at_edge("half")
-            _write_all(descriptor, view[len(view) // 2 :])
-            at_edge("written")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        at_edge("synced")
-        os.rename(partial, target)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    at_edge("renamed")
-    sync_directory(directory)
-    at_edge("directory synced")
+def write(
+    storage: Storage, directory: str, header: Header, data: torch.Tensor, at_edge: Callable[[str], None]
+) -> None:
+    """Put the part into `directory`. data: uint8, on the CPU. Raises OSError."""
+    view = data.numpy().data
+    half = len(view) // 2
+    name = f"{directory}/{file_name(header.part, header.parts)}"
+    storage.write(name, (header.encode(), view[:half], view[half:]), at_edge)
 
 
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view[:_CHUNK_BYTES]) :]
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_header(path: Path) -> Header:
+def read_header(storage: Storage, name: str) -> Header:
     """Also checks that the file is as long as it says. Raises CorruptPart, OSError."""
-    with open_ordinary(path) as file:
+    with storage.open(name) as file:
         header = _read_header(file)
         expected = file.tell() + header.data_bytes
-        size_bytes = os.fstat(file.fileno()).st_size
+        size_bytes = file.seek(0, os.SEEK_END)
     if size_bytes != expected:
         raise CorruptPart(f"it has {size_bytes} bytes instead of {expected}")
     return header
 
 
-def read_manifest(path: Path) -> bytes:
+def read_manifest(storage: Storage, name: str) -> bytes:
     """The bytes of STATE, from part 0. Raises CorruptPart, OSError."""
-    with open_ordinary(path) as file:
+    with storage.open(name) as file:
         header = _read_header(file)
         if not header.entries or header.entries[0].name != STATE:
             raise CorruptPart("it has no manifest")
@@ -254,12 +196,12 @@ def read_manifest(path: Path) -> bytes:
     return manifest
 
 
-def read_data(path: Path, target_of: Callable[[Entry], torch.Tensor]) -> None:
+def read_data(storage: Storage, name: str, target_of: Callable[[Entry], torch.Tensor]) -> None:
     """Fill each entry's target, a run of uint8 of the entry's size on the CPU.
 
     Raises CorruptPart when the bytes are not those that were written, OSError, and what `target_of` raises.
     """
-    with open_ordinary(path, buffering=0) as file:
+    with storage.open(name) as file:
         header = _read_header(file)
         targets = iter([target_of(entry) for entry in header.entries])
         if digest_of_bytes(_copied(_chunks(file, header.data_bytes), targets)) != header.digest:

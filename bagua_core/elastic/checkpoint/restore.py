@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.state_codec import StateCodecError
 from bagua_core.errors import InfrastructureLost, UserError
 
@@ -57,21 +57,21 @@ class Restored:
     state: dict[str, Any]
 
 
-def choose(root: Path, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
+def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
     """Rank 0's choice; the run that begins is written down.
 
     Raises CheckpointsUnreadable: to begin anew beside checkpoints that only can't be seen would undo them.
     """
     try:
-        found = catalogue.find(root)
-        run = catalogue.next_run(root)
+        found = catalogue.find(storage)
+        run = catalogue.next_run(storage)
     except FileNotFoundError:
         return Choice(1, None)  # it could not be made, which was said
     except OldFormat as error:
         raise CheckpointsUnreadable(str(error)) from error
     except (OSError, UnreadableRun) as error:
         raise CheckpointsUnreadable(
-            f"{root} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
+            f"{storage} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
         ) from error
     chosen = None
     for one in found:
@@ -82,9 +82,9 @@ def choose(root: Path, job: str, refused: frozenset[Place], say: Callable[[str],
             say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
     choice = Choice(run, chosen)
     try:
-        catalogue.write_run(root, Run(run, choice.step), job)
+        catalogue.write_run(storage, Run(run, choice.step), job)
     except OSError as error:
-        say(f"run {run} can't be noted in {root}: {error}")
+        say(f"run {run} can't be noted in {storage}: {error}")
     return choice
 
 
@@ -99,40 +99,41 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
     return Choice(run, Place.of(name))
 
 
-def read(root: Path, place: Place, fingerprint: Mapping[str, str]) -> Restored:
+def read(storage: Storage, place: Place, fingerprint: Mapping[str, str]) -> Restored:
     """The whole state, every digest checked.
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
-    found = next((f for f in catalogue.find(root) if f.place == place), None)
-    if found is None or not found.is_complete:
-        raise CorruptPart(found.reason if found else "it is not there")
-    _require_fit(root, place, found.headers[0], fingerprint)
-    return load(root, found)
+    found = catalogue.look_into(storage, place)
+    if not found.is_complete:
+        raise CorruptPart(found.reason)
+    _require_fit(storage, place, found.headers[0], fingerprint)
+    return load(storage, found)
 
 
-def load(root: Path, found: Found) -> Restored:
+def load(storage: Storage, found: Found) -> Restored:
     """The whole state of a complete checkpoint, every digest checked. Raises CorruptPart, OSError."""
     first = found.headers[0]
-    directory = root / found.place.directory_name
-    paths = [directory / part_file.file_name(h.part, h.parts) for h in found.headers]
+    directory = found.place.directory_name
+    names = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
     try:
         assembly = layout.Assembly(
-            part_file.read_manifest(paths[0]), [entry for header in found.headers for entry in header.entries]
+            part_file.read_manifest(storage, names[0]),
+            [entry for header in found.headers for entry in header.entries],
         )
         if assembly.layout_digest != first.layout_digest:
             raise CorruptPart("its manifest is of another state")
-        for path in paths:
+        for name in names:
             try:
-                part_file.read_data(path, assembly.target)
+                part_file.read_data(storage, name, assembly.target)
             except CorruptPart as error:
-                raise CorruptPart(f"{path.name}: {error}") from error
+                raise CorruptPart(f"{name}: {error}") from error
         return Restored(first.name.step, first.position, assembly.state())
     except (StateCodecError, ValueError) as error:
         raise CorruptPart(f"its state can't be decoded: {error}") from error
 
 
-def _require_fit(root: Path, place: Place, header: Header, own: Mapping[str, str]) -> None:
+def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[str, str]) -> None:
     written = header.fingerprint
     differing = [
         f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"
@@ -141,6 +142,6 @@ def _require_fit(root: Path, place: Place, header: Header, own: Mapping[str, str
     ]
     if differing:
         raise CheckpointMismatch(
-            f"checkpoint {root / place.directory_name} is of another script ({'; '.join(differing)}). "
+            f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing)}). "
             "Start with another --checkpoint-dir, or remove this one"
         )

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -18,6 +17,7 @@ from bagua_core.elastic.checkpoint import catalogue, part_file
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.layout import Stripe
 from bagua_core.elastic.checkpoint.part_file import Header
+from bagua_core.elastic.checkpoint.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class WrittenPart:
 
 
 class Writer:
-    """at_edge: told each edge of a write, see part_file.EDGES. The writer of part 0 also removes what has served."""
+    """at_edge: told each edge of a write, see Storage.write. The writer of part 0 also removes what has served."""
 
     def __init__(
         self,
-        root: Path,
+        storage: Storage,
         say: Callable[[str], None],
         at_edge: Callable[[str], None] = lambda edge: None,
     ) -> None:
-        self._root = root
+        self._storage = storage
         self._say = say
         self._at_edge = at_edge
         self._staging = torch.empty(0, dtype=torch.uint8)
@@ -126,7 +126,7 @@ class Writer:
         began_s = time.monotonic()
         try:
             header = replace(job.header, digest=part_file.digest(job.data))
-            part_file.write(self._root / place.directory_name, header, job.data, self._at_edge)
+            part_file.write(self._storage, place.directory_name, header, job.data, self._at_edge)
         except OSError as error:
             self.problem = str(error)
             if not self._failing:
@@ -147,9 +147,8 @@ class Writer:
     def _prune(self) -> None:
         """The parts of others may come later than this one: then they count the next time."""
         try:
-            catalogue.sweep(self._root)
-            for place in catalogue.removable(catalogue.find(self._root)):
-                catalogue.remove(self._root, place)
+            for place in catalogue.removable(catalogue.find(self._storage)):
+                catalogue.remove(self._storage, place)
         except (OSError, catalogue.UnreadableRun, catalogue.OldFormat) as error:
             if not self._failing:
                 self._say(f"older checkpoints could not be removed: {error}")

@@ -10,6 +10,8 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from bagua_core.elastic.checkpoint.storage import Storage
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.state.trainings import Training
@@ -28,7 +30,7 @@ class Rank:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | Storage,
         communicator: Communicator | None,
         every: str = "2",
         seed: int = 1,
@@ -43,7 +45,9 @@ class Rank:
         self.job = job
         self.said: list[str] = []
         self.generation = communicator.generation if communicator else 1
-        settings = Settings(root, CheckpointEvery.decode(every))
+        settings = Settings(
+            LocalStorage(root) if isinstance(root, Path) else root, CheckpointEvery.decode(every)
+        )
         script = {**self.training.registry.fingerprint(), **fingerprint}
         clocks = {"clock": clock} if clock else {}
         self.checkpointer = Checkpointer(settings, self.said.append, lambda: script, **clocks)
@@ -87,7 +91,7 @@ class Rank:
         self.checkpointer.finish(self.moment, self.training.registry.capture, DEADLINE_S)
 
 
-def world(root: Path, size: int, **keywords: Any) -> list[Rank]:
+def world(root: Path | Storage, size: int, **keywords: Any) -> list[Rank]:
     if size == 1:
         return [Rank(root, None, **keywords)]
     return [Rank(root, communicator, **keywords) for communicator in build_in_process(size)]

@@ -13,7 +13,8 @@ import torch
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
-from bagua_core.elastic.checkpoint.part_file import EDGES, CorruptPart, Header
+from bagua_core.elastic.checkpoint.local_storage import EDGES, LocalStorage
+from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from tests.core.elastic.state.trainings import Training, wire_form
 
 PLACE = Place(1, StateName(1, 4, 0))
@@ -41,7 +42,7 @@ def part_of(training: Training, place: Place, part: int, parts: int) -> Part:
 
 
 def write(root: Path, place: Place, part: Part) -> None:
-    part_file.write(root / place.directory_name, *part, lambda edge: None)
+    part_file.write(LocalStorage(root), place.directory_name, *part, lambda edge: None)
 
 
 def whole(root: Path, training: Training, place: Place = PLACE, parts: int = 3) -> list[Path]:
@@ -51,7 +52,7 @@ def whole(root: Path, training: Training, place: Place = PLACE, parts: int = 3) 
 
 
 def read(root: Path, training: Training, place: Place = PLACE) -> restore.Restored:
-    return restore.read(root, place, training.registry.fingerprint())
+    return restore.read(LocalStorage(root), place, training.registry.fingerprint())
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 40])
@@ -79,9 +80,9 @@ def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
                 read(tmp_path, training)
         for length in (0, 3, 100, len(content) // 2, len(content) - 1):
             path.write_bytes(content[:length])
-            assert not catalogue.find(tmp_path)[0].is_complete
+            assert not catalogue.find(LocalStorage(tmp_path))[0].is_complete
         path.write_bytes(content + b"x")
-        assert not catalogue.find(tmp_path)[0].is_complete
+        assert not catalogue.find(LocalStorage(tmp_path))[0].is_complete
         path.write_bytes(content)
     assert read(tmp_path, training).position == good.position
 
@@ -91,9 +92,9 @@ def test_a_missing_part_and_one_of_another_checkpoint(tmp_path: Path) -> None:
     paths = whole(tmp_path, training)
     content = paths[1].read_bytes()
     paths[1].unlink()
-    assert catalogue.find(tmp_path)[0].reason == "part 1 of 3 is missing"
+    assert catalogue.find(LocalStorage(tmp_path))[0].reason == "part 1 of 3 is missing"
     paths[1].write_bytes(paths[2].read_bytes())
-    assert "another checkpoint" in catalogue.find(tmp_path)[0].reason
+    assert "another checkpoint" in catalogue.find(LocalStorage(tmp_path))[0].reason
     header, data = part_of(training, PLACE, 1, 3)
     for strange in (
         replace(header, job="another"),
@@ -103,9 +104,9 @@ def test_a_missing_part_and_one_of_another_checkpoint(tmp_path: Path) -> None:
     ):
         paths[1].unlink()
         write(tmp_path, PLACE, (strange, data))
-        assert "another checkpoint" in catalogue.find(tmp_path)[0].reason
+        assert "another checkpoint" in catalogue.find(LocalStorage(tmp_path))[0].reason
     paths[1].write_bytes(content)
-    assert catalogue.find(tmp_path)[0].is_complete
+    assert catalogue.find(LocalStorage(tmp_path))[0].is_complete
 
 
 @pytest.mark.parametrize("edge", EDGES)
@@ -126,13 +127,13 @@ def test_a_writer_killed_at_any_edge_leaves_no_wrong_checkpoint(tmp_path: Path, 
     child = os.fork()
     if child == 0:
         try:
-            part_file.write(tmp_path / PLACE.directory_name, *prepared, die)
+            part_file.write(LocalStorage(tmp_path), PLACE.directory_name, *prepared, die)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), f"the writer never came to {edge!r}"
 
-    newest = next(f.place for f in catalogue.find(tmp_path) if f.is_complete)
+    newest = next(f.place for f in catalogue.find(LocalStorage(tmp_path)) if f.is_complete)
     assert newest == (PLACE if edge in ("renamed", "directory synced") else older)
     read(tmp_path, training, newest)
     write(tmp_path, PLACE, prepared)  # its remains do not interfere
@@ -150,27 +151,26 @@ def test_which_may_go(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         whole(tmp_path, training, place(1, step), parts=1)
     write(tmp_path, place(1, 7), part_of(training, place(1, 7), 0, 2))
-    assert catalogue.removable(catalogue.find(tmp_path)) == [place(1, 2)]  # 7 may still be under way
+    assert catalogue.removable(catalogue.find(LocalStorage(tmp_path))) == [
+        place(1, 2)
+    ]  # 7 may still be under way
     whole(tmp_path, training, place(2, 8), parts=1)
-    doomed = catalogue.removable(catalogue.find(tmp_path))
+    doomed = catalogue.removable(catalogue.find(LocalStorage(tmp_path)))
     assert doomed == [place(1, 7), place(1, 4), place(1, 2)]
     for one in doomed:
-        catalogue.remove(tmp_path, one)
-    assert [f.place for f in catalogue.find(tmp_path)] == [place(2, 8), place(1, 6)]
-    (tmp_path / ".removed-x").mkdir()
-    catalogue.sweep(tmp_path)
-    assert not (tmp_path / ".removed-x").exists()
+        catalogue.remove(LocalStorage(tmp_path), one)
+    assert [f.place for f in catalogue.find(LocalStorage(tmp_path))] == [place(2, 8), place(1, 6)]
 
 
 def test_a_later_run_undoes_what_came_after_its_start(tmp_path: Path) -> None:
     training = Training("sgd", 1)
     for step in (2, 4, 6):
         whole(tmp_path, training, Place(1, StateName(1, step, 0)), parts=1)
-    catalogue.write_run(tmp_path, catalogue.Run(2, 4), "another")
-    found = catalogue.find(tmp_path)
+    catalogue.write_run(LocalStorage(tmp_path), catalogue.Run(2, 4), "another")
+    found = catalogue.find(LocalStorage(tmp_path))
     assert [f.place.name.step for f in found if f.is_complete] == [4, 2]
     assert "later run" in found[0].reason
-    assert catalogue.next_run(tmp_path) == 3
+    assert catalogue.next_run(LocalStorage(tmp_path)) == 3
 
 
 def test_names_of_directories() -> None:

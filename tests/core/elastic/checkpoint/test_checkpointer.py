@@ -13,6 +13,7 @@ import torch
 
 from bagua_core.elastic.checkpoint import catalogue, layout
 from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
 from tests.core.communication.worlds import run_ranks
@@ -27,7 +28,7 @@ def form(rank: Rank) -> tuple[bytes, bytes]:
 
 
 def steps_on_disk(root: Path) -> list[int]:
-    return [f.place.name.step for f in catalogue.find(root) if f.is_complete]
+    return [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (4, 3), (1, 4), (3, 1)])
@@ -47,7 +48,7 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, before: int, after: in
     together([reference], 3)
     assert all(form(rank) == form(reference) for rank in second)
     # step 5 of the first run was never on the disk, 6 is the second's
-    assert [f.place.run for f in catalogue.find(tmp_path)][:2] == [2, 1]
+    assert [f.place.run for f in catalogue.find(LocalStorage(tmp_path))][:2] == [2, 1]
     assert steps_on_disk(tmp_path)[:2] == [6, 4]
 
 
@@ -65,7 +66,7 @@ def test_each_rank_writes_its_share_only(tmp_path: Path) -> None:
     together(world(tmp_path, 4), 2, begin=True)
     state = Training("adam", 1)
     state.train(2, seed=0)
-    (found,) = catalogue.find(tmp_path)
+    (found,) = catalogue.find(LocalStorage(tmp_path))
     lead = [[e for e in h.entries if e.name == STATE or ".buffer." in e.name] for h in found.headers]
     assert [bool(entries) for entries in lead] == [True, False, False, False]
     sizes = [
@@ -86,7 +87,7 @@ def test_the_last_state_is_written_at_the_end(tmp_path: Path) -> None:
 
 def test_an_unfinished_and_a_corrupted_one_are_passed_over_with_a_reason(tmp_path: Path) -> None:
     together(world(tmp_path, 2), 7, begin=True)
-    newest, older = (f.place.directory_name for f in catalogue.find(tmp_path)[:2])
+    newest, older = (f.place.directory_name for f in catalogue.find(LocalStorage(tmp_path))[:2])
     (tmp_path / newest / "part-00001-of-00002.safetensors").unlink()
     second = world(tmp_path, 3)
     together(second, begin=True)
@@ -146,7 +147,7 @@ def test_by_seconds_all_ranks_take_the_same_step_whatever_their_clocks_say(tmp_p
             rank.step()
 
     run_ranks(ranks, act)
-    found = catalogue.find(tmp_path)
+    found = catalogue.find(LocalStorage(tmp_path))
     assert all(f.is_complete for f in found)
     assert found[0].place.name.step in range(39, 42)
     assert 9 <= found[0].place.name.step - found[1].place.name.step <= 11
@@ -167,7 +168,8 @@ def test_newcomers_learn_the_run_at_their_first_commit(tmp_path: Path) -> None:
             rank.training.registry.restore(holder.training.registry.capture())
     together(ranks, 2)
     assert {rank.checkpointer.run for rank in ranks} == {2}
-    assert catalogue.find(tmp_path)[0].place.run == 2 and catalogue.find(tmp_path)[0].is_complete
+    newest = catalogue.find(LocalStorage(tmp_path))[0]
+    assert newest.place.run == 2 and newest.is_complete
 
 
 def test_a_busy_writer_leaves_one_out_and_says_so_once(tmp_path: Path) -> None:
@@ -221,6 +223,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from bagua_core.elastic.checkpoint import catalogue
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from tests.core.elastic.checkpoint.checkpoint_worlds import Rank
 
 root = Path(sys.argv[1])
@@ -229,15 +232,15 @@ rank = Rank(root, None, every="1")
 rank.training.registry.register("weight", torch.nn.Linear(256, 256))  # a state of 256 KiB
 rank.begin()
 rank.step()
-assert [f.place.name.step for f in catalogue.find(root) if f.is_complete] == [1], rank.said
+assert [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete] == [1], rank.said
 rank.step()
 rank.step()
-assert [f.place.name.step for f in catalogue.find(root) if f.is_complete] == [1]
+assert [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete] == [1]
 assert len(rank.said) == 1 and "No space left" in rank.said[0], rank.said
 assert not list(root.glob("*/.*")), "the half part takes no room"
 subprocess.run(["mount", "-o", "remount,size=64m", str(root)], check=True)
 rank.step()
-assert [f.place.name.step for f in catalogue.find(root) if f.is_complete] == [4, 1]
+assert [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete] == [4, 1]
 again = Rank(root, None, seed=2)
 again.training.registry.register("weight", torch.nn.Linear(256, 256))
 again.begin()

@@ -18,6 +18,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Settings
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
@@ -200,7 +201,7 @@ def test_those_who_step_aside_together_write_one_checkpoint(tmp_path: Path) -> N
         (0, 2, True, 1),
         (1, 2, True, 1),
     ]
-    (found,) = catalogue.find(tmp_path)
+    (found,) = catalogue.find(LocalStorage(tmp_path))
     assert found.is_complete and found.place.name == StateName(1, 1, 0)
     ended(here)
 
@@ -224,7 +225,7 @@ def test_survivors_of_a_loss_each_write_the_whole_state_at_once(tmp_path: Path) 
     run_ranks(here, lambda worker: worker.checkpoints.step_aside(worker.record, 0, 1, NO_LIMIT))
     last = [worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S) for worker in here]
     assert [(x.part, x.parts, x.written) for x in last if x] == [(0, 1, True)] * 3
-    assert [f.is_complete for f in catalogue.find(tmp_path)] == [True]
+    assert [f.is_complete for f in catalogue.find(LocalStorage(tmp_path))] == [True]
     ended(here)
 
 
@@ -237,7 +238,7 @@ def test_written_again_by_more_workers_it_counts_if_either_is_whole(tmp_path: Pa
         worker.checkpoints.step_aside(worker.record, rank, 3, NO_LIMIT)
     for worker in (two[0], *three):
         assert worker.checkpoints.before_leaving(NO_LIMIT)
-    assert [f.is_complete for f in catalogue.find(tmp_path)] == [True]
+    assert [f.is_complete for f in catalogue.find(LocalStorage(tmp_path))] == [True]
     ended([*two, *three])
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from bagua_core.elastic.checkpoint import catalogue, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, part_of, read, whole
 from tests.core.elastic.state.trainings import Training
@@ -66,10 +67,10 @@ TEXTS = [
 def test_an_odd_file_in_place_of_a_runs_is_named_at_once(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    catalogue.write_run(tmp_path, Run(1, 0), "job")
+    catalogue.write_run(LocalStorage(tmp_path), Run(1, 0), "job")
     make(tmp_path / "run-0002.json")
     with pytest.raises(restore.CheckpointsUnreadable, match=r"run-0002\.json") as error:
-        restore.choose(tmp_path, "job", frozenset(), print)
+        restore.choose(LocalStorage(tmp_path), "job", frozenset(), print)
     assert "\n" not in str(error.value)
 
 
@@ -77,9 +78,9 @@ def test_an_odd_file_in_place_of_a_runs_is_named_at_once(
 def test_an_odd_text_of_a_run_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "run-0002.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UnreadableRun, match=r"run-0002\.json"):
-        catalogue.runs(tmp_path)
+        catalogue.runs(LocalStorage(tmp_path))
     with pytest.raises(restore.CheckpointsUnreadable, match=r"run-0002\.json"):
-        restore.choose(tmp_path, "job", frozenset(), print)
+        restore.choose(LocalStorage(tmp_path), "job", frozenset(), print)
 
 
 @pytest.mark.parametrize("make", ODD)
@@ -89,7 +90,7 @@ def test_an_odd_file_in_place_of_a_part_makes_its_checkpoint_not_count(
     paths = whole(tmp_path, Training("adam", 0))
     paths[1].unlink()
     make(paths[1])
-    (found,) = catalogue.find(tmp_path)
+    (found,) = catalogue.find(LocalStorage(tmp_path))
     assert not found.is_complete and paths[1].name in found.reason
 
 
@@ -97,7 +98,7 @@ def test_files_of_others_beside_the_parts_do_not_count(tmp_path: Path) -> None:
     training = Training("adam", 0)
     paths = whole(tmp_path, training)
     os.mkfifo(paths[0].with_name("notes"))
-    (found,) = catalogue.find(tmp_path)
+    (found,) = catalogue.find(LocalStorage(tmp_path))
     assert found.is_complete
     assert read(tmp_path, training).step == PLACE.name.step
 
@@ -142,8 +143,8 @@ def test_a_header_of_odd_values_is_corrupt(tmp_path: Path, changed: dict[str, An
     for path in whole(tmp_path, Training("adam", 0)):
         rewrite(path, **changed)
         with pytest.raises(CorruptPart):
-            part_file.read_header(path)
-    (found,) = catalogue.find(tmp_path)
+            part_file.read_header(LocalStorage(tmp_path), str(path.relative_to(tmp_path)))
+    (found,) = catalogue.find(LocalStorage(tmp_path))
     assert not found.is_complete and found.reason
 
 

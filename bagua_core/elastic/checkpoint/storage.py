@@ -1,0 +1,63 @@
+"""The interface through which checkpoints reach a directory or an object store, and the choice between the two.
+
+Names are relative to the root: NAME or DIRECTORY/NAME. What is written under a name appears whole or not at all, in
+each storage by its own means. Which names make a checkpoint is catalogue.py.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from bagua_contract import checkpoint_dir
+from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from bagua_core.errors import InfrastructureLost, UserError
+
+
+class Storage(Protocol):
+    """str() of it is what the user gave, for messages."""
+
+    def prepare(self) -> None:
+        """Make the root if it can be made. Raises OSError."""
+
+    def entries(self, directory: str = "") -> list[str]:
+        """The names in the root, or in one of its directories. Raises OSError."""
+
+    def open(self, name: str) -> io.BufferedReader:
+        """For reading; seekable. Raises OSError, also for what is no ordinary file."""
+
+    def write(
+        self, name: str, pieces: Sequence[bytes | memoryview], at_edge: Callable[[str], None] = ...
+    ) -> None:
+        """Put the pieces, one after another, under the name. Durable when it returns. Raises OSError.
+
+        at_edge: called where a writer may die.
+        """
+
+    def remove_directory(self, directory: str) -> None:
+        """Remove it with all its names, in their order. Raises OSError."""
+
+
+class CheckpointDirError(UserError, ValueError):
+    """`--checkpoint-dir` is a URL that cannot be used, or whose package is not installed. Says why."""
+
+
+class StoreError(InfrastructureLost, OSError):
+    """An object store did not do what it was asked: says which object, and why. The object may be whole."""
+
+
+def storage_of(text: str) -> Storage:
+    """Raises CheckpointDirError, StoreError."""
+    try:
+        place = checkpoint_dir.complete(text)
+    except ValueError as error:
+        raise CheckpointDirError(
+            f"{text}: {error}; known are {', '.join(checkpoint_dir.PACKAGES)}"
+        ) from error
+    if not checkpoint_dir.is_url(place):
+        return LocalStorage(Path(place))
+    from bagua_core.elastic.checkpoint.object_storage import connect  # imports fsspec
+
+    return connect(place)

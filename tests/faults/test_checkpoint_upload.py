@@ -1,0 +1,55 @@
+"""A job that is lost whole while it uploads a part to an object store goes on from the checkpoint before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bagua_core.elastic.checkpoint import catalogue
+from bagua_core.elastic.checkpoint.storage import storage_of
+from tests.faults.conftest import MakeJob
+from tests.faults.test_checkpoint import kill_whole
+from tests.lab.object_store import BUCKET, ObjectStore, variables
+
+SAMPLES = 720
+LAST_STEP = 2 * SAMPLES // 24
+URL = f"s3://{BUCKET}/runs/demo"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    made = ObjectStore()
+    for name, value in variables(made.gate.port).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.end()
+
+
+def test_a_job_killed_while_it_uploads_goes_on_from_the_checkpoint_before(
+    job: MakeJob, store: ObjectStore
+) -> None:
+    options = ["--checkpoint-dir", URL, "--checkpoint-every", "7"]
+    one = job(samples=SAMPLES, options=options)
+    store.gate.hold("step-000000021-[^/]*/part-00001-of-00002")
+    one.start(slots=2, environment=variables(store.gate.port))
+    held = store.gate.await_held()
+    assert 0 < held.sent_bytes < held.of_bytes
+    one.await_step(LAST_STEP // 2 + 10)  # steps do not wait for the upload
+    kill_whole(one)
+    store.gate.drop()
+    found = catalogue.find(storage_of(URL))
+    torn = next(f for f in found if f.place.name.step == 21)
+    assert not torn.is_complete and torn.reason == "part 1 of 2 is missing"
+    newest = next(f.place.name.step for f in found if f.is_complete)
+    assert newest == 14
+
+    again = one.start(slots=2, environment=variables(store.gate.port))
+    one.hurry()
+    assert again.process.wait(60) == 0
+    again.await_line("goes on from the checkpoint of step 14")
+    one.check(finished=2)
+    assert one.ledger.steps == LAST_STEP
+    assert [r.resumed_at_step for r in one.ledger.resumptions] == [0, 14]
+    last = catalogue.find(storage_of(URL))[0]
+    assert last.is_complete and last.place.name.step == LAST_STEP
