@@ -1,7 +1,11 @@
-"""Streams of torchdata and Hugging Face's datasets: a worker that joins anywhere reads what the job reads."""
+"""Streams of other packages, and those of the examples: a worker that joins anywhere reads what the job reads."""
 
 from __future__ import annotations
 
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from bagua_core.data.stream_division import is_stream
 from bagua_core.data.stream_reader import StreamReader
 from bagua_core.elastic.state import state_codec
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "streams"
 LENGTH, SIZE, EPOCHS = 43, 4, 3
 LAST = -(-LENGTH // SIZE) - 1
 
@@ -64,6 +69,52 @@ def read(reader: StreamReader, epoch: int, batch: int) -> list[int]:
     "make", [hugging_face, hugging_face_shuffled, sampled_nodes, prefetching_nodes, stateful_loader]
 )
 def test_a_joiner_reads_what_the_job_reads(make: Any) -> None:
+    check_joiners(make, relies_on_state=make is not hugging_face_shuffled)
+
+
+def json_lines(directory: Path) -> Callable[[], Any]:
+    example = importlib.import_module("from_datasets")
+    for shard in range(3):
+        lines = (json.dumps({"x": x}) for x in range(shard, LENGTH, 3))
+        (directory / f"{shard}.jsonl").write_text("\n".join(lines))
+    return lambda: example.streamed(directory)
+
+
+def tar_files(directory: Path) -> Callable[[], Any]:
+    example = importlib.import_module("from_webdataset")
+    for shard in range(3):
+        with example.wds.TarWriter(str(directory / f"{shard}.tar")) as tar:
+            for x in range(shard, LENGTH, 3):
+                tar.write({"__key__": str(x), "x": str(x).encode()})
+    return lambda: example.shuffled(directory)
+
+
+def lit_chunks(directory: Path) -> Callable[[], Any]:
+    example = importlib.import_module("from_litdata")
+    cache = example.Cache(str(directory), chunk_size=10)
+    for x in range(LENGTH):
+        cache[x] = {"x": x}
+    cache.done()
+    cache.merge()
+    return lambda: example.Whole(directory)
+
+
+@pytest.mark.parametrize(
+    ("package", "write", "relies_on_state"),
+    [("datasets", json_lines, True), ("webdataset", tar_files, False), ("litdata", lit_chunks, True)],
+    ids=["datasets", "webdataset", "litdata"],
+)
+def test_a_joiner_reads_what_the_job_reads_in_an_example(
+    package: str, write: Any, relies_on_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as in a job
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    check_joiners(write(tmp_path), relies_on_state)
+
+
+def check_joiners(make: Callable[[], Any], relies_on_state: bool) -> None:
     assert is_stream(make())
     job = StreamReader(make(), SIZE, False, seed=7)
     job.prepare()
@@ -81,4 +132,4 @@ def test_a_joiner_reads_what_the_job_reads(make: Any) -> None:
         following = (epoch, batch + 1) if batch < LAST else (epoch + 1, 0)
         assert read(joiner, *following) == batches[following], (epoch, batch)
         continues = joiner.state_dict()["mark"][2] is not None
-        assert continues or make is hugging_face_shuffled, "its state is relied on"
+        assert continues or not relies_on_state, "its state is relied on"
