@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from bagua_agent.base.errors import BaguaError, JobIsOver, JobReplaced
@@ -25,6 +25,7 @@ from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
 from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import node_address
+from bagua_agent.node.node_name import hold_name
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
 from bagua_agent.node.script.script_mode import Mode, guess_mode
@@ -67,7 +68,14 @@ def run_job(
 def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
     for name, value in NO_GRPC_FORK_HANDLERS.items():
         os.environ.setdefault(name, value)  # before gRPC is loaded
-    node_name = config.node_name or socket.gethostname().split(".")[0] or "node"
+    node_name, holder = config.node_name, None
+    if node_name is None:
+        node_name, holder = hold_name(socket.gethostname().split(".")[0] or "node", config.job_id)
+    with holder or nullcontext():
+        return _run_as(node_name, config, environment)
+
+
+def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -> int:
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     try:
         address = node_address(config)
