@@ -1,4 +1,7 @@
-"""A thousand nodes and two hundred jobs are planned in less than a second, whatever they ask for."""
+"""A thousand nodes and two hundred jobs are planned in about a second at most, whatever they ask for.
+
+The bound is in rounds of a plain loop, so that it means the same on a slow machine and under a tracer.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from bagua_agent.cluster.cluster_view import (
 from bagua_agent.cluster.scheduling import plan
 
 NODES, JOBS = 1000, 200
+MOST_ROUNDS = 30_000_000  # in a second: a Xeon of 2023 with Python 3.11
 SLOTS = (1, 2, 4, 8, 0)
 
 KINDS: dict[str, Callable[[int], SubmissionView]] = {
@@ -29,6 +33,15 @@ KINDS: dict[str, Callable[[int], SubmissionView]] = {
     "labels": lambda i: SubmissionView(f"j{i}", 2, 20, SLOTS[i % 5], labels={"zone": "abcd"[i % 4]}),
     "none can run": lambda i: SubmissionView(f"j{i}", 2 * NODES, 2 * NODES, i % 7),
 }
+
+
+def round_s() -> float:
+    """Processor time of one round of a loop that looks into a dictionary and adds."""
+    rounds, table, found = 500_000, {i: i for i in range(64)}, 0
+    began_s = time.process_time()
+    for i in range(rounds):
+        found += table[i & 63]
+    return (time.process_time() - began_s) / rounds
 
 
 def carried_out(view: ClusterView) -> ClusterView:
@@ -48,7 +61,7 @@ def carried_out(view: ClusterView) -> ClusterView:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_large_cluster_is_planned_in_less_than_a_second(kind: str) -> None:
+def test_a_large_cluster_is_planned_in_about_a_second(kind: str) -> None:
     nodes = {
         f"n{i:04d}": NodeView(f"n{i:04d}", 8, {"zone": "abcd"[i % 4], "host": f"n{i:04d}"})
         for i in range(NODES)
@@ -63,5 +76,6 @@ def test_a_large_cluster_is_planned_in_less_than_a_second(kind: str) -> None:
         began_s = time.process_time()  # of this process alone: other work on the machine does not count
         plan(view, NOW_S, POLICY)
         took_s = time.process_time() - began_s
-        print(f"{kind}, {what}: {took_s:.3f} s")
-        assert took_s < 1.0, what
+        rounds = took_s / round_s()
+        print(f"{kind}, {what}: {took_s:.3f} s, {rounds:.0f} rounds")
+        assert rounds < MOST_ROUNDS, what
