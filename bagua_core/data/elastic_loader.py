@@ -255,7 +255,7 @@ class ElasticDataLoader:
             for micro in range(micro_batches):
                 key = BatchKey(active_index, active_count, epoch, batch, micro)
                 weight = 0.0 if active_index is None else self._division.piece(key).weight
-                data = self._prefetcher.take(key)
+                data = self._read(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
                 engine.begin_micro_batch(MicroBatch(weight, micro == micro_batches - 1))
@@ -269,6 +269,10 @@ class ElasticDataLoader:
                 del data  # the script's batch must not live on while the next one is loaded
                 if iteration != self._iteration:
                     raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+
+    def _read(self, key: BatchKey) -> Any:
+        """The micro-batch `key`. Called before it begins, in order."""
+        return self._prefetcher.take(key)
 
     def _warn_if_enumerated(self, drawn: int) -> None:
         """This process drew another number of batches of the epoch than the job has. Looked into once per loader."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import bagua_core as bagua
 from bagua_core.algorithms import Algorithm, find_algorithm
+from bagua_core.elastic.step import runtime
 from bagua_core.integrations.evaluation_batches import shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
 from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
@@ -56,7 +57,7 @@ class ElasticAccelerator(Accelerator):
         bagua.init_process_group()
         if torch.cuda.is_available() and not accelerator_arguments.get("cpu"):
             torch.cuda.set_device(bagua.get_local_rank())
-        with _single_process():
+        with single_process():
             super().__init__(**accelerator_arguments)
         if self.distributed_type != DistributedType.NO:
             raise UnsupportedInElasticJob(
@@ -93,8 +94,11 @@ class ElasticAccelerator(Accelerator):
 
     def _follow_ranks(self) -> None:
         """accelerate's loggers, print() and save() decide by its shared state."""
+        engine = runtime.engine()
+        # Before its first step a joiner has rank 0 of the collectives between steps, which it is alone in.
+        rank = engine.plan.global_rank if engine.joining else self.process_index
         for state in (PartialState(), AcceleratorState()):
-            state.process_index = self.process_index
+            state.process_index = rank
             state.local_process_index = self.local_process_index
 
     # -- what is prepared
@@ -140,8 +144,18 @@ class ElasticAccelerator(Accelerator):
     def _loader(self, loader: DataLoader[Any]) -> object:
         if self._train_loader is not None:
             return shared(loader, lambda: (self.process_index, self.num_processes))
+        return self._as_train_loader(loader)
+
+    def _as_train_loader(
+        self, loader: DataLoader[Any], max_local_batch_size: int | None = None
+    ) -> TrainLoader:
         self._train_loader = train_loader(
-            loader, self._global_batch_size, self._seed, self._placed, self._follow_ranks
+            loader,
+            self._global_batch_size,
+            self._seed,
+            self._placed,
+            self._follow_ranks,
+            max_local_batch_size=max_local_batch_size,
         )
         return self._train_loader
 
@@ -158,7 +172,11 @@ class ElasticAccelerator(Accelerator):
                 f"ElasticAccelerator.prepare() got a {type(model).__name__} without its optimizer: pass both in one "
                 "call"
             )
-        return bagua.DistributedDataParallel(model, own, self._algorithm)
+        return bagua.DistributedDataParallel(model, own, self._algorithm, **self._wrapping())
+
+    def _wrapping(self) -> dict[str, Any]:
+        """How models are wrapped, as arguments of DistributedDataParallel."""
+        return {}
 
     # -- steps
 
@@ -211,7 +229,7 @@ for _name in METHODS:
 
 
 @contextmanager
-def _single_process() -> Iterator[None]:
+def single_process() -> Iterator[None]:
     """The launcher's ranks are hidden: accelerate would make torch's default process group of them."""
     kept = {name: os.environ.pop(name) for name in _PLACE if name in os.environ}
     try:

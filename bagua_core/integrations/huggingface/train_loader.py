@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.data.prefetch import BatchKey
 from bagua_core.data.stream_division import is_stream
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, order_of, reading_settings
 
@@ -28,6 +29,7 @@ class TrainLoader(ElasticDataLoader):
         super().__init__(*arguments, **settings)
         self._placed = placed
         self._ranks_changed = ranks_changed
+        self.step_batches: list[Any] = []  # what this worker reads in the step under way: its micro-batches
 
     def __iter__(self) -> Iterator[Any]:
         if self._announced is None:
@@ -40,6 +42,13 @@ class TrainLoader(ElasticDataLoader):
     def _placed_batches(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield self._placed(batch)
+
+    def _read(self, key: BatchKey) -> Any:
+        """A step's micro-batches are read together, before it begins: a mean over tokens counts those of all."""
+        if key.micro == 0:
+            count = self._division.micro_batches(key.epoch, key.batch, key.active_count)
+            self.step_batches = [super(TrainLoader, self)._read(key._replace(micro=m)) for m in range(count)]
+        return self.step_batches[key.micro]
 
     def _take_boundary(self, goes_on: bool = False, confirmed: bool = False) -> None:
         super()._take_boundary(goes_on, confirmed)
@@ -57,8 +66,9 @@ def train_loader(
     seed: int,
     placed: Callable[[Any], Any],
     ranks_changed: Callable[[], None],
+    max_local_batch_size: int | None = None,
 ) -> TrainLoader:
-    """global_batch_size: None for the loader's batch size. The others: see TrainLoader.
+    """global_batch_size: None for the loader's batch size. The others: see TrainLoader and ElasticDataLoader.
 
     Raises UnsupportedInElasticJob.
     """
@@ -71,6 +81,7 @@ def train_loader(
         dataloader.dataset,
         dataloader.batch_size or 1 if global_batch_size is None else global_batch_size,
         seed=seed,
+        max_local_batch_size=max_local_batch_size,
         placed=placed,
         ranks_changed=ranks_changed,
         **order_of(dataloader, "ElasticAccelerator"),

@@ -1,0 +1,125 @@
+"""The accelerator that ElasticTrainer makes: ElasticAccelerator with what only transformers' Trainer needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import recursively_apply
+from torch.utils.data import DataLoader
+
+import bagua_core as bagua
+from bagua_core.integrations.evaluation_batches import shared
+from bagua_core.integrations.huggingface.elastic_accelerator import ElasticAccelerator
+from bagua_core.integrations.huggingface.step_loss import StepLoss
+from bagua_core.integrations.huggingface.train_loader import TrainLoader
+
+
+class TrainerAccelerator(ElasticAccelerator):
+    """loss: sees each loss before its backward. max_local_batch_size: see ElasticDataLoader.
+
+    Collectives are the job's from `begin` to `end`, when all workers are in the training loop. Outside of it each
+    worker evaluates by itself, as one process does.
+    """
+
+    def __init__(self, *arguments: Any, loss: StepLoss, max_local_batch_size: int, **keywords: Any) -> None:
+        self._loss = loss
+        self._max_local_batch_size = max_local_batch_size
+        self._is_together = False
+        self._makes_train_loader = False
+        self._ranks_changed: Callable[[], None] = lambda: None
+        self._number = random.SystemRandom().getrandbits(62)  # names this worker in a list of all
+        super().__init__(*arguments, **keywords)
+
+    def begin(self, ranks_changed: Callable[[], None]) -> None:
+        """ranks_changed(): called whenever ranks may be others."""
+        self._is_together = True
+        self._ranks_changed = ranks_changed
+
+    def end(self) -> None:
+        self._is_together = False
+
+    @property
+    def num_processes(self) -> int:
+        """1: the trainer multiplies losses by it, to undo an average over processes."""
+        return 1
+
+    def _follow_ranks(self) -> None:
+        super()._follow_ranks()
+        self._ranks_changed()
+
+    # -- loaders and the model
+
+    @contextmanager
+    def making_train_loader(self) -> Iterator[None]:
+        """The DataLoader that is prepared in here is the train loader; all others are for evaluation."""
+        self._makes_train_loader = True
+        try:
+            yield
+        finally:
+            self._makes_train_loader = False
+
+    def _loader(self, loader: DataLoader[Any]) -> object:
+        if self._makes_train_loader:
+            return self.train_loader(loader)
+        return shared(loader, self._place)
+
+    def train_loader(self, loader: DataLoader[Any]) -> TrainLoader:
+        return self._as_train_loader(loader, self._max_local_batch_size)
+
+    def _place(self) -> tuple[int, int]:
+        """Where this worker is in a list that all have alike. Ranks are not: after a loss in a collective the workers
+        that had finished it learn of the loss later than the others."""
+        if not self._is_together:
+            return 0, 1
+        numbers = bagua.allgather(torch.tensor([self._number])).flatten().tolist()
+        return numbers.index(self._number), len(numbers)
+
+    def _wrapping(self) -> dict[str, Any]:
+        handler = self.ddp_handler
+        return {
+            "find_unused_parameters": handler.find_unused_parameters,
+            "broadcast_buffers": handler.broadcast_buffers,
+            "bucket_cap_mb": handler.bucket_cap_mb,
+        }
+
+    def prepare_model(self, model: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("evaluation_mode"):
+            return Accelerator.prepare_model(self, model, *arguments, **keywords)
+        return super().prepare_model(model, *arguments, **keywords)
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        super().backward(self._loss.before_backward(loss), **keywords)
+
+    # -- collectives
+
+    def gather(self, tensor: Any) -> Any:
+        return super().gather(tensor) if self._is_together else tensor
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        return super().reduce(tensor, reduction, scale) if self._is_together else tensor
+
+    def wait_for_everyone(self) -> None:
+        if self._is_together:
+            super().wait_for_everyone()
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
+        """Every worker's tensors get one size in `dim`: the largest."""
+        return recursively_apply(lambda t: self._padded(t, dim, pad_index, pad_first), tensor)
+
+    def _padded(self, tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:
+        if not self._is_together or dim >= tensor.dim():
+            return tensor
+        size = tensor.shape[dim]
+        largest = int(bagua.allreduce(torch.tensor([size]), bagua.ReduceOp.MAX))
+        shape = list(tensor.shape)
+        shape[dim] = largest
+        padded = tensor.new_full(shape, pad_index)
+        padded.narrow(dim, largest - size if pad_first else 0, size).copy_(tensor)
+        return padded

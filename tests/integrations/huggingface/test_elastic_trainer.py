@@ -1,0 +1,263 @@
+"""ElasticTrainer in one process, a world of one: what it refuses, and where it stops and goes on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bagua_core as bagua
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
+
+SAMPLES = 96  # 4 batches an epoch
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """make(callbacks=, epochs=, model=, global_batch_size=, **arguments): a trainer of the tests' script.
+
+    The training of an earlier one ends.
+    """
+    from bagua_core.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+    from tests.integrations.huggingface import train_transformers as script
+
+    (tmp_path / "hurry").touch()
+
+    def trainer(
+        callbacks: Any = (),
+        epochs: int = 2,
+        model: Any = script.Tagger,
+        global_batch_size: int | None = None,
+        **arguments: Any,
+    ) -> Any:
+        bagua.shutdown()
+        torch.manual_seed(1)
+        return ElasticTrainer(
+            model(),
+            ElasticTrainingArguments(
+                **script.arguments_for(tmp_path, epochs, **{"eval_steps": 3, "save_steps": 3, **arguments})
+            ),
+            train_dataset=script.Tokens(SAMPLES),
+            eval_dataset=script.Tokens(10),
+            callbacks=[script.Pace(tmp_path), *callbacks],
+            global_batch_size=global_batch_size,
+        )
+
+    yield trainer
+    bagua.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics"),
+        ({"eval_use_gather_object": True}, "eval_use_gather_object"),
+        ({"optim": "galore_adamw_layerwise", "optim_target_modules": "all"}, "optim=.*backward"),
+    ],
+)
+def test_arguments_are_refused(make: Callable[..., Any], arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match=named):
+        make(**arguments)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp", "parallelism_config", "torch_compile", "fp16"])
+def test_what_cannot_be_set_here_is_refused(make: Callable[..., Any], name: str) -> None:
+    """These arguments ask for packages or devices when they are constructed."""
+    from bagua_core.integrations.huggingface.trainer_refusals import check_trainer
+
+    trainer = make()
+    setattr(trainer.args, name, True)
+    with pytest.raises(UnsupportedInElasticJob, match=name):
+        check_trainer(trainer)
+
+
+def test_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
+    from transformers import HfArgumentParser
+
+    from bagua_core.integrations.huggingface import ElasticTrainingArguments
+
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none", "--learning_rate", "0.5"]
+    (arguments,) = HfArgumentParser(ElasticTrainingArguments).parse_args_into_dataclasses(words)
+    assert type(arguments) is ElasticTrainingArguments and arguments.learning_rate == 0.5
+    assert arguments.process_index == 0 and arguments.device == torch.device("cpu")
+
+
+def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from bagua_core.integrations.huggingface import ElasticTrainer
+
+    with pytest.raises(UnsupportedInElasticJob, match="ElasticTrainingArguments as TrainingArguments"):
+        ElasticTrainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [({"per_device_eval_batch_size": 1}, "per_device_eval_batch_size=1")]
+)
+def test_trainings_are_refused(make: Callable[..., Any], arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match=named):
+        make(**arguments).train()
+
+
+def test_a_stream_is_refused(make: Callable[..., Any]) -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+    trainer = make(max_steps=2)
+    trainer.train_dataset = Stream()
+    with pytest.raises(UnsupportedInElasticJob, match="Stream is a stream"):
+        trainer.train()
+
+
+def test_a_second_training_is_refused(make: Callable[..., Any]) -> None:
+    trainer = make(epochs=1)
+    trainer.train()
+    with pytest.raises(UnsupportedInElasticJob, match=r"bagua_core\.shutdown"):
+        trainer.train()
+
+
+def test_a_checkpoint_of_the_trainer_is_gone_on_from_bit_for_bit(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    """From within an epoch, at its sixth of eight steps."""
+    whole = make()
+    whole.train()
+    rest = make()
+    rest.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-6"))
+    assert rest._initial_global_step == 6 and rest.state.global_step == 8
+    for name, value in whole.callback_handler.callbacks[-2].trained.items():
+        assert torch.equal(rest.callback_handler.callbacks[-2].trained[name], value), name
+    assert whole.lr_scheduler.state_dict() == rest.lr_scheduler.state_dict()
+
+
+def test_early_stopping_ends_the_job(make: Callable[..., Any]) -> None:
+    """The metric is a loss that should grow and does not, so the third evaluation is the second one without a gain."""
+    from transformers import EarlyStoppingCallback
+
+    trainer = make([EarlyStoppingCallback(2)], epochs=5)
+    trainer.train()
+    assert trainer.state.global_step == 9
+    assert trainer.state.best_global_step == 3
+    assert trainer.args.gradient_accumulation_steps == 6
+
+
+def test_a_number_of_steps_ends_the_job_within_an_epoch(make: Callable[..., Any]) -> None:
+    trainer = make(max_steps=6)
+    assert trainer.train().global_step == 6
+    assert trainer.lr_scheduler.last_epoch == 6
+
+
+def test_a_trainer_evaluates_before_and_after_it_trains(make: Callable[..., Any]) -> None:
+    trainer = make(epochs=1, load_best_model_at_end=False)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line][-1]
+    assert trainer.evaluate()["eval_loss"] == after < before
+
+
+def test_the_mean_loss_of_an_evaluation_counts_each_sample_once(make: Callable[..., Any]) -> None:
+    """Ten samples in batches of at most eight are two of five; of at most four, three of unequal sizes."""
+    trainer = make(per_device_eval_batch_size=4)
+    trainer.model.forward = lambda x, **_: {"loss": x[:, 0, 0].mean(), "logits": x[:, 0, 0]}
+    expected = trainer.eval_dataset.x[:, 0, 0].mean().item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_micro_batches_of_a_mean_loss_count_by_their_samples(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    """25 samples in two unequal parts are as all of them at once, in one process of transformers' own Trainer."""
+    from transformers import Trainer, TrainingArguments
+
+    from tests.integrations.huggingface import train_transformers as script
+
+    plain = {
+        "load_best_model_at_end": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_steps": 1,
+    }
+    trainer = make(model=script.MeanTagger, global_batch_size=25, per_device_train_batch_size=18, **plain)
+    sizes: list[int] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, inputs: sizes.append(len(inputs["x"])), with_kwargs=True
+    )
+    trainer.train()
+    assert set(sizes[:6]) == {13, 12} and max(sizes) <= 18 and sum(sizes) == 2 * SAMPLES
+    torch.manual_seed(1)
+    arguments = {**plain, "per_device_train_batch_size": 25, "gradient_accumulation_steps": 1}
+    alone = Trainer(
+        script.MeanTagger(),
+        TrainingArguments(**script.arguments_for(tmp_path, 2, **arguments)),
+        train_dataset=script.Tokens(SAMPLES),
+    )
+    alone.train()
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    losses, expected = ([line.get("loss") for line in t.state.log_history[:-1]] for t in (trainer, alone))
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_tensors_of_an_evaluation_get_the_largest_size_of_all_workers(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = make().accelerator
+    tensor = torch.ones(2, 3)
+    assert accelerator.pad_across_processes({"a": tensor}, dim=1)["a"] is tensor, "outside of the training"
+    accelerator.begin(lambda: None)
+    monkeypatch.setattr(bagua, "allreduce", lambda sizes, op: sizes + 2)  # another worker has a larger one
+    padded = accelerator.pad_across_processes({"a": tensor}, dim=1, pad_index=-100)["a"]
+    assert padded.tolist() == [[1, 1, 1, -100, -100]] * 2
+    first = accelerator.pad_across_processes(tensor, dim=1, pad_first=True)
+    assert first.tolist() == [[0, 0, 1, 1, 1]] * 2
+
+
+def test_progress_goes_back_to_what_it_was(make: Callable[..., Any]) -> None:
+    from transformers import EarlyStoppingCallback
+
+    from bagua_core.integrations.huggingface.trainer_state import TrainerProgress
+
+    stopper = EarlyStoppingCallback(2)
+    trainer = make([stopper], epochs=1)
+    trainer.train()
+    progress = TrainerProgress(trainer)
+    state, history = progress.state_dict(), list(trainer.state.log_history)
+    trainer.state.global_step += 1
+    trainer.state.log_history.append({"loss": 0.0})
+    trainer.control.should_evaluate = not trainer.control.should_evaluate
+    stopper.early_stopping_patience_counter += 1
+    trainer._tr_loss = trainer._tr_loss + 1
+    trainer._globalstep_last_logged += 1
+    changed = progress.state_dict()
+    assert {name for name in state if str(state[name]) != str(changed[name])} == state.keys()
+    progress.load_state_dict(state)
+    assert str(progress.state_dict()) == str(state)
+    assert trainer.state.log_history == history
+
+
+def test_a_loop_of_accelerate_imports_no_transformers() -> None:
+    from bagua_core.integrations.huggingface import elastic_accelerator
+
+    folder = Path(elastic_accelerator.__file__).parent
+    for name in ("__init__", "elastic_accelerator", "train_loader", "refusals"):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        imported = {
+            part
+            for node in ast.walk(tree)
+            for part in (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+        }
+        assert not any(one.startswith("transformers") for one in imported), name
