@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage, StoreError
 from bagua_core.errors import PeerViolation, UserError
 
@@ -113,7 +114,8 @@ def look_into(storage: Storage, place: Place) -> Found:
         names = sorted(filter(_PART.fullmatch, there))
         if not names:
             return Found(place, (), "no part was finished")
-        headers = {name: _read_header(storage, place, name) for name in names}
+        read = read_each(lambda name: _read_header(storage, place, name), names)
+        headers = dict(zip(names, read, strict=True))
         reason = ""
         # The same state may have been written by more workers later, after too few were left for a while.
         for count in sorted({header.parts for header in headers.values()}):

@@ -18,6 +18,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.state_codec import StateCodecError
 from bagua_core.errors import InfrastructureLost, UserError
@@ -123,11 +124,14 @@ def load(storage: Storage, found: Found) -> Restored:
         )
         if assembly.layout_digest != first.layout_digest:
             raise CorruptPart("its manifest is of another state")
-        for name in names:
+
+        def read_part(name: str) -> None:
             try:
                 part_file.read_data(storage, name, assembly.target)
             except CorruptPart as error:
                 raise CorruptPart(f"{name}: {error}") from error
+
+        read_each(read_part, names)
         return Restored(first.name.step, first.position, assembly.state())
     except (StateCodecError, ValueError) as error:
         raise CorruptPart(f"its state can't be decoded: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.local_storage import EDGES, LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.reading import READERS, read_each
 from tests.core.elastic.state.trainings import Training, wire_form
 
 PLACE = Place(1, StateName(1, 4, 0))
@@ -178,3 +180,21 @@ def test_names_of_directories() -> None:
     assert Place.of(place.directory_name) == place
     for name in ("", "run-0001.json", "step", place.directory_name + "x", "." + place.directory_name):
         assert Place.of(name) is None
+
+
+def test_parts_are_read_at_the_same_time_and_the_first_error_is_raised() -> None:
+    together = threading.Barrier(READERS)  # passes only where READERS read at once
+
+    def read(name: str) -> str:
+        together.wait(10)
+        return name.upper()
+
+    names = [f"part-{number}" for number in range(2 * READERS)]
+    assert read_each(read, names) == [name.upper() for name in names]
+
+    def fail(name: str) -> str:
+        raise CorruptPart(name)
+
+    with pytest.raises(CorruptPart, match="part-"):
+        read_each(fail, names)
+    assert read_each(fail, []) == []
