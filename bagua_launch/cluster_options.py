@@ -14,10 +14,20 @@ ETCD = replace(
 )  # fmt: skip
 CLUSTER_OPTIONS = (ETCD, *CREDENTIALS)
 
-SIZE_OPTIONS = ("sizes", "start_size", "cooldown")
 _TAKEN_FROM_RUN = frozenset(
     {
-        *("nnodes", "module", "no_python", "run_path", "max_restarts", "shutdown_timeout", "hang_timeout"),
+        *(
+            "nnodes",
+            "sizes",
+            "start_size",
+            "cooldown",
+            "module",
+            "no_python",
+            "run_path",
+            "max_restarts",
+            "shutdown_timeout",
+            "hang_timeout",
+        ),
         *("start_method", "numa_binding", "virtual_local_rank", "role", "rdzv_conf"),
         *("ledger", "digest_every", "checkpoint_dir", "checkpoint_every"),
     }
@@ -37,8 +47,6 @@ SUBMIT_OPTIONS = (
     ),
     Option("follow", CLUSTER, "Stay until the job ends, say how it goes, exit with its code.", short="-f", own=True),
     *(option for option in RUN_OPTIONS if option.key in _TAKEN_FROM_RUN),
-    # read only to be refused: the scheduler places any number of nodes
-    *(replace(option, hidden=True) for option in RUN_OPTIONS if option.key in SIZE_OPTIONS),
     *CLUSTER_OPTIONS,
 )  # fmt: skip
 

@@ -11,7 +11,6 @@ from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.config.job_config_file import SUBMITTED, encode
 from bagua_contract import cluster_pb2 as pb
-from bagua_launch.cluster_options import SIZE_OPTIONS
 from bagua_launch.environment_request import parse_environment
 from bagua_launch.errors import refuse
 from bagua_launch.job_request import parse_job_fields
@@ -32,10 +31,6 @@ def parse_submission(
     now_unix_s: float,
 ) -> pb.Submission:
     """directory: from which the script is named, on every node. Raises RequestError."""
-    for key in SIZE_OPTIONS:
-        if key in values:
-            what = "jobs of a cluster have no sizes, for its scheduler places any number of nodes"
-            raise refuse(values[key], what, "bagua-launch on each node, or leave it out")
     fields, _ = parse_job_fields(values, program)
     fields.setdefault("min_nodes", 1)
     fields.setdefault("max_nodes", 1)
@@ -57,6 +52,7 @@ def parse_submission(
         launch=encode(job, SUBMITTED),
         submitter=submitter,
         submitted_unix_s=now_unix_s,
+        size_policy=job.size_policy.record,
     )
 
 

@@ -7,7 +7,7 @@ not know why a size is asked for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from bagua_agent.base.plain_text import counted
@@ -67,6 +67,13 @@ class SizePolicy:
     def of(record: pb.SizePolicy) -> SizePolicy:
         """Raises ValueError for one that no launcher writes."""
         return SizePolicy(tuple(record.sizes), record.start_size, record.cooldown_s)
+
+    @property
+    def record(self) -> pb.SizePolicy | None:
+        """None where it says nothing, so that the record that holds it is as before there were sizes."""
+        from bagua_contract import membership_pb2
+
+        return None if self == ANY_SIZE else membership_pb2.SizePolicy(**asdict(self))
 
     @property
     def text(self) -> str:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from bagua_agent.base.errors import PeerViolation
 from bagua_agent.base.ids import is_id
 from bagua_agent.base.plain_text import shortened
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.cluster.cluster_view import (
     DrainView,
     JobEnd,
@@ -93,6 +94,7 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
             labels=dict(record.labels),
             stop=record.wanted == pb.Submission.STOP,
             nonce=nonce_of(record),
+            size_policy=SizePolicy.of(record.size_policy),
         )
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_contract import cluster_pb2 as pb
 
 
@@ -71,7 +72,7 @@ class NodeView:
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
     """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells the job
-    from an earlier and a later one of its name."""
+    from an earlier and a later one of its name. size_policy: numbers of nodes that the job may have."""
 
     job_id: str
     min_nodes: int
@@ -81,6 +82,7 @@ class SubmissionView:
     labels: Mapping[str, str] = field(default_factory=dict)
     stop: bool = False
     nonce: str = ""
+    size_policy: SizePolicy = ANY_SIZE
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -44,6 +44,16 @@ def give_free(ledger: Ledger, holding: Holding, count: int) -> int:
     return len(chosen)
 
 
+def give_free_whole(ledger: Ledger, holding: Holding, count: int) -> bool:
+    """Promise `count` free nodes to the job if there are so many, else change nothing."""
+    chosen = best_free(ledger, holding, count, open_nodes(ledger, holding)) if count else []
+    if not chosen or len(chosen) < count:
+        return False
+    for node_name in chosen:
+        ledger.give(holding, node_name)
+    return True
+
+
 def open_nodes(ledger: Ledger, holding: Holding) -> list[str]:
     """Nodes that fit and that no job before this one waits for."""
     fitting, claimed = ledger.fitting(holding.job), ledger.claimed

@@ -1,4 +1,5 @@
-"""Chooses the nodes that a job gives back: above its maximum, from a node that it should leave, or for another job."""
+"""Chooses the nodes that a job gives back: above its maximum or an allowed size, from a node that
+it should leave, or for another job."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ from bagua_agent.cluster.slot_ledger import Holding, Ledger, needed
 Cost = tuple[int, int, bool, int, str, str]
 
 
-def to_its_most(ledger: Ledger, holding: Holding) -> None:
-    """A job that was scaled down gives back what it has too much: where it does not work yet, then the newest."""
-    while len(holding.kept) > holding.job.max_nodes:
+def down_to(ledger: Ledger, holding: Holding, size: int) -> list[str]:
+    """The nodes that a job gives back, of those above `size`: where it does not work yet first, then the newest."""
+    given: list[str] = []
+    while len(holding.kept) > size:
         loose = [n for n in holding.kept if holding.may_lose(n)]
         if not loose:
-            return
-        ledger.take(holding.job.job_id, min(loose, key=lambda n: _loose(holding, n)))
+            break
+        given.append(min(loose, key=lambda n: _loose(holding, n)))
+        ledger.take(holding.job.job_id, given[-1])
+    return given
 
 
 def what_it_should_leave(ledger: Ledger, holding: Holding) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bagua_agent.cluster import giving_back
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, JobProgress, OutcomeView, SubmissionView
-from bagua_agent.cluster.gang_start import give_all, give_free
+from bagua_agent.cluster.gang_start import give_all, give_free, give_free_whole
 from bagua_agent.cluster.growth import grow
 from bagua_agent.cluster.job_ends import asked_to_leave_at_s, known_end, still_ends, stopped
 from bagua_agent.cluster.slot_ledger import Holding, Ledger
@@ -72,8 +72,25 @@ def consider(view: ClusterView, now_s: float, policy: ClusterPolicy, number: int
         start = give_all(ledger, holding, holding.lacking)
         if not start.enough:
             _wait(found, holding, start.count)
+    _to_allowed_sizes(found, active)
     grow(ledger, [h for h in active if not h.lacking])
     return found
+
+
+def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
+    """Jobs between two sizes get the next one whole, or give back to the last one. active: by rank."""
+    ledger = found.ledger
+    between = [h for h in active if h.room.sizes and h.beyond]
+    while between:
+        between = [h for h in between if not give_free_whole(ledger, h, h.step)]
+        if not between:
+            return
+        last = between.pop()
+        size = last.room.fit(len(last.kept))
+        why = f"its allowed sizes are {last.job.size_policy.text}"
+        given = [f"{n} is given back: {why}" for n in giving_back.down_to(ledger, last, size)]
+        if given:
+            found.gone.setdefault(last.job.job_id, []).extend(given)
 
 
 def _who_ends(found: Considered) -> None:
@@ -119,7 +136,7 @@ def _who_stays_where(found: Considered) -> None:
         if job.stop or job.job_id in found.ended:
             continue
         progress = view.progress.get(job.job_id, JobProgress())
-        holding = ledger.holdings[job.job_id] = Holding(job, place, progress.begun, progress.arrived)
+        holding = ledger.holdings[job.job_id] = _holding(job, place, progress)
         for node_name in sorted(ledger.nodes_of[job.job_id]):
             node, order = ledger.nodes[node_name], ledger.orders[node_name][job.job_id]
             over = why_over(order, node, node.unit(job.job_id), ledger.now_s, ledger.policy)
@@ -135,7 +152,16 @@ def _who_stays_where(found: Considered) -> None:
             else:
                 holding.kept[node_name] = order
         giving_back.what_it_should_leave(ledger, holding)
-        giving_back.to_its_most(ledger, holding)
+        giving_back.down_to(ledger, holding, holding.room.most)
+
+
+def _holding(job: SubmissionView, place: int, progress: JobProgress) -> Holding:
+    policy = job.size_policy
+    least, most = policy.bounds(job.min_nodes, job.max_nodes)
+    if not progress.begun:
+        least = policy.least_to_start(least, most)
+    room = policy.room(job.min_nodes, job.max_nodes)
+    return Holding(job, place, least, room, progress.begun, progress.arrived)
 
 
 def _fill_up(found: Considered, holding: Holding) -> None:
@@ -152,7 +178,7 @@ def _wait(found: Considered, holding: Holding, count: int) -> None:
     fitting = ledger.fitting(holding.job)
     behind = {claimer for n in fitting if (claimer := ledger.claimed.get(n)) is not None}
     found.shortages[holding.job.job_id] = Shortage(count, len(fitting), tuple(sorted(behind)))
-    if len(fitting) < holding.job.min_nodes:
+    if len(fitting) < holding.least:
         return  # it does not fit even an empty cluster: those behind need not wait for it
     for node_name in fitting:
         ledger.claimed.setdefault(node_name, holding.job.job_id)

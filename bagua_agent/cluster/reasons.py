@@ -90,17 +90,20 @@ class _Sentences:
         shortage = self.found.shortages.get(job.job_id)
         if not nodes:
             lost = "had begun and has no node any more; " if holding.begun else ""
-            return JobPlan(JobState.QUEUED, lost + self._waits(job, shortage or Shortage(0, 0)))
+            return JobPlan(JobState.QUEUED, lost + self._waits(holding, shortage or Shortage(0, 0)))
         verb, state = ("runs", JobState.RUNNING) if holding.begun else ("starts", JobState.STARTING)
         parts = [
             f"{verb} on {some(nodes, MOST_NAMES)} ({len(nodes)} of {job.min_nodes} to {job.max_nodes} nodes)"
         ]
         if shortage is not None:
-            short = "has no replacement yet" if len(nodes) >= job.min_nodes else "is below its minimum"
-            parts.append(f"{short}: {self._waits(job, shortage)}")
+            short = "has no replacement yet" if len(nodes) >= holding.least else "is below its minimum"
+            parts.append(f"{short}: {self._waits(holding, shortage)}")
         if holding.left:
             whys = ", ".join(_first([holding.left[n] for n in sorted(holding.left)]))
             parts.append(f"{whys}; left once another node is ready instead")
+        if holding.room.sizes and holding.step and shortage is None:
+            size, more = len(holding.kept) + holding.step, counted(holding.step, "more node")
+            parts.append(f"grows to {size} nodes, its next allowed size, once {more} can be had")
         parts += _first(self.found.gone.get(job.job_id, []))
         troubles = self._troubles(job, nodes)
         parts += _first(troubles)
@@ -123,10 +126,11 @@ class _Sentences:
                 troubles.append(_given_back(name, self.going[name]))
         return troubles
 
-    def _waits(self, job: SubmissionView, shortage: Shortage) -> str:
-        if shortage.fitting < job.min_nodes:
-            return self._does_not_fit(job, shortage)
-        parts = [f"waits for {job.min_nodes - shortage.found} of {_kind(job)}"]
+    def _waits(self, holding: Holding, shortage: Shortage) -> str:
+        job = holding.job
+        if shortage.fitting < holding.least:
+            return self._does_not_fit(holding, shortage)
+        parts = [f"waits for {holding.least - shortage.found} of {_kind(holding)}"]
         returning = [_given_back(n, jobs) for n, jobs in self.going.items() if self.ledger.fits(job, n)]
         missing = [f"{n} is not heard of" for n in self.absent if self.ledger.fits(job, n)]
         parts += _first(returning) + _first(missing)
@@ -137,8 +141,9 @@ class _Sentences:
             parts.append("the others are used by jobs that can spare none")
         return "; ".join(parts)
 
-    def _does_not_fit(self, job: SubmissionView, shortage: Shortage) -> str:
+    def _does_not_fit(self, holding: Holding, shortage: Shortage) -> str:
         """Nothing that ends here would help: say what would."""
+        job = holding.job
         nodes = self.ledger.nodes.values()
         labelled = [n for n in nodes if has_labels(job, n)]
         out = self.ledger.left_out.get(job.job_id, {})
@@ -146,13 +151,13 @@ class _Sentences:
         if labelled and needed(job, max(labelled, key=lambda n: n.slots)) > max(n.slots for n in labelled):
             whys.append(f"the largest has {max(n.slots for n in labelled)} slots")
         else:
-            if len(labelled) < job.min_nodes:
+            if len(labelled) < holding.least:
                 have = "have the labels" if job.labels else "are known"
                 whys.append(f"{len(labelled)} of {len(nodes)} nodes {have}")
             unfit = self.ledger.why_unfit(job)
             whys += [unfit[n.node_name] for n in labelled if unfit[n.node_name]]
         return "; ".join(
-            [f"needs {_kind(job)}, and there are {shortage.fitting} it could use", *_first(whys)]
+            [f"needs {_kind(holding)}, and there are {shortage.fitting} it could use", *_first(whys)]
         )
 
 
@@ -160,10 +165,11 @@ def _given_back(node_name: str, jobs: Sequence[str]) -> str:
     return f"node {node_name} is being given back by {_jobs(jobs)}"
 
 
-def _kind(job: SubmissionView) -> str:
+def _kind(holding: Holding) -> str:
+    job = holding.job
     slots = counted(job.slots_per_node, "free slot") if job.slots_per_node else "all slots free"
     labels = " and " + ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items())) if job.labels else ""
-    return f"{counted(job.min_nodes, 'node')} with {slots}{labels}"
+    return f"{counted(holding.least, 'node')} with {slots}{labels}"
 
 
 def _jobs(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bagua_agent.base.sizes import Room
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, NodeView, OrderView, SubmissionView, UnitState
 from bagua_agent.cluster.node_trouble import is_lost, why_left_out
@@ -23,12 +24,15 @@ Kind = tuple[frozenset[tuple[str, str]], int]
 class Holding:
     """A job that is to run, with the nodes promised to it.
 
-    place: among submissions. kept: nodes that stay. left: nodes that it should leave, once it can, with why.
+    place: among submissions. least: nodes without which it does not start, or does not continue. room: the numbers of
+    nodes that it may have. kept: nodes that stay. left: nodes that it should leave, once it can, with why.
     arrived: nodes whose workers are in its generation, or ready to be. sure: those of them that are known to be well.
     """
 
     job: SubmissionView
     place: int
+    least: int
+    room: Room
     begun: bool
     arrived: frozenset[str]
     kept: dict[str, OrderView] = field(default_factory=dict)
@@ -42,21 +46,32 @@ class Holding:
 
     @property
     def lacking(self) -> int:
-        """Nodes to its minimum."""
-        return max(0, self.job.min_nodes - len(self.kept))
+        """Nodes to its least number."""
+        return max(0, self.least - len(self.kept))
 
     @property
     def surplus(self) -> int:
-        return max(0, len(self.kept) - self.job.min_nodes)
+        return max(0, len(self.kept) - self.least)
+
+    @property
+    def beyond(self) -> int:
+        """Nodes above the last allowed size; 0 where it has an allowed size, or lacks nodes."""
+        return 0 if self.lacking else len(self.kept) - self.room.fit(len(self.kept))
+
+    @property
+    def step(self) -> int:
+        """Nodes to the next allowed size; 0: it has its most."""
+        size = self.room.next_above(len(self.kept))
+        return 0 if size is None else size - len(self.kept)
 
     def works_on(self, node_name: str) -> bool:
         """Whether the training would notice that this node is gone."""
         return self.begun and node_name in self.arrived
 
     def may_lose(self, node_name: str) -> bool:
-        """Whether the minimum goes on without this node: never taken below it (invariant 3)."""
+        """Whether the least number goes on without this node: never taken below it (invariant 3)."""
         others = len(self.sure) - (node_name in self.sure)
-        return not self.works_on(node_name) or others >= self.job.min_nodes
+        return not self.works_on(node_name) or others >= self.least
 
     def may_give(self, node_name: str) -> bool:
         """Whether another job may have it."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.base.plain_text import counted, some
+from bagua_agent.base.plain_text import some
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
-from bagua_agent.cluster_client.cluster_requests import scale_submitted
+from bagua_agent.cluster_client.cluster_requests import refuse_forbidden, scale_submitted
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
@@ -75,7 +75,7 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
             raise _unknown_job(store, job_id)
         if store.get(keys.result) is not None:
             raise UserError(f"job {job_id!r} has ended; use the id of a running job")
-        _refuse_forbidden(job_id, spec.value, min_nodes, max_nodes)
+        refuse_forbidden(job_id, _size_policy(job_id, spec.value), min_nodes, max_nodes)
         before = store.get(keys.desired)
         unchanged = (
             absent(keys.desired) if before is None else mod_revision_is(keys.desired, before.mod_revision)
@@ -93,17 +93,13 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
     )
 
 
-def _refuse_forbidden(job_id: str, spec: bytes, *nodes: int) -> None:
-    """Raises UserError for a number of nodes that the job's size policy does not allow."""
+def _size_policy(job_id: str, spec: bytes) -> SizePolicy:
+    """Raises UserError."""
     read = read_message(pb.JobSpec, spec)
     try:
-        policy = ANY_SIZE if read is None else SizePolicy.of(read.size_policy)
+        return ANY_SIZE if read is None else SizePolicy.of(read.size_policy)
     except ValueError as error:
         raise UserError(f"job {job_id!r}: its sizes can't be read ({error}); start it again") from error
-    forbidden = policy.forbidden(*nodes)
-    if forbidden is not None:
-        what = f"{counted(forbidden, 'node')}: not an allowed size"
-        raise UserError(f"job {job_id!r} can't be scaled to {what}; use sizes among {policy.text}")
 
 
 def _pair_in(record: KeyValue | None) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -101,7 +101,7 @@ def ensure_job(
             max_restarts=config.max_restarts,
             script=config.command.target,
             mode=mode.value,
-            size_policy=_size_policy(config),
+            size_policy=config.size_policy.record,
         )
         event = job_history.created(str(config.command))
         desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
@@ -128,12 +128,6 @@ def size_policy_of(spec: pb.JobSpec) -> SizePolicy:
         return SizePolicy.of(spec.size_policy)
     except ValueError:
         return ANY_SIZE
-
-
-def _size_policy(config: JobConfig) -> pb.SizePolicy | None:
-    """None where it says nothing, so that the record is as before there were sizes."""
-    policy = config.size_policy
-    return None if policy == ANY_SIZE else pb.SizePolicy(**asdict(policy))
 
 
 def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:

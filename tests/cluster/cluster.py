@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, parse_submission, read_node, read_orders
 from bagua_agent.cluster.cluster_view import NodeView, OrderView
 from bagua_agent.cluster_client import cluster_requests
@@ -183,7 +184,7 @@ class Cluster:
 
     def submit(
         self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 1920,
-        epochs: int = 2,
+        epochs: int = 2, sizes: tuple[int, ...] = (),
     ) -> SubmittedJob:  # fmt: skip
         job = SubmittedJob(self, job_id, samples, epochs)
         words = (
@@ -210,6 +211,7 @@ class Cluster:
             directory=str(self.directory),
             environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"},
             launch=encode(config, SUBMITTED),
+            size_policy=SizePolicy(sizes).record,
         )
         cluster_requests.submit(self.store, submission)
         return job

@@ -14,13 +14,14 @@ from tests.lab.wait import eventually
 
 
 def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_cluster: MakeCluster) -> None:
+    """The first has sizes: one node less would be two."""
     cluster = make_cluster(3)
-    first = cluster.submit("first", (1, 3))
+    first = cluster.submit("first", (1, 3), sizes=(1, 3))
     wide = first.await_world(3)
     second = cluster.submit("second", (1, 1))
     second.await_world(1)
-    narrow = first.await_world(2, after_step=wide)
-    assert len(first.nodes) == 2 and len(second.nodes) == 1
+    narrow = first.await_world(1, after_step=wide)
+    assert len(first.nodes) == 1 and len(second.nodes) == 1
     second.hurry()
     ended = second.await_outcome()
     assert (ended.outcome, ended.exit_code) == ("succeeded", 0)

@@ -215,8 +215,7 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
         (["scale"], "Missing argument '[JOB] NODES'; use --help to see how"),
         (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
         (["submit", "--sizes", "2,4", "train.py"],
-         "--sizes '2,4': jobs of a cluster have no sizes, for its scheduler places any number of nodes; "
-         "use bagua-launch on each node, or leave it out"),
+         "--sizes '2,4': the job has 1 nodes and no other number; use --nnodes 2:4 with it"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(launch: Launcher, words: list[str], line: str) -> None:

@@ -7,14 +7,22 @@ from collections.abc import Iterator
 import pytest
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.base.sizes import SizePolicy
+from bagua_agent.cluster.cluster_records import parse_submission
+from bagua_agent.cluster_client.cluster_requests import scale_submitted, submit
 from bagua_agent.cluster_client.scale import ScaleChange, change_desired
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.config import agent_config
+from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
+from bagua_launch import cluster_request
+from bagua_launch.precedence import Said
 from tests.launch.launcher import Launcher
 
 KEYS = JobKeys("demo")
@@ -119,3 +127,23 @@ def test_only_allowed_sizes(store: Store) -> None:
     assert desired(store) == (2, 4), "what is refused changes nothing"
     change_desired(store, "demo", 2, 8)
     assert desired(store) == (2, 8)
+
+
+def test_a_submitted_job_of_sizes_takes_them_to_its_nodes_and_is_scaled_among_them(
+    store: Store,
+) -> None:
+    asked = {"name": "demo", "nnodes": "2:8", "sizes": "2,4,8", "start_size": "4", "cooldown": "30"}
+    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
+    submission = cluster_request.parse_submission(
+        said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
+    )
+    submit(store, submission)
+    with pytest.raises(UserError, match="can't be scaled to 3 nodes: not an allowed size"):
+        scale_submitted(store, "demo", 2, 3)
+    assert scale_submitted(store, "demo", 2, 4) == (2, 8)
+    found = store.get(cluster_keys.submission("demo"))
+    assert found is not None
+    nodes_config = {"insecure": True, "etcd": {"endpoints": ["127.0.0.1:2379"]}, "node": {"slots": 1}}
+    agent = agent_config.check(nodes_config, "test", "n0")
+    made = unit_request(parse_submission(found.value, "demo"), (0,), agent, have_gpus=False).config
+    assert (made.size_policy, made.max_nodes) == (SizePolicy((2, 4, 8), 4, 30.0), 4)

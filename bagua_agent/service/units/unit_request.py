@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.exec_limits import why_not_passed
+from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.cluster.cluster_records import nonce_of
 from bagua_agent.config.job_config_file import SUBMITTED, decode
 from bagua_agent.service.config.agent_config import AgentConfig
@@ -42,6 +43,7 @@ def unit_request(
         job_id=submission.job_id,
         min_nodes=submission.min_nodes,
         max_nodes=submission.max_nodes,
+        size_policy=SizePolicy.of(submission.size_policy),
         slots=len(slots),
         endpoints=config.etcd_endpoints,
         store_credentials=config.store_credentials,

@@ -49,5 +49,6 @@ def test_the_histories_hold_what_they_are_about() -> None:
     for seed in range(12):
         seen += troubled(seed).seen
     wanted = {"asked", "killed", "started again", "gave back", "grew", "replaced while writing"}
+    wanted |= {"a job of sizes", "given back to a size"}
     assert {w for w in wanted if seen[w] < 3} == set(), seen
     assert all(seen[state.value] for state in JobState), seen
