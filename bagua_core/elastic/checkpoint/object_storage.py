@@ -23,12 +23,11 @@ _HEADER_BYTES = 256 << 10  # that one request fetches where little is read
 
 def connect(url: str) -> ObjectStorage:
     """url: as checkpoint_dir.complete gives it. Raises CheckpointDirError, StoreError."""
-    protocol, _, place = url.partition("://")
-    package = PACKAGES[protocol]
+    package = PACKAGES[url.partition("://")[0]]
     try:
-        import fsspec
+        from fsspec.core import url_to_fs
 
-        files = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False)
+        files, root = url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
         wanted = _EXTRAS.get(package, package)
         raise CheckpointDirError(
@@ -37,7 +36,7 @@ def connect(url: str) -> ObjectStorage:
         ) from error
     except Exception as error:
         raise StoreError(f"{url} can't be used: {error or repr(error)}") from error
-    return ObjectStorage(files, place, url)
+    return ObjectStorage(files, root, url)
 
 
 class ObjectStorage:
@@ -63,7 +62,10 @@ class ObjectStorage:
             if not directory and not self.call("", "_exists", bucket):
                 raise StoreError(f"{self}: the bucket {bucket} is not there or not visible") from None
             return []  # a prefix without objects
-        return [name for each in listed if (name := str(each).rstrip("/").removeprefix(path + "/")) != path]
+        paths = [str(each).rstrip("/") for each in listed]
+        return [
+            each.rpartition("/")[2] for each in paths if each != path
+        ]  # not an object in the prefix's own place
 
     def open(self, name: str) -> io.BufferedReader:
         size_bytes = self.call(name, "_info", self._path(name))["size"]
