@@ -1,4 +1,5 @@
-"""Says on a ready node that the generation leaves out why it waits: for an allowed size, or for the cooldown. Pure.
+"""Says on a ready node that the generation leaves out why it waits: for an allowed size, for the cooldown, or for a
+place among as many nodes as are wanted. Pure.
 
 The leader decides the sizes (formation/decision.py, restarting.py); this only describes its own picture of them.
 """
@@ -10,7 +11,7 @@ from bagua_agent.membership.view import JobView
 
 
 def described(view: JobView, agent_id: str, now_s: float) -> str:
-    """Empty for a node that is in the generation, not ready, or spare for another reason."""
+    """Empty for a node that is in the generation, not ready, or about to be taken."""
     record, wanted = view.generation, view.wanted
     if record is None or wanted is None or not record.members:
         return ""
@@ -24,5 +25,10 @@ def described(view: JobView, agent_id: str, now_s: float) -> str:
     in_force = f"generation {record.number} has {counted(nodes, 'node')}"
     if now_s < until_s and room.fit(nodes + len(spare)) > nodes:
         return view.size_policy.waits(in_force, until_s - now_s).removesuffix("; ")
+    if nodes >= wanted.max_nodes:
+        return (
+            f"waiting on standby: {in_force}, as many as are wanted; this node takes the place of the next one that is "
+            "lost or leaves"
+        )
     awaits = room.awaits(nodes, len(spare))
     return f"{awaits}{in_force}" if awaits else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_job import SimulatedJob
 
-from bagua_agent.base.sizes import SizePolicy
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.membership import spare_wait
 
 
@@ -39,7 +39,10 @@ def test_why_a_ready_node_waits(cooldown_s: float, spares: int) -> None:
     assert described(job, "a0") == "", "it is in the generation"
 
 
-def test_a_spare_above_the_maximum_waits_for_no_size() -> None:
-    job = job_of(5, SizePolicy((2, 4)))
+@pytest.mark.parametrize("policy", [SizePolicy((2, 4)), ANY_SIZE])
+def test_a_spare_above_the_maximum_is_on_standby(policy: SizePolicy) -> None:
+    job = job_of(5, policy)
     assert job.generation is not None and job.generation.node_count == 4
-    assert described(job, "a4") == ""
+    said = described(job, "a4")
+    assert said.startswith("waiting on standby: generation ") and "has 4 nodes" in said
+    assert described(job, "a0") == "", "it is in the generation"
