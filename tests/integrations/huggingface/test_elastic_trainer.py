@@ -206,6 +206,68 @@ def test_micro_batches_of_a_mean_loss_count_by_their_samples(
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_loss_that_is_no_number_is_logged_as_transformers_does(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The mean of the other steps stands for it. Its gradient is zero here, so the training goes on alike."""
+    from transformers import Trainer, TrainingArguments
+
+    from tests.integrations.huggingface import train_transformers as script
+
+    class FailsOnce(script.MeanTagger):
+        steps = 0
+
+        def forward(self, x, labels=None):  # type: ignore[no-untyped-def]
+            found = super().forward(x)
+            self.steps += 1
+            if self.steps == 3:
+                found["loss"] = found["loss"] * 0 + float("nan")
+            return found
+
+    plain = {
+        "load_best_model_at_end": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_steps": 4,
+    }
+    plain |= {"per_device_train_batch_size": 24, "gradient_accumulation_steps": 1, "learning_rate": 0.0}
+    trainer = make(model=FailsOnce, epochs=1, **plain)
+    torch.manual_seed(1)
+    arguments = TrainingArguments(**script.arguments_for(tmp_path, 1, **plain))
+    alone = Trainer(FailsOnce(), arguments, train_dataset=script.Tokens(SAMPLES))
+    losses = []
+    for one in (trainer, alone):
+        one.train()
+        losses.append(one.state.log_history[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_another_trainer_is_elastic_by_inheritance(tmp_path: Path) -> None:
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    from bagua_core.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+    from tests.integrations.huggingface import train_transformers as script
+
+    class Both(ElasticTrainer, Seq2SeqTrainer):  # type: ignore[misc]
+        pass
+
+    class Arguments(ElasticTrainingArguments, Seq2SeqTrainingArguments):  # type: ignore[misc]
+        pass
+
+    bagua.shutdown()
+    (tmp_path / "hurry").touch()
+    trainer = Both(
+        script.Tagger(),
+        Arguments(**script.arguments_for(tmp_path, 1, save_strategy="no", load_best_model_at_end=False)),
+        train_dataset=script.Tokens(SAMPLES),
+        eval_dataset=script.Tokens(10),
+        compute_metrics=script.tokens_seen,
+    )
+    assert trainer.train().global_step == SAMPLES // 24
+    assert trainer.evaluate()["eval_rows"] == 10
+    bagua.shutdown()
+
+
 def test_tensors_of_an_evaluation_get_the_largest_size_of_all_workers(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

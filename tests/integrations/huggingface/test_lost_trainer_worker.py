@@ -156,3 +156,20 @@ def test_a_stopped_job_goes_on_with_another_number_of_workers(
     one.finish(codes=[143, 0])
     assert one.ledger.lines[-1].world_size == 1
     check(one, tmp_path, finished=1)
+
+
+@pytest.mark.long
+def test_early_stopping_counts_over_a_loss_and_a_join(trainer_job: Callable[..., Job]) -> None:
+    """The best evaluation is the first, at step 7; a worker that joins has not seen it, and stops with the other."""
+    one = trainer_job("--patience", "5")
+    node = one.start(slots=2)
+    one.await_step(8)
+    node.workers[1].kill()
+    node.await_line("worker in slot 1 ended: killed by SIGKILL")
+    assert one.await_world(2, after_step=one.await_world(1)) <= 42
+    one.finish()
+    ends = one.ends()
+    assert len(ends) == 2
+    assert {end["updates"] for end in ends} == {7 + 5 * 7} == {one.ledger.steps}
+    for what in ("trained", "loaded", "optimizer", "best_step", "history"):
+        assert len({str(end[what]) for end in ends}) == 1, f"{what} differ: {ends}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
-from transformers import TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 
 CLASSES, LENGTH = 5, 7
 
@@ -137,6 +137,7 @@ def main():
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--algorithm", default="gradient_allreduce")
+    parser.add_argument("--patience", type=int, help="evaluations without a gain, which end the training")
     parser.add_argument(
         "--dies-in-save", action="store_true", help="the main worker, before it has written all"
     )
@@ -160,7 +161,7 @@ def main():
         train_dataset=Tokens(args.samples),
         eval_dataset=Tokens(50),
         compute_metrics=tokens_seen,
-        callbacks=[pace],
+        callbacks=[pace, *([] if args.patience is None else [EarlyStoppingCallback(args.patience)])],
         algorithm=args.algorithm,
     )
     trainer.train()
