@@ -1,6 +1,7 @@
 """The protocol of docs/design/ as a transition system small enough to explore completely.
 
-Owns the atomic events of up to four workers, a leader and the ledger, and the invariants I1 to I6. The
+Owns the atomic events of up to four workers, a leader and the ledger, and the invariants I1 to I6, with allowed
+sizes as well. The
 decisions are the real ones (heal_plan, switch_pair, commit_history) unless `Rules` replaces one, which is how
 the tests show that each rule is needed. Nothing is sampled: `explore` visits every reachable state.
 
@@ -41,6 +42,7 @@ from model_state import (
 )
 from model_workers import WorkerEvents
 
+from bagua_agent.base.sizes import Room
 from bagua_contract.records import StateName
 
 
@@ -105,13 +107,14 @@ class Model(WorkerEvents):
             lost = {m for m in self.newcomers(newest) if s.workers[m].phase == DEAD}
             if lost:
                 self.coverage["superseded a pending generation"] += 1
-                yield from self._write_generation(s, PLANNED, [m for m in newest.members if m not in lost])
+                rest = [m for m in newest.members if m not in lost]
+                yield from self._write_generation(s, PLANNED, rest[: self._fit(len(rest))])
         if s.in_force == newest.number or (not self.rules.planned_needs_in_force and newest.kind == FAILOVER):
             joining = self._joinable(s, newest.members)
             leaving = [w for w in newest.members if s.leaving >> w & 1]
             if any(s.workers[w].phase != WAIT for w in joining):
                 self.coverage["a dropped worker joins again"] += 1
-            for come in ([], *([w] for w in joining)):
+            for come in self._arrivals(len(newest.members), joining):
                 for go in ([], *([w] for w in leaving)):
                     members = [m for m in (*newest.members, *come) if m not in go]
                     if members and (come or go):
@@ -138,7 +141,41 @@ class Model(WorkerEvents):
             joining = self._joinable(s, {*members, *lost})
             members += joining
         if len(members) >= self.setup.minimum and members:
-            yield from self._write_generation(s, FAILOVER, members, joining=joining)
+            for chosen, filling in self._of_allowed_size(s, members, lost):
+                yield from self._write_generation(s, FAILOVER, chosen, joining=joining + filling)
+
+    # -- allowed sizes
+
+    def _fit(self, count: int) -> int:
+        return Room(len(NAMES), self.setup.sizes).fit(count)
+
+    def _arrivals(self, count: int, joining: list[int]) -> Iterable[list[int]]:
+        """Joiners of one planned generation: none or one; with sizes none or all that the next size takes."""
+        if not self.setup.sizes:
+            return ([], *([w] for w in joining))
+        size = self._fit(count + len(joining))
+        return ([], joining[: size - count]) if size > count else ([],)
+
+    def _of_allowed_size(
+        self, s: State, members: list[int], lost: set[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Survivors that stay and spares that join. Both ways where spares complete the next size: they may not be
+        ready yet."""
+        size = self._fit(len(members))
+        if size == len(members) or not self.rules.loss_shrinks_to_a_size:
+            yield members, []
+            return
+        spares = self._joinable(s, {*members, *lost})
+        full = self._fit(len(members) + len(spares))
+        if full > len(members):
+            self.coverage["spares complete a size"] += 1
+            filling = spares[: full - len(members)]
+            yield members + filling, filling
+        self.coverage["a survivor is left out"] += 1
+        newest = s.gens[-1]
+        # the state must remain; among its holders the youngest is left out
+        holds = {m for m, h in zip(newest.members, newest.holder, strict=True) if h or s.reported >> m & 1}
+        yield sorted(members, key=lambda m: m not in holds)[:size], []
 
     def _write_generation(
         self,
@@ -258,6 +295,8 @@ class Model(WorkerEvents):
     def check(self, s: State) -> None:
         by_name: dict[StateName, Chain] = {}
         newest = s.gens[-1]
+        if self.setup.sizes and len(newest.members) not in self.setup.sizes:
+            raise Violation(f"size: generation {newest.number} has {len(newest.members)} members")
         steps_of: dict[int, list[int]] = {}
         for w, worker in enumerate(s.workers):
             if worker.phase in GONE or worker.chain[0] == DIRTY:

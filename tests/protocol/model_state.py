@@ -132,6 +132,7 @@ class Rules:
     base_holds: str = ""
     planned_needs_in_force: bool = True
     second_end_collective: bool = True
+    loss_shrinks_to_a_size: bool = True
     first_commit_known_by_report: bool = False  # until then the job may begin anew
 
 
@@ -146,6 +147,7 @@ class Setup:
     kills: int = 1
     wrong_drops: int = 0
     minimum: int = 1
+    sizes: tuple[int, ...] = ()  # allowed numbers of members; none: each. Not together with leavers
     unequal_start: bool = False  # generation 1 has yet to copy rank 0's initial parameters
     outside: bool = False  # holders stand outside a step whenever names are exchanged
     eager: bool = True  # the reduction of `_only_awaited`

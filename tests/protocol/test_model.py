@@ -32,6 +32,10 @@ SETUPS = {
     "a loss below the minimum": Setup(kills=1, minimum=3),
     "two losses of two": Setup(workers=2, kills=2, steps=3),
     "a join to the minimum": Setup(kills=1, steps=1, minimum=3, newcomer=True, stop_at_end=True),
+    "a loss between two sizes": Setup(kills=2, sizes=(1, 3)),
+    "two losses, and a spare for the next size": Setup(
+        kills=2, steps=1, sizes=(1, 3), newcomer=True, stop_at_end=True
+    ),
     "a leave and a loss": Setup(kills=1, leavers=0b100, stop_at_end=True),
     "a leave, a join and a loss": Setup(workers=2, kills=1, leavers=0b001, newcomer=True, stop_at_end=True),
     "a wrong drop": Setup(kills=0, wrong_drops=1, stop_at_end=True),
@@ -64,6 +68,8 @@ SITUATIONS = {
     "left with the switch",
     "leaver gone without its last step",
     "dropped a living worker",
+    "a survivor is left out",
+    "spares complete a size",
     "a dropped worker joins again",
     "forgot what the job may have undone",
     "line written for another",
@@ -230,6 +236,10 @@ MUTANTS = {
     "a planned generation follows one that not all have entered": (
         "stuck",
         Setup(kills=1, newcomer=True, stop_at_end=True, rules=Rules(planned_needs_in_force=False)),
+    ),
+    "a loss leaves a number between two sizes": (
+        "size",
+        Setup(kills=1, sizes=(1, 3), rules=Rules(loss_shrinks_to_a_size=False)),
     ),
     "one collective ends the job": (
         "I2",
