@@ -6,7 +6,6 @@ not know why a size is asked for.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -95,9 +94,10 @@ class SizePolicy:
         holds_one = any(least <= s <= most for s in self.sizes)
         return Room(self.bounds(least, most)[1], self.sizes if holds_one else ())
 
-    def waits(self, change: str, left_s: float) -> str:
-        """What is said of a voluntary change that the cooldown delays for another left_s."""
-        return f"waiting for the cooldown of {self.cooldown_s:g} s, {math.ceil(left_s)} s left ({change}); "
+    def waits(self, change: str) -> str:
+        """What is said of a voluntary change that the cooldown delays. The same text for as long as it does, since a
+        new text is a new line on the terminal."""
+        return f"waiting for the cooldown of {self.cooldown_s:g} s since the last change ({change}); "
 
     def least_to_start(self, least: int, most: int) -> int:
         """Nodes that the first generation needs."""

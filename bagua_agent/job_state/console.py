@@ -78,7 +78,7 @@ def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, fl
 
 def joining(config: JobConfig, endpoint: str) -> str:
     least, most = config.min_nodes, config.max_nodes
-    nodes = counted(most, "node") if least == most else f"{least} to {counted(most, 'node')}"
+    nodes = _nodes(least, most)
     store = endpoint if most > 1 or config.endpoints else "private"
     return f"job {config.job_id}: {counted(config.slots, 'worker')} here, {nodes}, store {store}"
 
@@ -135,7 +135,11 @@ def other_sizes(job_id: str, sizes: str) -> str:
 
 
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
-    return f"{wanted[0]} to {counted(wanted[1], 'node')} are wanted now, instead of {was[0]} to {was[1]}"
+    return f"wanted now: {_nodes(*wanted)}, instead of {_nodes(*was)}"
+
+
+def _nodes(least: int, most: int) -> str:
+    return counted(most, "node") if least == most else f"{least} to {counted(most, 'node')}"
 
 
 def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:

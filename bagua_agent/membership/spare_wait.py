@@ -24,7 +24,7 @@ def described(view: JobView, agent_id: str, now_s: float) -> str:
     room, nodes, until_s = view.room(wanted), record.node_count, view.cooldown_until_s
     in_force = f"generation {record.number} has {counted(nodes, 'node')}"
     if now_s < until_s and room.fit(nodes + len(spare)) > nodes:
-        return view.size_policy.waits(in_force, until_s - now_s).removesuffix("; ")
+        return view.size_policy.waits(in_force).removesuffix("; ")
     if nodes >= wanted.max_nodes:
         return (
             f"waiting on standby: {in_force}, as many as are wanted; this node takes the place of the next one that is "

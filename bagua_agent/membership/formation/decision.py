@@ -309,10 +309,8 @@ def _planned(case: Case, record: Generation) -> Decision:
         back, spare = some(target.held_back), some(o.agent.node_name for o in ready)
         until_s = case.view.cooldown_until_s
         delayed = targets.changes(record, wanted) if cools else ""
-        if delayed:
-            wait = case.view.size_policy.waits(delayed, until_s - case.now_s)
-        else:
-            wait = case.room.awaits(record.node_count, len(ready))
+        awaits = case.room.awaits(record.node_count, len(ready))
+        wait = case.view.size_policy.waits(delayed) if delayed else awaits
         return Decision(
             None,
             wait

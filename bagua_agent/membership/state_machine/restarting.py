@@ -228,7 +228,7 @@ def _change(
     newcomers = [a for a in target if a.agent_id not in before]
     if now_s < view.cooldown_until_s:
         change = f"to {counted(len(target), 'node')}"
-        wait = view.size_policy.waits(change, view.cooldown_until_s - now_s)
+        wait = view.size_policy.waits(change)
         return Decision(None, wait + stands, view.cooldown_until_s)
     if newcomers:
         until_s = max(a.ready_since_s for a in newcomers) + policy.last_call_s

@@ -62,8 +62,8 @@ def test_why_ready_nodes_are_spare(nodes: int, spares: int, said: str) -> None:
 
 
 def test_the_cooldown_tells_the_seconds_that_are_left() -> None:
-    assert SizePolicy(cooldown_s=30.0).waits("adds n3", 12.2) == (
-        "waiting for the cooldown of 30 s, 13 s left (adds n3); "
+    assert SizePolicy(cooldown_s=30.0).waits("adds n3") == (
+        "waiting for the cooldown of 30 s since the last change (adds n3); "
     )
 
 

@@ -17,6 +17,7 @@ from bagua_agent.job_state.console import (
     names,
     progress,
     result,
+    scaled,
     store_opened,
     straggler,
     suspicion,
@@ -248,3 +249,8 @@ def test_a_store_that_other_hosts_cannot_reach_is_said(host: str) -> None:
     assert f"other hosts can't reach {host}:29400" in said and "--rdzv-endpoint HOST:PORT" in said
     far = "\n".join(store_opened(config, "10.0.0.1:29400", hosts_for_others=True, exposed=True))
     assert "other nodes join with:" in far and "can't reach" not in far and "without TLS" in far
+
+
+def test_what_is_wanted_after_scale_in_one_line() -> None:
+    assert scaled((1, 3), (1, 1)) == "wanted now: 1 node, instead of 1 to 3 nodes"
+    assert scaled((2, 2), (2, 8)) == "wanted now: 2 to 8 nodes, instead of 2 nodes"
