@@ -206,6 +206,51 @@ def test_micro_batches_of_a_mean_loss_count_by_their_samples(
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bf16": True},
+        {"dataloader_num_workers": 1},
+        {"train_sampling_strategy": "group_by_length"},
+        {"train_sampling_strategy": "random"},
+    ],
+)
+def test_each_sample_is_used_once_in_an_epoch(make: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    from tests.integrations.huggingface import train_transformers as script
+
+    class WithLengths(script.Tokens):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {**super().__getitem__(index), "input_ids": [0] * (index % 5 + 1)}
+
+    trainer = make(save_strategy="no", load_best_model_at_end=False, eval_strategy="no", **arguments)
+    trainer.train_dataset = WithLengths(SAMPLES)
+    seen: list[float] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.extend(inputs["x"][:, 0, 0].tolist()), with_kwargs=True
+    )
+    trainer.train()
+    order = trainer.train_dataset.x[:, 0, 0].tolist()
+    first, second = seen[:SAMPLES], seen[SAMPLES:]
+    assert sorted(first) == sorted(second) == sorted(order)
+    is_sequential = "train_sampling_strategy" not in arguments
+    assert (first == order) == (second == order) == is_sequential
+    assert (first == second) == is_sequential
+
+
+def test_a_scheduler_that_waits_for_evaluations_steps_behind_them(make: Callable[..., Any]) -> None:
+    """With the mode of a metric that should grow, each evaluation after the first is one without a gain."""
+    trainer = make(
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"mode": "max", "patience": 0, "factor": 0.5},
+        epochs=3,
+    )
+    trainer.eval_dataset = {"a": trainer.eval_dataset}
+    trainer.args.metric_for_best_model = "a_loss"
+    trainer.train()
+    assert trainer.state.global_step == 12
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2**3)
+
+
 def test_a_loss_that_is_no_number_is_logged_as_transformers_does(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:

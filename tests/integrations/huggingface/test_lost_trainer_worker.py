@@ -128,6 +128,19 @@ def test_the_main_worker_is_lost_while_it_saves(trainer_job: Callable[..., Job],
 
 
 @pytest.mark.long
+def test_a_worker_is_lost_in_an_evaluation(trainer_job: Callable[..., Job]) -> None:
+    """Its share is missing from that one. The others agree on what is left, and later evaluations are whole."""
+    one = trainer_job("--dies-in-evaluation")
+    node = one.start(slots=2)
+    one.await_world(2, after_step=one.await_world(1))
+    one.finish()
+    assert (one.out / "has-died").exists() and node.says("worker in slot 1 ended: killed by SIGKILL")
+    ends = check_ends(one, finished=2)
+    rows = [line["eval_rows"] for line in ends[0]["history"] if "eval_rows" in line]
+    assert rows[0] == 25 and set(rows[1:]) == {50}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["bytegrad", "low_precision_decentralized", "async"])
 def test_a_worker_is_lost_with_other_algorithms(
     trainer_job: Callable[..., Job], tmp_path: Path, algorithm: str

@@ -129,6 +129,12 @@ def history_of(state):
     ]
 
 
+def die_once(out):
+    if not (out / "has-died").exists():
+        (out / "has-died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main():
     from bagua_core.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
 
@@ -141,6 +147,7 @@ def main():
     parser.add_argument(
         "--dies-in-save", action="store_true", help="the main worker, before it has written all"
     )
+    parser.add_argument("--dies-in-evaluation", action="store_true", help="rank 1, within its first batch")
     args = parser.parse_args()
     torch.set_num_threads(1)
     worker = os.environ.get("BAGUA_WORKER_ID", "none")
@@ -150,10 +157,15 @@ def main():
 
     class DyingTrainer(ElasticTrainer):
         def _save_optimizer_and_scheduler(self, output_dir):
-            if args.dies_in_save and self.args.should_save and not (args.out / "has-died").exists():
-                (args.out / "has-died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if args.dies_in_save and self.args.should_save:
+                die_once(args.out)
             super()._save_optimizer_and_scheduler(output_dir)
+
+        def prediction_step(self, *inputs, **more):
+            found = super().prediction_step(*inputs, **more)
+            if args.dies_in_evaluation and self.args.process_index == 1:
+                die_once(args.out)
+            return found
 
     trainer = DyingTrainer(
         Tagger(),
