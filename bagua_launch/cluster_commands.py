@@ -314,6 +314,7 @@ def _command(
     help: str,
     *more: click.Parameter,
     options: Sequence[Option] = CLUSTER_OPTIONS,
+    hidden: bool = False,
 ) -> GroupedCommand:
     return GroupedCommand(
         name,
@@ -323,6 +324,7 @@ def _command(
         context_settings=CONTEXT if name == "submit" else _SPERSED,
         options_metavar="[OPTIONS]",
         params=[*parameters(options), *more],
+        hidden=hidden,
     )
 
 
@@ -336,9 +338,12 @@ COMMANDS = {
             program_argument(), JSON,
             options=SUBMIT_OPTIONS,
         ),
-        _command(
-            "status", status, "Show submitted jobs, and why they wait.",
-            click.Argument(["job"], required=False), JSON,
+        *(
+            _command(
+                name, status, "Show the jobs of an etcd, and why they wait. `list` and `ps` are the same.",
+                click.Argument(["job"], required=False), JSON, hidden=name != "status",
+            )
+            for name in ("status", "list", "ps")
         ),
         _command("nodes", nodes, "List nodes, their health, and what they run.", JSON),
         _command(

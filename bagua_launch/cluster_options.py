@@ -10,7 +10,7 @@ CLUSTER = "Cluster"
 
 ETCD = replace(
     ENDPOINT, name="etcd", group=CLUSTER, help="The cluster's etcd, as HOST:PORT[,HOST:PORT...].", own=True,
-    more_variables=("PET_RDZV_ENDPOINT",),
+    more_variables=("PET_RDZV_ENDPOINT",), other_names=("rdzv-endpoint",),
 )  # fmt: skip
 CLUSTER_OPTIONS = (ETCD, *CREDENTIALS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from bagua_launch.precedence import Said
 PROGRAM = "bagua-launch"
 INTERRUPTED = 130
 _LEFT_COLUMN = 32
+_MOST_SUGGESTED = 3
 
 CONTEXT: MutableMapping[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -35,7 +37,7 @@ class OptionOf(click.Option):
     """A row of options.py as click sees it. Values stay text: job_request.py says what they mean."""
 
     def __init__(self, row: Option) -> None:
-        names = [name for name in (row.short, row.flag) if name]
+        names = list(row.flags)
         if row.is_switch:
             super().__init__(names, is_flag=True, default=False, help=row.help, hidden=row.hidden)
         else:
@@ -49,7 +51,7 @@ def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
     Only before the script, only where one option alone begins so, and not for our own options. What is no option stays
     as it is, for click to refuse. Pure.
     """
-    known = {flag: row for row in rows for flag in (row.flag, row.short) if flag}
+    known = {flag: row for row in rows for flag in row.flags}
     found = list(words)
     at = 0
     while at < len(found) and found[at].startswith("-") and found[at] not in ("-", "--"):
@@ -63,6 +65,16 @@ def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
         row = known.get(flag)
         at += 2 if row is not None and not row.is_switch and not equals else 1
     return found
+
+
+def nearest(word: str, flags: Iterable[str]) -> list[str]:
+    """At most three options that `word` may mean, the likeliest first: those that begin so, else the most alike ones.
+
+    An option of which the word is the beginning is no near miss for `get_close_matches` where it is much longer. Pure.
+    """
+    known = sorted({flag for flag in flags if flag.startswith("--")})
+    begin = [flag for flag in known if word.startswith("--") and flag.startswith(word)]
+    return begin[:_MOST_SUGGESTED] or get_close_matches(word, known, 1)
 
 
 class GroupedCommand(click.Command):
@@ -153,7 +165,12 @@ def _reporting(go: Callable[[], Any], hints: Mapping[str, str] | None = None) ->
         if hint is not None:
             complain(f"{error.option_name}: no such option here; {hint}")
             return UserError.exit_code
-        near = error.possibilities[0] if error.possibilities else "--help to see them all"
+        flags = (
+            [f for p in error.ctx.command.params if isinstance(p, OptionOf) for f in p.row.flags]
+            if error.ctx
+            else []
+        )
+        near = " or ".join(nearest(error.option_name.replace("_", "-"), flags)) or "--help to see them all"
         complain(f"{error.option_name}: no such option; use {near}")
     except click.ClickException as error:
         complain(f"{error.format_message().rstrip('.')}; use --help to see how")

@@ -93,7 +93,7 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
 
 def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     """words: the job, unless an option names it, and its nodes. Raises RequestError."""
-    endpoint = values.get("etcd") or values.get("rdzv_endpoint")
+    endpoint = values.get("rdzv_endpoint") or values.get("etcd")
     if endpoint is None:
         raise RequestError("scale: --etcd is missing; use --etcd, or set BAGUA_ETCD")
     if len(words) > 2:

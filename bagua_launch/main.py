@@ -107,7 +107,7 @@ def _run_on_hosts(values: Values, program: Sequence[str]) -> int:
 
 def scale(**typed: Any) -> int:
     words, as_json = typed.pop("words"), typed.pop("json")
-    options = (*SCALE_OPTIONS, ETCD)
+    options = (*SCALE_OPTIONS, ETCD)  # the file may name it either way
     asked = parse_scale(merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS)), words)
     check_credentials(asked.credentials)
 
@@ -165,7 +165,7 @@ cli = DefaultRunGroup(
             short_help="Change how many nodes a running job may have.",
             context_settings={**CONTEXT, "allow_interspersed_args": True},
             params=[
-                *parameters((*SCALE_OPTIONS, ETCD)),
+                *parameters(SCALE_OPTIONS),
                 click.Argument(["words"], nargs=-1, required=True, metavar="[JOB] NODES"),
                 cluster_commands.JSON,
             ],

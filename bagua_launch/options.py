@@ -28,7 +28,7 @@ TORCHRUN_PREFIX = "PET_"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's."""
+    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's. other_names: further spellings."""
 
     name: str
     group: str
@@ -38,10 +38,16 @@ class Option:
     own: bool = False
     hidden: bool = False
     more_variables: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
         return "--" + self.name
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every spelling."""
+        return (self.flag, *("--" + name for name in self.other_names), *filter(None, [self.short]))
 
     @property
     def is_switch(self) -> bool:
@@ -82,6 +88,7 @@ ENDPOINT = Option(
     "etcd, as HOST:PORT[,HOST:PORT...]; BAGUA_ETCD too. Without it this node starts one.",
     "ENDPOINTS",
     more_variables=("BAGUA_ETCD",),
+    other_names=("etcd",),
 )
 JOB_ID = Option("rdzv-id", RENDEZVOUS, "The job's id, the same on every node.", "ID")
 

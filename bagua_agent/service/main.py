@@ -20,7 +20,24 @@ _config = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from bagua_contract.distribution import own_version
+
+    click.echo(f"bagua-agent {own_version() or '(not installed: running from its sources)'}")
+    ctx.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
 def cli() -> None:
     """The daemon of a node: runs the jobs that people submit with `bagua-launch submit`."""
 

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from torch.distributed.run import get_args_parser
 
+from bagua_agent.service.main import cli as agent_cli
 from bagua_agent.workers.exits.exit_cause import FAULT_SIGNALS
+from bagua_contract.distribution import own_version
 from bagua_launch.command_line import whole_flags
 from bagua_launch.options import RUN_OPTIONS
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
@@ -196,6 +199,10 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
     [
         (["--nnodez", "2", "train.py"], "--nnodez: no such option; use --nnodes"),
         (["--nproc_per_knot", "2", "train.py"], "--nproc-per-knot: no such option; use --nproc-per-node"),
+        (["--checkpoint", "d", "train.py"],
+         "--checkpoint: no such option; use --checkpoint-dir or --checkpoint-every"),
+        (["events", "--etc", "127.0.0.1:1", "x"],
+         "--etc: no such option; use --etcd or --etcd-ca or --etcd-cert"),
         (["--zzz", "train.py"], "--zzz: no such option; use --help to see them all"),
         (["-z", "train.py"], "-z: no such option; use --help to see them all"),
         (["--nnodes"], "Option '--nnodes' requires an argument; use --help to see how"),
@@ -254,7 +261,7 @@ def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> N
     for words in (["--help"], ["-h"], ["run", "--help"]):
         result = launch(*words)
         assert result.exit_code == 0
-        shown = [option.flag for option in RUN_OPTIONS if f"{option.flag} " in result.output]
+        shown = [o.flag for o in RUN_OPTIONS if re.search(f"{o.flag}[ ,]", result.output)]
         assert shown == [option.flag for option in RUN_OPTIONS if option.name != "failpoints"]
         assert "\nRendezvous:\n" in result.output and "_" not in "".join(shown)
     assert "scale" in launch("--help").output
@@ -325,3 +332,23 @@ def test_a_shell_completes_commands_and_options(words: list[str], completed: lis
         env=environ, cwd=root, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert set(completed) <= set(done.stdout.splitlines()), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--etcd", "--rdzv-endpoint", "--rdzv_endpoint"])
+@pytest.mark.parametrize(
+    "words", [("run", "train.py"), ("submit", "train.py"), ("scale", "x", "2"), ("status",), ("list",), ("ps",),
+              ("nodes",), ("events", "x"), ("logs", "x"), ("stop", "x"), ("delete", "x"), ("drain", "n"),
+              ("undrain", "n")],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_an_etcd_is_named_alike_on_every_command(launch: Launcher, words: tuple[str, ...], flag: str) -> None:
+    line = launch.refusal(words[0], flag, "a:b:c:d", *words[1:])
+    assert line.startswith(("--etcd: ", "--rdzv-endpoint: ")), line
+
+
+def test_both_commands_print_their_version(launch: Launcher) -> None:
+    for name, said in (
+        ("bagua-agent", CliRunner().invoke(agent_cli, ["--version"]).stdout),
+        ("bagua-launch", launch("--version").stdout),
+    ):
+        assert said == f"{name} {own_version() or '(not installed: running from its sources)'}\n"
