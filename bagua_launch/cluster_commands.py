@@ -134,9 +134,14 @@ def status(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.cluster_client.cluster_status import cluster_status
+        from bagua_agent.cluster_client.started_jobs import started_job, started_jobs
 
-        found = cluster_status(store, complain=note)
-        jobs = [j for j in found.jobs if job_id in (None, j.job_id)]
+        submitted = cluster_status(store, complain=note).jobs
+        jobs = [j for j in submitted if job_id in (None, j.job_id)]
+        if job_id is None:
+            jobs += started_jobs(store, {j.job_id for j in submitted})
+        elif not jobs and (by_hand := started_job(store, job_id)) is not None:
+            jobs = [by_hand]
         if job_id is not None and not jobs:
             raise unknown_job(store, job_id)
     if as_json:
@@ -146,10 +151,11 @@ def status(**typed: Any) -> int:
         (j.job_id, j.state, f"{j.min_nodes}:{j.max_nodes}", str(len(j.nodes)), str(j.priority), j.reason)
         for j in jobs
     ]
-    click.echo(table(("JOB", "STATE", "ASKED", "NODES", "PRIORITY", "WHY"), rows, "no job was submitted"))
+    click.echo(table(("JOB", "STATE", "ASKED", "NODES", "PRIORITY", "WHY"), rows, "no job in this etcd"))
     for job in jobs if job_id is not None else ():
         click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}")
-        click.echo(plain_line(f"submitted by {job.submitter or 'an unknown user'}"))
+        by = "started by hand" if job.by_hand else f"submitted by {job.submitter or 'an unknown user'}"
+        click.echo(plain_line(by))
     return 0
 
 
@@ -206,7 +212,10 @@ def logs(**typed: Any) -> int:
     with _store(values) as store:
         from bagua_agent.cluster_client.cluster_requests import outcome_of
         from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed, last_workers
+        from bagua_agent.cluster_client.started_jobs import is_submitted, no_logs, started_job
 
+        if not is_submitted(store, job_id) and (by_hand := started_job(store, job_id)) is not None:
+            raise no_logs(by_hand)
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
         def is_wanted(output: WorkerOutput) -> bool:
@@ -266,8 +275,10 @@ def stop(**typed: Any) -> int:
     job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client import cluster_requests
+        from bagua_agent.cluster_client.started_jobs import is_submitted, request_stop
 
-        done = cluster_requests.stop(store, job_id)
+        submitted = is_submitted(store, job_id)
+        done = cluster_requests.stop(store, job_id) if submitted else request_stop(store, job_id)
     _say(as_json, done, {"job": job_id, "done": done})
     return 0
 

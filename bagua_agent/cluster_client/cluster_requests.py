@@ -22,7 +22,7 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.key_range import KeyRange
-from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
 from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
@@ -74,6 +74,10 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
     for _ in range(_MOST_ATTEMPTS):
         found, outcome = store.get(key), store.get(over)
+        if found is None and store.get(JobKeys(job_id).spec) is not None:
+            raise UserError(
+                f"job {job_id!r} was started by hand: the next start under its id replaces its records"
+            )
         if found is None:
             raise unknown_job(store, job_id)
         nonce = nonce_of(_parsed(found, job_id))
@@ -166,11 +170,15 @@ def _parsed(found: KeyValue, job_id: str) -> pb.Submission:
 
 
 def unknown_job(store: Store, job_id: str) -> UserError:
+    """There is no such job, submitted or started by hand."""
     records, _ = store.get_prefix(cluster_keys.SUBMISSIONS)
-    names = sorted(name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key)))
+    names = {name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key))}
+    names |= {kv.key.removeprefix(JOBS_PREFIX).partition("/")[0] for kv in store.get_prefix(JOBS_PREFIX)[0]}
     if not names:
-        return UserError(f"no job {job_id!r} was submitted here, nor any other; check --etcd")
-    return UserError(f"no job {job_id!r} was submitted here; there are {some(names, _MOST_NAMED)}")
+        return UserError(f"no job {job_id!r} in this etcd, nor any other; check --etcd")
+    return UserError(
+        f"no job {job_id!r} in this etcd; there are {some(map(repr, sorted(names)), _MOST_NAMED)}"
+    )
 
 
 # -- nodes

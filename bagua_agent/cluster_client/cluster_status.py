@@ -27,7 +27,8 @@ from bagua_contract import cluster_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """exit_code: None while it goes on. nodes: where it runs or is ordered."""
+    """exit_code: None while it goes on. nodes: where it runs or is ordered. by_hand: started with `bagua-launch`, so
+    that slots_per_node, priority and what is of a submitter say nothing."""
 
     job_id: str
     state: str
@@ -40,6 +41,7 @@ class JobStatus:
     submitter: str
     submitted_unix_s: float
     exit_code: int | None
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reports how a submitted job proceeds until it ends, for `submit --follow` and `events -f`."""
+"""Reports how a job proceeds until it ends, for `submit --follow` and `events -f`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from bagua_agent.base.errors import UserError
 from bagua_agent.cluster_client.cluster_requests import JobEnded, read_end, submission_nonce
 from bagua_agent.cluster_client.cluster_status import cluster_status
+from bagua_agent.cluster_client.started_jobs import end_of, is_submitted, started_job
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
@@ -25,36 +26,39 @@ def follow(
     """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable, and UserError
     if there is no such job or it is removed meanwhile."""
     keys = JobKeys(job_id)
-    removal = cluster_keys.removal(submission_nonce(store, job_id))
+    # a job that was started by hand has no outcome but its own result, and is never removed
+    by_hand = not is_submitted(store, job_id) and started_job(store, job_id) is not None
+    end_key, read = (keys.result, end_of) if by_hand else (cluster_keys.outcome(job_id), read_end)
+    removal = "" if by_hand else cluster_keys.removal(submission_nonce(store, job_id))
     news: queue.SimpleQueue[None] = queue.SimpleQueue()
     events = PrefixMirror(store, keys.events, lambda changes: news.put(None))
     ends: list[bytes] = []  # kept, for the job may be removed as soon as it has ended
 
     def take_outcome(changes: tuple[Change, ...]) -> None:
-        ends.extend(c.value for c in changes if c.key == cluster_keys.outcome(job_id) and c.value is not None)
+        ends.extend(c.value for c in changes if c.key == end_key and c.value is not None)
         news.put(None)
 
-    outcome = PrefixMirror(store, cluster_keys.outcome(job_id), take_outcome)
-    removed = PrefixMirror(store, removal, lambda changes: news.put(None))
+    outcome = PrefixMirror(store, end_key, take_outcome)
+    removed = None if by_hand else PrefixMirror(store, removal, lambda changes: news.put(None))
+    mirrors = [mirror for mirror in (events, outcome, removed) if mirror is not None]
     told: set[str] = set()
     waiting = ""
     gone_s: float | None = None
     try:
-        events.start()
-        outcome.start()
-        removed.start()
+        for mirror in mirrors:
+            mirror.start()
         while True:
             for event in events_of(events.state().values(), keys):
                 if event.name not in told:
                     told.add(event.name)
                     tell_event(event)
             if ends:
-                return read_end(ends[-1])
-            if removal in removed.state():
+                return read(ends[-1])
+            if removed is not None and removal in removed.state():
                 gone_s = time.monotonic() if gone_s is None else gone_s
                 if time.monotonic() >= gone_s + LAST_NEWS_S:
                     raise UserError(f"job {job_id!r} was removed, and its outcome with it")
-            if not told:
+            if not told and not by_hand:
                 job = next(
                     (j for j in cluster_status(store, complain=lambda text: None).jobs if j.job_id == job_id),
                     None,
@@ -67,6 +71,5 @@ def follow(
             except queue.Empty:
                 continue
     finally:
-        events.stop()
-        outcome.stop()
-        removed.stop()
+        for mirror in mirrors:
+            mirror.stop()

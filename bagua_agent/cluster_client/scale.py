@@ -10,20 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.base.plain_text import some
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
-from bagua_agent.cluster_client.cluster_requests import refuse_forbidden, scale_submitted
+from bagua_agent.cluster_client.cluster_requests import refuse_forbidden, scale_submitted, unknown_job
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
-from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
 
 _CONNECT_TIMEOUT_S = 5.0
 # each lost to another writer at that very moment
 _MOST_ATTEMPTS = 10
-_MOST_JOBS_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
     for _ in range(_MOST_ATTEMPTS):
         spec = store.get(keys.spec)
         if spec is None:
-            raise _unknown_job(store, job_id)
+            raise unknown_job(store, job_id)
         if store.get(keys.result) is not None:
             raise UserError(f"job {job_id!r} has ended; use the id of a running job")
         refuse_forbidden(job_id, _size_policy(job_id, spec.value), min_nodes, max_nodes)
@@ -105,15 +103,6 @@ def _size_policy(job_id: str, spec: bytes) -> SizePolicy:
 def _pair_in(record: KeyValue | None) -> tuple[int, int] | None:
     desired = None if record is None else read_message(pb.Desired, record.value)
     return None if desired is None else (desired.min_nodes, desired.max_nodes)
-
-
-def _unknown_job(store: Store, job_id: str) -> UserError:
-    records, _ = store.get_prefix(JOBS_PREFIX)
-    running = sorted({record.key.removeprefix(JOBS_PREFIX).split("/")[0] for record in records})
-    if not running:
-        return UserError(f"no job {job_id!r} in this etcd, nor any other; check --rdzv-endpoint")
-    names = some(map(repr, running), _MOST_JOBS_NAMED)
-    return UserError(f"no job {job_id!r} in this etcd; there are {names}")
 
 
 def _text(pair: tuple[int, int]) -> str:

@@ -50,6 +50,7 @@ class JobKeys:
     meeting = _Key("control/meeting")
     hang = _Key("control/hang")
     closing = _Key("control/closing")
+    stop = _Key("control/stop")
     result = _Key("control/result")
     agents = _Key("agents/")
     members = _Key("members/")

@@ -258,6 +258,8 @@ class JobLoop:
         happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
+        if any(c.key == self._job.keys.stop and c.value is not None for c in changes):
+            self._asked_to_stop(now_s)
         if judges:
             self._parts.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
@@ -278,6 +280,12 @@ class JobLoop:
             self._way.interrupt()
         else:
             self._seen.leaving_since_s = float("-inf")
+
+    def _asked_to_stop(self, now_s: float) -> None:
+        """`bagua-launch stop`, as the first SIGTERM. No second one: the first leave has its time."""
+        if self._seen.leaving_since_s is None and not self._signals_taken:
+            self._narrator.tell("the job is asked to stop (bagua-launch stop)")
+            self._signalled(signal.SIGTERM, now_s)
 
     def _leave(self, number: int, now_s: float) -> None:
         seen = self._seen

@@ -95,7 +95,7 @@ JOB = ("--env", "PYTHONPATH,OMP_NUM_THREADS", "--user", "root")
 
 def test_a_job_is_submitted_followed_and_told_of(make_cluster: MakeCluster) -> None:
     terminal = Terminal(make_cluster(2))
-    assert terminal.said("status").strip() == "no job was submitted"
+    assert terminal.said("status").strip() == "no job in this etcd"
     told = terminal.said(
         "submit", "--nnodes", "1:2", "--name", "demo", "-f", *JOB, "train.py", "400"
     ).splitlines()
@@ -180,8 +180,8 @@ def test_what_can_not_be_is_one_line_with_the_next_move(make_cluster: MakeCluste
         (("submit", "--env", "NO_SUCH_VARIABLE", "train.py"), "NO_SUCH_VARIABLE is not set here"),
         (("submit", "--label", "rack", "train.py"), "'rack' is no label"),
         (("submit", "train.pz"), "'train.py'"),
-        (("status", "nothing"), "no job 'nothing' was submitted here, nor any other"),
-        (("stop", "nothing"), "no job 'nothing' was submitted here"),
+        (("status", "nothing"), "no job 'nothing' in this etcd, nor any other"),
+        (("stop", "nothing"), "no job 'nothing' in this etcd"),
         (("drain", "h9"), "no node 'h9'; there are h2"),
         (("undrain", "h2"), "node 'h2' is not drained"),
     ]:

@@ -43,7 +43,7 @@ def test_a_deleted_jobs_name_is_used_again_and_nothing_of_it_is_there(make_clust
     told = terminal.said("submit", "--name", "demo", *JOB, "endless.py", "1", "x", code=2)
     assert "has ended and is still kept" in told and "`bagua-launch delete demo` first" in told
     assert "is removed" in json.loads(terminal.said("delete", "demo", "--json"))["done"]
-    assert terminal.said("status").strip() == "no job was submitted"
+    assert terminal.said("status").strip() == "no job in this etcd"
     assert "no job 'demo' was submitted" in terminal.said("logs", "demo", code=2)
     for prefix in (
         JobKeys("demo").prefix,

@@ -71,7 +71,7 @@ def test_from_the_command_line(launch: Launcher, etcd: EmbeddedEtcd, store: Stor
 def test_an_unknown_job_names_those_there_are(launch: Launcher, etcd: EmbeddedEtcd, store: Store) -> None:
     env = {"BAGUA_ETCD": etcd.endpoint, "PET_RDZV_ID": "demo"}
     assert launch.refusal("scale", "2", env=env) == (
-        "no job 'demo' in this etcd, nor any other; check --rdzv-endpoint"
+        "no job 'demo' in this etcd, nor any other; check --etcd"
     )
     begin(store, "b", 1, 1)
     begin(store, "a", 1, 1)

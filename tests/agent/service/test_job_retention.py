@@ -117,7 +117,7 @@ def test_delete_takes_every_key_and_the_name_can_be_used_again(plain_store: Stor
     assert keys_of(plain_store, "demo") == []
     assert keys_of(plain_store, "demo2") == others, "one whose name begins alike"
     assert plain_store.get(cluster_keys.removal(nonce)) is not None
-    with pytest.raises(UserError, match="no job 'demo' was submitted here"):
+    with pytest.raises(UserError, match="no job 'demo' in this etcd"):
         cluster_requests.delete(plain_store, "demo", time.time())
     assert submit(plain_store, "demo") != nonce
     assert keys_of(plain_store, "demo") == [cluster_keys.submission("demo")]
@@ -173,7 +173,7 @@ def test_a_follower_of_a_job_learns_that_it_was_removed(plain_store: Store) -> N
 
     with pytest.raises(UserError, match="job 'demo' was removed"):
         follow(plain_store, "demo", print, remove)
-    with pytest.raises(UserError, match="no job 'demo' was submitted"):
+    with pytest.raises(UserError, match="no job 'demo' in this etcd"):
         follow(plain_store, "demo", print, print)
 
 

@@ -1,0 +1,64 @@
+"""The commands of a cluster work on a job that was started by hand, as far as it has what they ask for."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from click.testing import CliRunner
+
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_launch.main import cli
+from tests.faults.conftest import MakeJob
+from tests.faults.job import DEADLINE_S
+
+SIGTERM_CODE = 128 + signal.SIGTERM
+
+
+def said(etcd: EmbeddedEtcd, *words: str) -> str:
+    done = CliRunner().invoke(cli, [words[0], "--rdzv-endpoint", etcd.endpoint, *words[1:]])
+    return done.output
+
+
+def test_a_job_without_a_submission_is_shown_followed_and_stopped(job: MakeJob, etcd: EmbeddedEtcd) -> None:
+    one = job(endpoints=etcd.endpoint, nodes="1")
+    node = one.start()
+    one.await_step(2)
+    for command in ("status", "list", "ps"):
+        [shown] = json.loads(said(etcd, command, "--json"))
+        assert (shown["job_id"], shown["state"], shown["by_hand"]) == (one.job_id, "running", True)
+    assert "started by hand" in said(etcd, "status", one.job_id)
+    assert "no job 'other' in this etcd; there are " + repr(one.job_id) in said(etcd, "status", "other")
+    assert "is in the terminals of " + shown["nodes"][0] in said(etcd, "logs", one.job_id)
+    assert "was started by hand" in said(etcd, "delete", one.job_id)
+    assert "stops at its next step boundary" in said(etcd, "stop", one.job_id)
+    assert node.process.wait(DEADLINE_S) == SIGTERM_CODE
+    assert node.says("the job is asked to stop (bagua-launch stop)")
+    assert node.says("stopped: ")
+    story = said(etcd, "events", one.job_id)
+    assert "stopped" in story.splitlines()[-1]
+    followed = said(etcd, "events", "-f", one.job_id)
+    assert followed.startswith(story) and "\nstopped: " in followed
+    assert "has ended" in said(etcd, "stop", one.job_id)
+
+    again = one.start()
+    again.await_line("was stopped before")
+    one.await_step(one.step + 2)
+    one.finish([SIGTERM_CODE, 0])
+    assert again.says("succeeded")
+    one.check_nothing_left()
+
+
+def test_a_job_whose_nodes_are_gone_is_absent(etcd: EmbeddedEtcd) -> None:
+    store = Store(store_config((etcd.endpoint,), StoreCredentials()))
+    try:
+        store.put(JobKeys("gone").spec, b"")
+    finally:
+        store.close()
+    [shown] = json.loads(said(etcd, "status", "--json"))
+    assert shown["state"] == "absent"
+    assert "no node that could stop" in said(etcd, "stop", "gone")
