@@ -1,9 +1,8 @@
-"""ElasticTrainer in one process, a world of one: what it refuses, and where it stops and goes on."""
+"""ElasticTrainer in one process, a world of one: what it trains, counts and evaluates, and where it stops."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,117 +10,7 @@ import pytest
 import torch
 
 import bagua_core as bagua
-from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
-
-SAMPLES = 96  # 4 batches an epoch
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """make(callbacks=, epochs=, model=, global_batch_size=, **arguments): a trainer of the tests' script.
-
-    The training of an earlier one ends.
-    """
-    from bagua_core.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
-    from tests.integrations.huggingface import train_transformers as script
-
-    (tmp_path / "hurry").touch()
-
-    def trainer(
-        callbacks: Any = (),
-        epochs: int = 2,
-        model: Any = script.Tagger,
-        global_batch_size: int | None = None,
-        **arguments: Any,
-    ) -> Any:
-        bagua.shutdown()
-        torch.manual_seed(1)
-        return ElasticTrainer(
-            model(),
-            ElasticTrainingArguments(
-                **script.arguments_for(tmp_path, epochs, **{"eval_steps": 3, "save_steps": 3, **arguments})
-            ),
-            train_dataset=script.Tokens(SAMPLES),
-            eval_dataset=script.Tokens(10),
-            callbacks=[script.Pace(tmp_path), *callbacks],
-            global_batch_size=global_batch_size,
-        )
-
-    yield trainer
-    bagua.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
-        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen"),
-        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
-        ({"batch_eval_metrics": True}, "batch_eval_metrics"),
-        ({"eval_use_gather_object": True}, "eval_use_gather_object"),
-        ({"optim": "galore_adamw_layerwise", "optim_target_modules": "all"}, "optim=.*backward"),
-    ],
-)
-def test_arguments_are_refused(make: Callable[..., Any], arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedInElasticJob, match=named):
-        make(**arguments)
-
-
-@pytest.mark.parametrize("name", ["deepspeed", "fsdp", "parallelism_config", "torch_compile", "fp16"])
-def test_what_cannot_be_set_here_is_refused(make: Callable[..., Any], name: str) -> None:
-    """These arguments ask for packages or devices when they are constructed."""
-    from bagua_core.integrations.huggingface.trainer_refusals import check_trainer
-
-    trainer = make()
-    setattr(trainer.args, name, True)
-    with pytest.raises(UnsupportedInElasticJob, match=name):
-        check_trainer(trainer)
-
-
-def test_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
-    from transformers import HfArgumentParser
-
-    from bagua_core.integrations.huggingface import ElasticTrainingArguments
-
-    words = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none", "--learning_rate", "0.5"]
-    (arguments,) = HfArgumentParser(ElasticTrainingArguments).parse_args_into_dataclasses(words)
-    assert type(arguments) is ElasticTrainingArguments and arguments.learning_rate == 0.5
-    assert arguments.process_index == 0 and arguments.device == torch.device("cpu")
-
-
-def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
-    from transformers import TrainingArguments
-
-    from bagua_core.integrations.huggingface import ElasticTrainer
-
-    with pytest.raises(UnsupportedInElasticJob, match="ElasticTrainingArguments as TrainingArguments"):
-        ElasticTrainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"), [({"per_device_eval_batch_size": 1}, "per_device_eval_batch_size=1")]
-)
-def test_trainings_are_refused(make: Callable[..., Any], arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedInElasticJob, match=named):
-        make(**arguments).train()
-
-
-def test_a_stream_is_refused(make: Callable[..., Any]) -> None:
-    class Stream(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(4))
-
-    trainer = make(max_steps=2)
-    trainer.train_dataset = Stream()
-    with pytest.raises(UnsupportedInElasticJob, match="Stream is a stream"):
-        trainer.train()
-
-
-def test_a_second_training_is_refused(make: Callable[..., Any]) -> None:
-    trainer = make(epochs=1)
-    trainer.train()
-    with pytest.raises(UnsupportedInElasticJob, match=r"bagua_core\.shutdown"):
-        trainer.train()
+from tests.integrations.huggingface.conftest import SAMPLES
 
 
 def test_a_checkpoint_of_the_trainer_is_gone_on_from_bit_for_bit(
@@ -251,6 +140,67 @@ def test_a_scheduler_that_waits_for_evaluations_steps_behind_them(make: Callable
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2**3)
 
 
+@pytest.fixture
+def ends_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the end of each step so far was confirmed."""
+    from bagua_core.integrations.huggingface import TrainLoader
+
+    ends: list[bool] = []
+    original = TrainLoader.end_step
+
+    def end_step(self: Any, *, confirmed: bool = False) -> bool:
+        ends.append(confirmed)
+        return original(self, confirmed=confirmed)
+
+    monkeypatch.setattr(TrainLoader, "end_step", end_step)
+    return ends
+
+
+def test_steps_are_confirmed_where_all_workers_go_on_together(
+    make: Callable[..., Any], ends_of_steps: list[bool]
+) -> None:
+    """Evaluations and checkpoints come behind steps 3, 6 and 8, and an epoch's end behind 4 and 8."""
+    make().train()
+    assert [step for step, confirmed in enumerate(ends_of_steps, 1) if confirmed] == [3, 4, 6, 8]
+
+
+def test_each_step_is_confirmed_with_a_callback_that_may_ask_for_an_evaluation(
+    make: Callable[..., Any], ends_of_steps: list[bool]
+) -> None:
+    from transformers import TrainerCallback
+
+    class Asks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            control.should_evaluate = state.global_step == 2
+
+    trainer = make([Asks()])
+    trainer.train()
+    assert ends_of_steps == [True] * 8
+    assert 2 in {line["step"] for line in trainer.state.log_history if "eval_loss" in line}
+
+
+def test_a_copied_state_in_which_the_step_is_counted_is_not_counted_again(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does that is one step behind: the step's end brings the state of a worker that has begun the next."""
+    from bagua_core.integrations.huggingface import TrainLoader
+
+    trainer = make(save_strategy="no", load_best_model_at_end=False, eval_strategy="no")
+    original, steps = TrainLoader.end_step, []
+
+    def end_step(self: Any, *, confirmed: bool = False) -> bool:
+        has_moved = original(self, confirmed=confirmed)
+        steps.append(self.step)
+        if trainer.state.global_step == 5:
+            trainer.lr_scheduler.step()
+            trainer.state.global_step = 6
+        return has_moved
+
+    monkeypatch.setattr(TrainLoader, "end_step", end_step)
+    trainer.train()
+    assert trainer.state.global_step == trainer.lr_scheduler.last_epoch == len(steps) == 8
+
+
 def test_a_loss_that_is_no_number_is_logged_as_transformers_does(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -348,23 +298,3 @@ def test_progress_goes_back_to_what_it_was(make: Callable[..., Any]) -> None:
     progress.load_state_dict(state)
     assert str(progress.state_dict()) == str(state)
     assert trainer.state.log_history == history
-
-
-def test_a_loop_of_accelerate_imports_no_transformers() -> None:
-    from bagua_core.integrations.huggingface import elastic_accelerator
-
-    folder = Path(elastic_accelerator.__file__).parent
-    for name in ("__init__", "elastic_accelerator", "train_loader", "refusals"):
-        tree = ast.parse((folder / f"{name}.py").read_text())
-        imported = {
-            part
-            for node in ast.walk(tree)
-            for part in (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else []
-            )
-        }
-        assert not any(one.startswith("transformers") for one in imported), name
