@@ -44,7 +44,7 @@ def test_a_deleted_jobs_name_is_used_again_and_nothing_of_it_is_there(make_clust
     assert "has ended and is still kept" in told and "`bagua-launch delete demo` first" in told
     assert "is removed" in json.loads(terminal.said("delete", "demo", "--json"))["done"]
     assert terminal.said("status").strip() == "no job in this etcd"
-    assert "no job 'demo' was submitted" in terminal.said("logs", "demo", code=2)
+    assert "no job 'demo' in this etcd" in terminal.said("logs", "demo", code=2)
     for prefix in (
         JobKeys("demo").prefix,
         JobKeys("demo").records,
