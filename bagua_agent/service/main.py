@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,7 @@ import click
 from bagua_agent.base.errors import BaguaError
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_agent.service.config.agent_config import DEFAULT_PATH
-from bagua_agent.service.config.agent_config_keys import Value, example_config
+from bagua_agent.service.config.agent_config_keys import Value, example_config, single_machine
 
 _config = click.option(
     "--config", default=DEFAULT_PATH, show_default=True, metavar="FILE", help="Its TOML file."
@@ -147,9 +149,13 @@ def _wanted(typed: dict[str, Any]) -> dict[str, Value]:
 
 
 @cli.command("example-config")
-def show_example_config() -> int:
+@click.option(
+    "--single-machine", "alone", is_flag=True, help="Of a cluster of this machine alone, run by this account."
+)
+def show_example_config(alone: bool) -> int:
     """Print a configuration file with every key and what it means."""
-    click.echo(example_config())
+    account = pwd.getpwuid(os.geteuid()) if alone else None
+    click.echo(example_config(single_machine(account.pw_name, account.pw_dir) if account else None))
     return 0
 
 

@@ -316,9 +316,27 @@ class AgentKeys:
 KEYS = tuple(Key(f.name.replace("_", ".", 1), **f.metadata) for f in fields(AgentKeys))
 
 
-def example_config() -> str:
+def single_machine(account: str, home: str) -> Mapping[str, Value]:
+    """What to write for a cluster of this machine alone, which `account` runs for itself: an etcd on loopback, no TLS,
+    a slot for each processor, directories below `home`."""
+    state = os.path.join(home, ".bagua")
+    # no job may run as root by default, so those that ask for it do
+    who: dict[str, Value] = {"jobs.users": ("root",)} if account == "root" else {"jobs.default_user": account}
+    return {
+        "etcd.endpoints": ("127.0.0.1:2379",),
+        "node.slots": "cpu",
+        "directories.state": os.path.join(state, "state"),
+        "directories.log": os.path.join(state, "log"),
+        **who,
+    }
+
+
+def example_config(given: Mapping[str, Value] | None = None) -> str:
     """A whole configuration file: every key with what it means, and, where most nodes leave it so, its default as a
-    comment. It can be used as it is once etcd's hosts are named and the certificates lie there."""
+    comment. given: values by path; without it, those of a cluster with TLS, which can be used as they are once etcd's
+    hosts are named and the certificates lie there."""
+    if given is None:
+        given = {key.path: key.example for key in KEYS if key.example is not None}
     lines = ["# Configuration of Bagua's daemon on this node.", ""]
     section = ""
     for key in KEYS:
@@ -326,8 +344,8 @@ def example_config() -> str:
             section = key.section
             lines += [f"[{section}]", ""]
         lines += textwrap.wrap(key.help, 100, initial_indent="# ", subsequent_indent="# ")
-        if key.example is not None:
-            lines.append(f"{key.name} = {toml(key.example)}")
+        if key.path in given:
+            lines.append(f"{key.name} = {toml(given[key.path])}")
         elif key.default is not None:
             lines.append(f"# {key.name} = {toml(key.default)}")
         lines.append("")

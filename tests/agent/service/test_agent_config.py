@@ -15,7 +15,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.certificates import CertificateRefused
 from bagua_agent.service.config.agent_config import AgentConfig, check, read_agent_config
-from bagua_agent.service.config.agent_config_keys import KEYS, example_config
+from bagua_agent.service.config.agent_config_keys import KEYS, example_config, single_machine
 from tests.agent.service.conftest import People
 
 WHERE = "/etc/bagua/agent.toml"
@@ -330,3 +330,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         UserError, match=r"nowhere.toml' can't be read: No such file or directory; name a readable"
     ):
         read_agent_config(str(tmp_path / "nowhere.toml"), utc_now())
+
+
+@pytest.mark.parametrize("account", ["ann", "root"])
+def test_the_file_of_a_single_machine_is_used_as_printed(account: str) -> None:
+    text = example_config(single_machine(account, "/home/ann"))
+    config = check(tomllib.loads(text), "agent.toml", "h1")
+    assert config.etcd_endpoints == ("127.0.0.1:2379",)
+    assert config.directories_state == "/home/ann/.bagua/state"
+    assert config.may_run_as(account) and config.tls_files is None
