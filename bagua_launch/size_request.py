@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_launch import scalar_values
 from bagua_launch.errors import refuse
@@ -31,7 +32,9 @@ def _sizes(values: Values, min_nodes: int, max_nodes: int) -> tuple[int, ...]:
     sizes = tuple(sorted(set(map(int, said.text.split(",")))))
     if min_nodes == max_nodes:
         nodes = f"--nnodes {sizes[0]}:{sizes[-1]}" if 0 < sizes[0] < sizes[-1] else "--nnodes MIN:MAX"
-        raise refuse(said, f"the job has {min_nodes} nodes and no other number", f"{nodes} with it")
+        raise refuse(
+            said, f"the job has {counted(min_nodes, 'node')} and no other number", f"{nodes} with it"
+        )
     outside = [s for s in sizes if not min_nodes <= s <= max_nodes]
     if outside:
         between = f"sizes from {min_nodes} to {max_nodes}, or another --nnodes"

@@ -222,7 +222,7 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
         (["scale"], "Missing argument '[JOB] NODES'; use --help to see how"),
         (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
         (["submit", "--sizes", "2,4", "train.py"],
-         "--sizes '2,4': the job has 1 nodes and no other number; use --nnodes 2:4 with it"),
+         "--sizes '2,4': the job has 1 node and no other number; use --nnodes 2:4 with it"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(launch: Launcher, words: list[str], line: str) -> None:
