@@ -53,14 +53,20 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
+        self._one_look = (
+            threading.Lock()
+        )  # tests look from several threads, and the first that sees the end reaps it
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-                os.close(self._pidfd)
-        return self.returncode
+        with self._one_look:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)  # not before: another thread may wait for it
 
     def wait(self, timeout: float | None = None) -> int:
         if self.poll() is None:

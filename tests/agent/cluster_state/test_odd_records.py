@@ -288,10 +288,15 @@ def test_commands_pass_over_odd_keys(words: list[str], plain_etcd: EmbeddedEtcd,
     plain_store.put(keys.event("odd"), b"\xff\xff")
     plain_store.put(cluster_keys.submission("good"), submission("good"))
     plain_store.put(cluster_keys.node("n0"), node("n0"))
+    by_hand = JobKeys("by-hand")
+    for key in (by_hand.spec, by_hand.agent("odd"), by_hand.desired, by_hand.generation, by_hand.result):
+        plain_store.put(key, b"\xff\xff")
     done = CliRunner().invoke(
         cli, [words[0], "--etcd", plain_etcd.endpoint, *words[1:]], prog_name="bagua-launch", env={}
     )
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    if words[0] == "status" and not words[1:]:
+        assert "by-hand" in done.stdout
     if words[0] in ("status", "nodes"):
         assert done.exit_code == 0, done.output
         assert ("good" if words[0] == "status" else "n0") in done.stdout
