@@ -38,12 +38,11 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) ->
     one = job(nodes="1")
     node = one.start(slots=2, options=["--metrics-port", "0"], failpoints="step.begin=kill@20#1")
     port = port_of(node)
-    one.await_world(2)
-    assert "global ranks [0, 1]" in get(port, "/readyz")
     one.await_world(2, after_step=one.await_world(1))
     assert node.says("did not happen"), "the worker was lost within a step"
+    assert "global ranks [0, 1]" in get(port, "/readyz")
     assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {("1", "signal"): 1.0}
-    assert scrape(port, "bagua_generations_total", "kind")["failover",] == 1.0
+    assert scrape(port, "bagua_generations_total", "kind")["failover",] >= 1.0
     uses = {"start", "step", "failed_step", "failover", "switch"}
 
     def told() -> bool:
