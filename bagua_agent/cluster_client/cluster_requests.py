@@ -173,7 +173,7 @@ def unknown_job(store: Store, job_id: str) -> UserError:
     """There is no such job, submitted or started by hand."""
     records, _ = store.get_prefix(cluster_keys.SUBMISSIONS)
     names = {name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key))}
-    names |= {kv.key.removeprefix(JOBS_PREFIX).partition("/")[0] for kv in store.get_prefix(JOBS_PREFIX)[0]}
+    names |= {name for kv in store.get_prefix(JOBS_PREFIX)[0] if (name := JobKeys.job_in(kv.key))}
     if not names:
         return UserError(f"no job {job_id!r} in this etcd, nor any other; check --etcd")
     return UserError(

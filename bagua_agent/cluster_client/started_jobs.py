@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.base.ids import is_id
 from bagua_agent.base.plain_text import counted, shortened, some
 from bagua_agent.cluster_client.cluster_requests import JobEnded, unknown_job
 from bagua_agent.cluster_client.cluster_status import JobStatus
@@ -32,8 +31,9 @@ def started_jobs(store: Store, submitted: Collection[str]) -> tuple[JobStatus, .
     """By id. submitted: jobs that the cluster shows itself. Keys under names that no job can have are passed over."""
     by_job: dict[str, list[KeyValue]] = defaultdict(list)
     for record in store.get_prefix(JOBS_PREFIX)[0]:
-        by_job[record.key.removeprefix(JOBS_PREFIX).partition("/")[0]].append(record)
-    by_hand = sorted(job_id for job_id in by_job if is_id(job_id) and job_id not in submitted)
+        if (job_id := JobKeys.job_in(record.key)) is not None:
+            by_job[job_id].append(record)
+    by_hand = sorted(by_job.keys() - set(submitted))
     found = (status_of(job_id, by_job[job_id]) for job_id in by_hand)
     return tuple(job for job in found if job is not None)
 

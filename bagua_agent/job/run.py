@@ -113,7 +113,7 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
                 helpers.callback(metrics.stop)
                 metrics.start()
                 if config.metrics_port == 0 and metrics.port is not None:
-                    workers.output.say(f"metrics at port {metrics.port}")
+                    workers.output.say(f"bagua-launch: metrics at port {metrics.port}")
             loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)
             try:
                 return loop.run()

@@ -21,7 +21,9 @@ from bagua_agent.metrics.job_picture import JobPicture, PictureAsked
 from bagua_contract.net_counters import NoCountersError, read
 
 PICTURE_TIMEOUT_S = 5.0
-NOT_JOINED = Answer(503, b"the agent has not joined its job yet\n")
+NO_PICTURE = Answer(
+    503, b"the agent has not joined its job yet, or its loop has ended or is stuck; see /healthz\n"
+)
 
 
 class MetricsEndpoint:
@@ -46,7 +48,7 @@ class MetricsEndpoint:
     def _answer(self, path: str) -> Answer:
         if path == "/metrics":
             picture = self._picture()
-            return NOT_JOINED if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
+            return NO_PICTURE if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
         if path == "/healthz":
             return self._health.answer()
         if path == "/readyz":
@@ -59,13 +61,13 @@ class MetricsEndpoint:
         try:
             return asked.answer.get(timeout=PICTURE_TIMEOUT_S)
         except queue.Empty:
-            return None  # the loop has not begun, or is stuck: /healthz tells which
+            return None
 
 
 def readiness(picture: JobPicture | None) -> Answer:
     """Whether workers of this node train."""
     if picture is None:
-        return NOT_JOINED
+        return NO_PICTURE
     ranks = sorted(w.global_rank for w in picture.workers if w.global_rank is not None)
     if not ranks:
         return Answer(503, f"no worker of this node is in generation {picture.generation}\n".encode())

@@ -19,8 +19,8 @@ Chain = tuple[tuple[str | int, ...], ...]
 
 @dataclass
 class Worker:
-    """current: the generation it is in, or is about to be. token: counts what it began, so that late news of
-    old things is told apart. round: collectives of `current` it contributed to. counted: its chain counts.
+    """current: the generation it is in, or is about to be. token: counts what it began, and so marks
+    late news of old things. round: collectives of `current` it contributed to. counted: its chain counts.
     """
 
     worker_id: str
