@@ -16,8 +16,9 @@ class TimeUse(Enum):
 
     START: before its first generation. STEP: steps that were committed, with what the script does between them.
     FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost. FAILOVER: from there to the next
-    step. SWITCH: to a planned generation. HEAL: copies of the state, unless a step goes on beside them. WAITING: the
-    job had too few nodes. STANDBY: the job needed this worker not. CHECKPOINT: what writing one took of this thread.
+    step, with the wait for another node where too few are left. SWITCH: to a planned generation. HEAL: copies of the
+    state, unless a step goes on beside them. WAITING: all workers had stepped aside for an empty generation. STANDBY:
+    the job needed this worker not. CHECKPOINT: what writing one took of this thread.
     """
 
     START = "start"

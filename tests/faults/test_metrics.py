@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import urllib.request
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, Node
 from tests.lab.wait import eventually
@@ -34,6 +37,18 @@ def port_of(node: Node) -> str:
     return found[1]
 
 
+def await_uses(port: str, uses: set[str]) -> None:
+    """Until the worker in slot 0 has spent time on all of these: it reports a few times a second."""
+
+    def told() -> bool:
+        spent = scrape(port, "bagua_time_seconds_total", "slot", "use")
+        return uses <= {use for (slot, use), seconds in spent.items() if slot == "0" and seconds > 0}
+
+    eventually(
+        told, DEADLINE_S, lambda: f"{uses} in {scrape(port, 'bagua_time_seconds_total', 'slot', 'use')}"
+    )
+
+
 def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) -> None:
     one = job(nodes="1")
     node = one.start(slots=2, options=["--metrics-port", "0"], failpoints="step.begin=kill@20#1")
@@ -43,14 +58,24 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) ->
     assert "global ranks [0, 1]" in get(port, "/readyz")
     assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {("1", "signal"): 1.0}
     assert scrape(port, "bagua_generations_total", "kind")["failover",] >= 1.0
-    uses = {"start", "step", "failed_step", "failover", "switch"}
-
-    def told() -> bool:
-        """A worker reports a few times a second, so the newest use may be missing for a moment."""
-        spent = scrape(port, "bagua_time_seconds_total", "slot", "use")
-        return uses <= {use for (slot, use), seconds in spent.items() if slot == "0" and seconds > 0}
-
-    eventually(told, DEADLINE_S, lambda: f"the survivor's uses of time are {uses}")
+    await_uses(port, {"start", "step", "failed_step", "failover", "switch"})
     assert scrape(port, "bagua_step_seconds_count", "slot")["0",] <= scrape(port, "bagua_step", "slot")["0",]
     one.finish()
+    one.check(finished=2)
+
+
+def test_checkpoints_and_the_wait_for_a_lost_node_are_uses_of_time(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    options = ["--metrics-port", "0", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
+    one = job(endpoints=etcd.endpoint, nodes="2:2", options=options)
+    staying, lost = one.start(), one.start()
+    port = port_of(staying)
+    both = one.await_world(2)
+    lost.kill_agent()
+    staying.await_line("waiting: 1 of 2 nodes")
+    one.start()
+    one.await_world(2, after_step=max(both, one.step))
+    await_uses(port, {"failover", "checkpoint"})
+    one.finish([0, -signal.SIGKILL, 0])
     one.check(finished=2)

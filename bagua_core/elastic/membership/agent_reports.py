@@ -74,7 +74,7 @@ class AgentReports:
         self._account.part(use, time.monotonic() - since_s)
 
     def set_aside(self, *, keeps_state: bool) -> None:
-        """This worker has no generation any more. keeps_state: since the job has too few nodes."""
+        """This worker has no generation any more. keeps_state: all stepped aside for an empty one."""
         if self._aside is None:  # else it has not trained yet, or still waits
             self._aside = TimeUse.WAITING if keeps_state else TimeUse.STANDBY
 
